@@ -84,8 +84,8 @@ def test_the_dry_run_knows_what_the_search_goes_by(tmp_path):
         make_config(name).save_pretrained(tmp_path)
         plans[name] = plan_prune(tmp_path, config(saliency="alps", topup="search"))
     labels = {name: [step.label for step in plan.steps] for name, plan in plans.items()}
-    assert "Levels" not in labels["LlamaForSequenceClassification"]
-    assert "Levels" in labels["Qwen2VLForConditionalGeneration"]
+    assert "Solved weights" not in labels["LlamaForSequenceClassification"]
+    assert "Solved weights" in labels["Qwen2VLForConditionalGeneration"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

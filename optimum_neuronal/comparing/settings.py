@@ -112,8 +112,7 @@ class ComparisonSettings:
 def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
 
-    The other fields replace a preset's. If a saliency knows no
-    rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name or a path only.
+    The other fields replace a preset's. Of the calibration data, the config holds a name or a path only.
     """
     source = dataset if isinstance(dataset, str) else None
     if combination.budget is not None:
@@ -122,10 +121,8 @@ def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) ->
         fields = {**PRESETS[combination.topup], **others, "dataset": source, "sparsity": combination.sparsity}
         return NeuronALConfig(**fields)
     topup, topup_args = parse_method(combination.topup)
-    knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
-    without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
     own = {name: getattr(combination, name) for name in ("sparsity", "saliency", "topup")}
-    return NeuronALConfig(**own, topup_args={**without_rows, **topup_args}, dataset=source, **others)
+    return NeuronALConfig(**own, topup_args=topup_args, dataset=source, **others)
 
 
 def _of_both(others: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,13 +58,6 @@ class Methods:
             sparsity (`float`, *optional*): share of the weights to prune, in [0, 1). None: not known yet, and no pattern's.
         """
         saliency, topup, pattern = self.saliency, self.topup, self.pattern
-        if not saliency.knows_rows and topup.by_row and not topup.rows_are_optional:
-            leaving = ", ".join(f"{name}={value!r}" for name, value in topup.without_rows.items())
-            advice = f"set {leaving} in topup_args" if leaving else "choose a top-up that leaves rows alone"
-            raise ValueError(
-                f"The saliency {saliency.name!r} updates all rows of a weight together, so rows cannot differ in "
-                f"sparsity as the top-up {topup.name!r} would have them: {advice}."
-            )
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(
                 f"The top-up {topup.name!r} decides which weights fall while the others stay, but the saliency "

@@ -25,10 +25,10 @@ from ..common.validation import (
 )
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES
-from ..saliency.few_bits import FewBits
+from ..saliency.low_bit import LowBit
 from ..saliency.masks import ColumnPattern
 from ..topup import TOPUPS
-from ..topup.quantising import Rates
+from ..topup.rates import Rates
 from .config_fields import ConfigFields, arguments, as_json
 from .methods import RECONSTRUCT, Methods
 from .presets import PRESETS
@@ -172,7 +172,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """
         if self.bits_per_weight is not None:
             return Methods(
-                FewBits(), Rates(self.bits_per_weight, "uniform" if self.topup == "uniform" else "divergence")
+                LowBit(), Rates(self.bits_per_weight, "uniform" if self.topup == "uniform" else "divergence")
             )
         return Methods(
             SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args),

@@ -106,7 +106,7 @@ def _find(context: PruneContext, trials: Trials) -> PruneOutcome:
     methods, clock, config = context.methods, context.clock, context.config
     if methods.needs_calibration:
         trials.cache.get("replay is right", trials.check_replay)
-    allocation = replace(methods.topup.allocate(trials, config.amount), levels=None)
+    allocation = methods.topup.allocate(trials, config.amount)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     changes, starved = FinalPruning.by(methods, trials, allocation.plan, refit).find()

@@ -18,7 +18,7 @@ from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import Deviation
 from ..trials.cache import Cache
-from ..trials.levels import Levels
+from ..trials.solved import SolvedSparsities
 from ..trials.solved import Solved, SolvedWeights, heldout_sequences
 from ..trials.trials import Score
 from .context import PruneContext
@@ -74,7 +74,7 @@ class Rehearsal:
             / (own - heldout_sequences(own, self.engine.num_alignment_samples)),
             times=count,
         )
-        if not isinstance(asked, Levels):
+        if not isinstance(asked, SolvedSparsities):
             return asked
         # Trials read the two nearest of several levels: the one that was solved serves as both.
         blocks = [found | {key.replace("@0", "@1"): value for key, value in found.items()} for found in asked.blocks]

@@ -19,7 +19,7 @@ from ..packed.change import Change
 from ..report import PruningReport
 from ..rotation.parts import find_parts
 from ..saliency.plan import RatePlan, row_sparsity
-from ..topup.quantising import Rates
+from ..topup.rates import Rates
 from .context import PruneContext, PruneOutcome, versions
 
 

@@ -34,7 +34,7 @@ class Support(ABC):
         return self.kept(values)
 
 
-class OfWhole(Support):
+class Unstructured(Support):
     """A number of kept weights in the whole matrix.
 
     Args:
@@ -66,7 +66,7 @@ class OfWhole(Support):
         return sizes.kthvalue(len(sizes) + 1 - self.count).values.item()
 
 
-class OfRows(Support):
+class Rowwise(Support):
     """A number of kept weights in every row.
 
     Args:
@@ -80,7 +80,7 @@ class OfRows(Support):
         return mask_rows(values.abs(), values.shape[1] - self.counts)
 
 
-class OfGroups(Support):
+class NofM(Support):
     """The kept weights of an N:M pattern.
 
     Args:
@@ -94,7 +94,7 @@ class OfGroups(Support):
         return mask_groups(values.abs(), self.pattern)
 
 
-class OfParts(Support):
+class Stacked(Support):
     """Matrices one below the other, each with its own rule.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 
 from ..common.machine import full_precision
 from ..common.validation import check_count, check_number
-from .admm import Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
+from .admm import Inverse, NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 from .masks import ColumnPattern
 from .plan import row_counts
@@ -62,7 +62,7 @@ class ALPS(WeightUpdate):
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))
-        solved = self._solve(joined, hessian, OfParts(supports, rows), ", ".join(weights))
+        solved = self._solve(joined, hessian, Stacked(supports, rows), ", ".join(weights))
         return dict(zip(weights, solved.split(rows)))
 
     def quick(self) -> "ALPS":
@@ -96,7 +96,7 @@ class ALPS(WeightUpdate):
 
 def _support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:
     if pattern is not None:
-        return OfGroups(pattern)
+        return NofM(pattern)
     if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
-        return OfRows(shape[1] - row_counts(sparsity, shape))
-    return OfWhole(shape[0] * shape[1] - int(shape[0] * shape[1] * float(sparsity) + 1e-4))
+        return Rowwise(shape[1] - row_counts(sparsity, shape))
+    return Unstructured(shape[0] * shape[1] - int(shape[0] * shape[1] * float(sparsity) + 1e-4))

@@ -52,7 +52,7 @@ class SparsityPlan(Plan):
 
 @dataclass(frozen=True)
 class RatePlan(Plan):
-    """The bits of a quantised weight's codes, by projection.
+    """The bits of a quantized weight's codes, by projection.
 
     Args:
         bits (`Mapping[str, int]`): full name of a projection -> 2 to 8; or `DENSE`, which leaves the weight as it is.

@@ -1,7 +1,6 @@
 """Base class of top-ups. To add a top-up, add a file beside this one with a registered subclass of [`TopUp`]."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,10 +9,8 @@ import torch
 from ..blocks.statistics import SquaredNorms
 from ..common.registry import Registry
 from ..model.projections import Decoder, Projection
-from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..trials import Trials
-from ..trials.levels import Levels
 
 
 @dataclass(frozen=True)
@@ -22,26 +19,22 @@ class Allocation:
 
     Args:
         plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
-        decisions (`dict`): how the plan was found, for the report; JSON-serialisable.
-        levels ([`Levels`], *optional*): solved weights that the candidates were made of.
+        decisions (`dict`): how the plan was found, for the report; JSON-serializable.
     """
 
     plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
-    levels: Levels | None = None
 
 
 @dataclass(frozen=True)
 class TopUp(ABC):
-    """Base class of methods that decide the sparsity of every projection or row, on top of any saliency.
+    """A method that decides the sparsity of every projection or row, on top of any saliency.
 
     The fields of a subclass are its hyper-parameters. They come from the config's `topup_args`, sequences as lists.
 
     Class attributes:
         decides (`bool`): False if every weight matrix gets the config's sparsity, as an N:M pattern demands.
-        uses_calibration (`bool`): False if `allocate` never uses the measurements.
-        rows_are_optional (`bool`): True if `allocate` gives rows one sparsity where the saliency does not know rows.
-        without_rows (`Mapping[str, Any]`): hyper-parameters that give all rows of a projection one sparsity, if any.
+        uses_calibration (`bool`): False if `allocate` never measures anything.
         needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the kept weights.
         compares_outputs (`bool`): True if `allocate` needs a language-model head, to compare next-token distributions.
         refines (`bool`): True if `refine` edits masks.
@@ -51,8 +44,6 @@ class TopUp(ABC):
     name: ClassVar[str]
     decides: ClassVar[bool] = True
     uses_calibration: ClassVar[bool] = True
-    rows_are_optional: ClassVar[bool] = False
-    without_rows: ClassVar[Mapping[str, Any]] = {}
     needs_fixed_weights: ClassVar[bool] = False
     compares_outputs: ClassVar[bool] = False
     refines: ClassVar[bool] = False
@@ -74,28 +65,24 @@ class TopUp(ABC):
         """
         if self.compares_outputs and not decoder.predicts_next_token:
             raise ValueError(
-                f"The top-up {self.name!r} compares next-token distributions, and {type(decoder.model).__name__} has no "
-                "causal language-model head: choose 'search', which then goes by alignment errors, or 'neuronal'."
+                f"The top-up {self.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "
+                "causal language-model head. Choose 'search', which then uses alignment errors, or 'neuronal'."
             )
         return self
 
-    def uses_levels(self, saliency: Saliency) -> bool:
-        """Return True if `allocate` has weights solved at a few sparsities for its candidates, see [`Levels`]."""
-        return False
-
     @abstractmethod
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        """Decide the sparsity of every projection or row.
+        """Decide the sparsity of every projection, or of every row if the saliency `knows_rows`.
 
         Args:
-            trials ([`Trials`]): the decoder, and measurements on it: dense activations, errors of trial plans.
-            sparsity (`float`): share of all prunable weights to prune, in [0, 1); or bits a weight, if the prune quantises.
+            trials ([`Trials`]): the decoder, and measurements on it: dense activations, errors of candidate plans.
+            sparsity (`float`): share of all prunable weights to prune, in [0, 1); bits per weight of a prune that quantizes.
         """
 
     def refine(
         self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: SquaredNorms | None
     ) -> torch.Tensor:
-        """Edit a final mask, if the class `refines`. The default returns it unchanged.
+        """Edit a final mask, if the class `refines`.
 
         Args:
             projection ([`Projection`]): the projection of the mask.

@@ -65,20 +65,20 @@ class EvoPress(TopUp):
         for name, least in (("generations", 0), ("offspring", 1), ("levels", 1), ("search_seed", 0)):
             check_count(name, getattr(self, name), least)
         for name in ("survivors", "sequences"):
-            object.__setattr__(self, name, _checked_sizes(name, getattr(self, name)))
+            sizes = check_several(name, getattr(self, name), "(2,)")
+            for size in sizes:
+                check_count(name, size, 1)
+            object.__setattr__(self, name, tuple(sizes))
         if len(self.survivors) != len(self.sequences):
             raise ValueError(
-                f"survivors is {self.survivors} and sequences is {self.sequences}: expected one number each for every "
-                "step of the selection but the last."
+                f"survivors is {self.survivors} and sequences is {self.sequences}: expected equally many numbers, one for "
+                "each step of the selection but the last."
             )
-        if any(more > fewer for fewer, more in zip((self.offspring, *self.survivors), self.survivors)):
-            raise ValueError(f"survivors is {self.survivors}: expected ever fewer of {self.offspring} offspring.")
         check_choice("unit", self.unit, UNITS)
         check_number("step", self.step, 0)
         if not 0 < self.step * self.levels <= 1:
             raise ValueError(
-                f"step is {self.step!r} and levels is {self.levels}: expected a step above 0 with step * levels of at "
-                "most 1, since sparsities would leave [0, 1] otherwise."
+                f"step is {self.step!r} and levels is {self.levels}: expected a step above 0, and step * levels of at most 1."
             )
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
@@ -154,10 +154,3 @@ def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) 
         if len(found) == count:
             break
     return list(found)
-
-
-def _checked_sizes(name: str, values) -> tuple[int, ...]:
-    sizes = check_several(name, values, "(2,)")
-    for size in sizes:
-        check_count(name, size, 1)
-    return tuple(sizes)

@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
@@ -34,11 +33,14 @@ SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @register_topup("neuronal")
 @dataclass(frozen=True)
 class NeuronAL(TopUp):
-    """The paper's algorithm: in each step the lambda with the lowest alignment error wins.
+    """The paper's algorithm: each of its two steps takes the lambda with the lowest alignment error.
+
+    With a saliency that updates all rows of a weight together, such as SparseGPT, only the block step is taken.
 
     Args:
         steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
-        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see [`Trials`].
+        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see
+            [`Trials.alignment_errors`].
         alignment_scope (`str`): `"sequence"` or `"pooled"`, see [`alignment_error`].
         block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
         metric (`str`):
@@ -50,8 +52,6 @@ class NeuronAL(TopUp):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
     """
-
-    without_rows: ClassVar[Mapping[str, Any]] = {"steps": "block"}
 
     steps: str = "both"
     reference: str = "sparse-stream"
@@ -90,7 +90,7 @@ class NeuronAL(TopUp):
         return self.metric == RECONSTRUCTION
 
     def check(self, decoder: Decoder) -> None:
-        if self.steps != "block":
+        if self.by_row:
             for block in decoder.blocks:
                 for projection in block.pruned:
                     decoder.row_groups(block, projection)
@@ -100,7 +100,9 @@ class NeuronAL(TopUp):
         decisions: dict = {}
         if self.steps in ("both", "block"):
             plan, decisions["block"] = self._block_step(trials, sparsity)
-        if self.steps in ("both", "row"):
+        if self.by_row and not trials.saliency.knows_rows:
+            decisions["note"] = f"no row step: {trials.saliency.name!r} updates all rows of a weight together"
+        elif self.by_row:
             plan, decisions["row"] = self._row_step(trials, plan)
         return Allocation(plan, decisions)
 

@@ -1,12 +1,21 @@
-"""Rates: how many bits the weights of each projection get under a budget of bytes.
-
-A projection's divergence is that of the model's next-token distributions when this projection alone is quantised.
-"""
+"""Rates: bits per weight of each projection under a budget of bytes, in place of a sparsity."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..model.packed_size import has_steps
+from ..model.projections import Decoder, Projection
+from ..packed.formats.quantized import quantized_bytes
+from ..saliency.plan import DENSE, RatePlan
+from ..trials import Trials
+from ..trials.solved import SolvedRates
+from .base import Allocation, TopUp
 
 
+LABEL = "Divergence"
+BY = ("divergence", "uniform")
 RATES = (2, 3, 4, 5, 6, 7, 8)  # bits
 FALL = 4.0  # of the divergence for each bit: half the distance between levels, a quarter of the squared error
 
@@ -14,8 +23,105 @@ Curve = Mapping[int, float]  # bits -> divergence, in nats per predicted token
 Sizes = Mapping[int, int]  # bits -> bytes, with scales, steps and padding
 
 
+@dataclass(frozen=True)
+class Rates(TopUp):
+    """The number of bits of each projection, if the config sets `bits_per_weight`. It is not registered as a top-up.
+
+    The experts of a layer, which share a parameter, share a rate.
+
+    Args:
+        budget (`float`): bits per weight of all projections together, for codes and scales.
+        by (`str`):
+            `"divergence"`: a projection gets more bits if quantizing it alone, to the fewest bits, changes the model's
+            next-token distributions more. `"uniform"`: rates are as equal as the budget allows.
+    """
+
+    name: ClassVar[str] = "rates"
+
+    budget: float
+    by: str = BY[0]
+
+    def check(self, decoder: Decoder) -> None:
+        """Raise `ValueError` if the lowest rates do not fit into the budget."""
+        units = _Units(decoder.projections.values())
+        least = 8 * sum(min(own.values()) for own in units.sizes.values()) / units.weights
+        if least > self.budget:
+            raise ValueError(
+                f"bits_per_weight is {self.budget:g}, but codes of {min(RATES)} bits and their scales take {least:.4g} bits "
+                "per weight in this model: set more bits."
+            )
+
+    def suited_to(self, decoder: Decoder) -> "Rates":
+        return self if decoder.predicts_next_token else replace(self, by="uniform")
+
+    def even(self, decoder: Decoder) -> RatePlan:
+        """Return rates that are as equal as the budget allows: one more bit for the first that it fits for."""
+        units = _Units(decoder.projections.values())
+        left = {bits: self._bytes(units) - sum(own[bits] for own in units.sizes.values()) for bits in RATES}
+        rate = max((bits for bits in RATES if left[bits] >= 0), default=RATES[0])
+        chosen, spare = dict.fromkeys(units.sizes, rate), left[rate]
+        for name, own in units.sizes.items():
+            if rate < RATES[-1] and own[rate + 1] - own[rate] <= spare:
+                chosen[name], spare = rate + 1, spare - (own[rate + 1] - own[rate])
+        return units.plan(chosen)
+
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        if self.by == "uniform":
+            return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
+        found = self._divergences(trials)
+        units = _Units(trials.decoder.projections.values())
+        curves = {name: extended({RATES[0]: own}) for name, own in found.items()}
+        plan = units.plan(choose_rates(curves, units.sizes, self._bytes(units)))
+        return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
+
+    def _divergences(self, trials: Trials) -> dict[str, float]:
+        """Return the divergence of the model when one unit alone has the fewest bits, by the unit's name."""
+        dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
+        solved = trials.solve(SolvedRates((RATES[0],)))
+        for block in trials.decoder.blocks:  # together, so that no more streams exist than a block has units
+            members = _Units(block.pruned).members
+            plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
+            errors = trials.output_errors(plans, "kl", LABEL, solved) if plans else []
+            found |= {name: max(0.0, error) for name, error in zip(members, errors)}
+        return found
+
+    def _bytes(self, units: "_Units") -> int:
+        return math.floor(self.budget * units.weights / 8)
+
+
+class _Units:
+    """Projections by the parameter that holds them, which has one rate.
+
+    Args:
+        projections (`Iterable[Projection]`): their weights are not read.
+
+    Attributes:
+        members (`dict[str, list[str]]`): name of the first projection of a parameter -> names of all.
+        sizes (`dict[str, dict[int, int]]`): the same name -> bytes at each rate.
+        weights (`int`): of all projections.
+    """
+
+    def __init__(self, projections: Iterable[Projection]):
+        by_owner: dict[int, list[Projection]] = {}
+        for projection in projections:
+            by_owner.setdefault(id(projection.owner), []).append(projection)
+        self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
+        self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
+        self.weights = sum(p.numel for own in by_owner.values() for p in own)
+
+    def plan(self, chosen: Mapping[str, int]) -> RatePlan:
+        """Return the plan of the rates of all units, by name."""
+        return RatePlan({name: chosen[unit] for unit, names in self.members.items() for name in names})
+
+
+def _sizes(members: list[Projection]) -> dict[int, int]:
+    (rows, columns), shared = members[0].shape, members[0].expert is not None
+    shape = (len(members), rows, columns)
+    return {bits: quantized_bytes(shape, bits, has_steps(rows, bits, shared)) for bits in RATES}
+
+
 def extended(measured: Curve, rates: Sequence[int] = RATES) -> dict[int, float]:
-    """Return the divergence at every rate: what was measured, and a quarter for each bit more than the nearest rate below.
+    """Return the divergence at every rate. Unmeasured: a quarter for each bit more than the nearest measured rate below.
 
     Args:
         measured (`Mapping[int, float]`): bits -> divergence, at least one.
@@ -29,24 +135,17 @@ def extended(measured: Curve, rates: Sequence[int] = RATES) -> dict[int, float]:
 
 
 def choose_rates(curves: Mapping[str, Curve], sizes: Mapping[str, Sizes], budget: int) -> dict[str, int]:
-    """Return the bits of each projection, so that the sum of divergences is small and the sum of bytes within the budget.
+    """Return the bits of each projection, for a small sum of divergences within a budget of bytes.
 
-    Each begins at its lowest rate. The projection whose divergence falls most for a byte is raised next, as long as one fits.
+    Each begins at its lowest rate. The projection whose divergence falls most per byte is raised next, while one fits.
 
     Args:
         curves (`Mapping[str, Mapping[int, float]]`): projection name -> divergence at each of its rates, see [`extended`].
         sizes (`Mapping[str, Mapping[int, int]]`): projection name -> bytes at the same rates.
-        budget (`int`): bytes in all.
-
-    Raises:
-        `ValueError`: the lowest rates do not fit.
+        budget (`int`): bytes in all; the lowest rates fit.
     """
     chosen = {name: min(own) for name, own in sizes.items()}
     left = budget - sum(sizes[name][bits] for name, bits in chosen.items())
-    if left < 0:
-        raise ValueError(
-            f"The lowest rates take {budget - left} bytes, but the budget is {budget} bytes: give more bits per weight."
-        )
     while True:
         best, most = None, -math.inf
         for name, bits in chosen.items():

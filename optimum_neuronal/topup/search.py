@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 
@@ -13,8 +12,8 @@ from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from ..trials.levels import Levels, level_sparsities
 from ..trials.output_errors import OUTPUT_METRICS
+from ..trials.solved import SolvedSparsities
 from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
 from .base import Allocation, TopUp, register_topup
 from .search_space import Space
@@ -28,7 +27,7 @@ NOTHING_FOUND = 0.4  # factor of the next step if no candidate on the line is be
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
 BUDGET = 58  # the passes of NeuronAL's two steps: 29 candidates, each run dense and sparse
-LEVELS_BUDGET = 2 * BUDGET  # candidates of solved weights need no dense runs, and more of them still pay
+SOLVED_BUDGET = 2 * BUDGET  # candidates of solved weights need no dense runs, and more of them still pay
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
 ALIGNMENT = "alignment"
 OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
@@ -47,36 +46,34 @@ class Search(TopUp):
     3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
     Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights,
-    candidates are made of solved weights, see [`Levels`], and the third stage is left out.
+    candidates are made of solved weights, see [`SolvedSparsities`], and the third stage is left out.
 
     Args:
         budget (`int`, *optional*):
             Passes of the alignment sequences through the model, at most. None: 58, as NeuronAL's two steps take; 116
-            with `levels`.
+            with `solved`.
         objective (`str`):
             Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
             measured on these too. A model without a language-model head always takes the latter.
         rows (`bool`): True to take the third stage.
-        levels (`bool`):
-            True to solve every projection at a few sparsities first if the saliency updates weights, see [`Levels`].
+        solved (`bool`):
+            True to solve every projection at a few sparsities first if the saliency updates weights, see [`SolvedSparsities`].
             Otherwise candidates are made of the saliency's score.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
-    rows_are_optional: ClassVar[bool] = True
-
     budget: int | None = None
     objective: str = "kl"
     rows: bool = True
-    levels: bool = True
+    solved: bool = True
     widths: tuple[float, ...] = BLOCK_WIDTHS
 
     def __post_init__(self):
         if self.budget is not None:
             check_count("budget", self.budget, 8)
         check_choice("objective", self.objective, OBJECTIVES)
-        for name in ("rows", "levels"):
+        for name in ("rows", "solved"):
             check_flag(name, getattr(self, name))
         object.__setattr__(self, "widths", check_numbers("widths", self.widths, 0, 1))
 
@@ -87,12 +84,8 @@ class Search(TopUp):
     def suited_to(self, decoder: Decoder) -> "Search":
         return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)
 
-    def uses_levels(self, saliency: Saliency) -> bool:
-        return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
-
-    def _passes(self, levels: bool) -> int:
-        """Return the budget in passes."""
-        return self.budget or (LEVELS_BUDGET if levels else BUDGET)
+    def _solves_first(self, saliency: Saliency) -> bool:
+        return self.solved and saliency.updates_weights and self.objective != ALIGNMENT
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -101,7 +94,7 @@ class Search(TopUp):
             return Allocation(space.plan(space.uniform))
         run = self._begin(trials, space)
         rows = 0
-        if self.rows and trials.saliency.knows_rows and not self.uses_levels(trials.saliency):
+        if self.rows and trials.saliency.knows_rows and not self._solves_first(trials.saliency):
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(run.budget - rows):
@@ -115,15 +108,14 @@ class Search(TopUp):
             "without_sharing": run.without_sharing + 1,
         }
         decisions = {"search": {**found, "seconds": time.perf_counter() - start}}
-        return Allocation(run.best_plan, decisions, run.levels)
+        return Allocation(run.best_plan, decisions)
 
     def _begin(self, trials: Trials, space: Space) -> "_Run":
         """Return the search after its first stage."""
-        levels = self.uses_levels(trials.saliency)
-        solved = trials.solve(Levels(level_sparsities(space.target))) if levels else None
-        # Solved weights depend on no plan's stream, so that errors of all rounds can be compared.
-        stream_cost = 0 if levels else STREAM_COST
-        passes = self._passes(levels) - 1  # one: the dense model
+        solved, stream_cost, budget = None, STREAM_COST, BUDGET
+        if self._solves_first(trials.saliency):  # errors of all rounds then depend on no plan's stream
+            solved, stream_cost, budget = trials.solve(SolvedSparsities.around(space.target)), 0, SOLVED_BUDGET
+        passes = (self.budget or budget) - 1  # one: the dense model
         run = _Run(trials, space, self.objective, passes, stream_cost, solved)
         run.begin([space.uniform + width * space.depth for width in self.widths])
         return run
@@ -138,7 +130,7 @@ class _Run:
     objective: str
     budget: int
     stream_cost: float = STREAM_COST
-    levels: Levels | None = None
+    solved: SolvedSparsities | None = None
     spent: float = 0
     without_sharing: int = 0
     rounds: int = 0
@@ -174,7 +166,7 @@ class _Run:
         self.without_sharing += max(len(plans), math.ceil(cost))
         if self.objective == ALIGNMENT:
             return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.trials.output_errors(plans, self.objective, LABEL, self.levels or reference)
+        return self.trials.output_errors(plans, self.objective, LABEL, self.solved or reference)
 
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
         """Take the first stage: the best of a few candidates, with the dense model's saliency."""

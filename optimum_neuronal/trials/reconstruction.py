@@ -1,4 +1,4 @@
-"""Reconstruction error of sparsity plans, the paper's comparison for its alignment error.
+"""The reconstruction error of plans, which the paper compares with its alignment error.
 
 Its appendix "Comparison with Reconstruction Error-Based Pruning" has the error of one projection. Here errors are summed.
 """
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 def reconstruction_errors(
     trials: "Trials", plans: Sequence[SparsityPlan], reference: str, label: str | None
 ) -> list[float]:
-    """Measure [`Trials.reconstruction_errors`], exactly and without the outputs.
-
-    The error is `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`.
-    """
+    """Measure [`Trials.reconstruction_errors`] as `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`."""
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
     runner, last = trials.runner, len(trials.decoder.blocks) - 1
     statistic = most_specific(Hessian, trials.saliency.statistic)

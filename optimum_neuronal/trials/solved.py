@@ -1,4 +1,8 @@
-"""Weights of all blocks that were solved before trials at a few amounts: at sparsities, or at bits."""
+"""Weights that are solved at a few sparsities or numbers of bits before trials use them.
+
+Methods that update the kept weights need other plans than methods that only mask, and to solve anew for every candidate
+takes too long. Between two near sparsities the solved weights change little, so a trial interpolates.
+"""
 
 import shutil
 import tempfile
@@ -13,32 +17,35 @@ import torch
 
 from ..blocks.block_inputs import BlockInputs
 from ..blocks.calls import Call, Streams
-from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms
 from ..files.records import Records
 from ..model.projections import Block, ChangeOf, Projection
-from ..packed.change import Change
+from ..packed.change import Change, NewWeight
+from ..packed.formats.quantized import quantized_bytes
+from ..packed.formats.sparse import sparse_bytes
 from ..packed.formats.stored_changes import of_parts, parts_of
 from ..saliency.changes import prune_projections
-from ..saliency.plan import Plan
+from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
 
 
 if TYPE_CHECKING:
     from .trials import Trials
 
+SHARES = (2.0, 1.5, 1.2, 1.0, 0.75, 0.45, 0.2)  # of the weights that are kept at the target sparsity
+
 
 @dataclass(frozen=True, eq=False)
 class SolvedWeights(ABC):
-    """The weights of all blocks at a few amounts.
+    """The weights of all blocks at a few amounts: sparsities, or numbers of bits.
 
     Args:
-        amounts (`tuple[float, ...]`): that weights are solved at, ascending.
+        amounts (`tuple[float, ...]`): ascending.
         blocks (`list[dict[str, Tensor]]`): the solved weights of every block by name and amount; empty if on disk.
         records ([`Records`]): hold the weights if they are on disk.
 
     Class attributes:
         name (`str`): of their records. `label` (`str`): of the progress bar.
-        instead (`str`): advice where the disk has no room for them.
+        instead (`str`): advice if the disk is too small for them.
     """
 
     name: ClassVar[str]
@@ -51,50 +58,102 @@ class SolvedWeights(ABC):
 
     @abstractmethod
     def plan(self, names: Iterable[str], place: int) -> Plan:
-        """Return the plan that gives these projections the amount of a place in `amounts`."""
+        """Return the plan that gives these projections the amount at an index of `amounts`."""
 
     @abstractmethod
     def nbytes(self, projection: Projection) -> int:
-        """Return the bytes that a projection takes at all amounts."""
+        """Return the bytes that a projection takes at all amounts together."""
 
     @abstractmethod
     def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> Change:
         """Return the change of a projection by a plan, from the tensors of its block."""
 
     def changes(self, index: int, plans: Sequence[Plan]) -> list[ChangeOf]:
-        """Return a function for every plan: projection of the block of an index -> change.
+        """Return a function for every plan: projection of the block at an index -> change.
 
         Raises:
-            `ValueError`: a plan has numbers by row.
-            `OSError`: the records on disk are gone or damaged.
+            `OSError`: the records on disk are missing or damaged.
         """
         tensors = self.blocks[index] if self.blocks else self._read(index)
         return [partial(self.change, tensors, plan) for plan in plans]
 
     def stored(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> Change:
-        """Return the solved weight of a projection at the amount of a place in `amounts`."""
+        """Return the solved weight of a projection for the amount at an index of `amounts`."""
         return of_parts(tensors, f"{projection.name}@{place}", projection.shape, projection.owner.dtype)
 
     def record_name(self, index: int) -> str:
-        """Return the record's name for the block of an index."""
+        """Return the name of the record for the block at an index."""
         return f"{self.name}-{index:05d}"
-
-    def check_recorded(self, index: int) -> None:
-        """Raise `OSError` if the records do not hold a block's weights: trials of them could not go on."""
-        if not self.records.holds(self.record_name(index)):
-            raise self._missing(index)
 
     def _read(self, index: int) -> dict[str, torch.Tensor]:
         found = self.records.get(self.record_name(index))
         if found is None:
-            raise self._missing(index)
+            raise OSError(
+                f"{self.record_name(index)} cannot be read from {self.records.directory}: the disk is full or failing. Use "
+                f"another disk (work_dir), or {self.instead}."
+            )
         return found[1]
 
-    def _missing(self, index: int) -> OSError:
-        return OSError(
-            f"{self.record_name(index)} cannot be read back from {self.records.directory}, whose disk is full or fails: run "
-            f"it again on another disk (work_dir), or {self.instead}."
-        )
+
+@dataclass(frozen=True, eq=False)
+class SolvedSparsities(SolvedWeights):
+    """Weights at a few sparsities in (0, 1). At 0 a weight is the dense one, at 1 it is zero."""
+
+    name: ClassVar[str] = "solved"
+    label: ClassVar[str] = "Solved weights"
+    instead: ClassVar[str] = "set solved=False in topup_args"
+
+    @classmethod
+    def around(cls, target: float) -> "SolvedSparsities":
+        """Return the sparsities to solve for a target in (0, 1): narrow around it, wide far from it."""
+        kept = (share * (1 - target) for share in SHARES)
+        return cls(tuple(1 - share for share in kept if share < 1))
+
+    def plan(self, names: Iterable[str], place: int) -> SparsityPlan:
+        return SparsityPlan(dict.fromkeys(names, self.amounts[place]))
+
+    def nbytes(self, projection: Projection) -> int:
+        count, size = projection.numel, projection.owner.dtype.itemsize
+        return sum(sparse_bytes(projection.shape, round(count * (1 - sparsity)), size) for sparsity in self.amounts)
+
+    def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> NewWeight:
+        sparsity = float(plan.amounts[projection.name])
+        known = (0.0, *self.amounts, 1.0)
+        above = next(place for place in range(1, len(known)) if sparsity <= known[place])
+        if sparsity == known[above]:
+            return NewWeight(self._solved(tensors, projection, above))
+        share = (sparsity - known[above - 1]) / (known[above] - known[above - 1])
+        below, above = (self._solved(tensors, projection, place) for place in (above - 1, above))
+        return NewWeight(torch.lerp(below, above, share))
+
+    def _solved(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> torch.Tensor:
+        """Return the weight at a known sparsity, counted from the dense one: shape (out, in), in the model's dtype."""
+        if place == 0:
+            return projection.weight
+        if place > len(self.amounts):
+            return torch.zeros_like(projection.weight)
+        return self.stored(tensors, projection, place - 1).applied(projection.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedRates(SolvedWeights):
+    """Weights quantized to a few numbers of bits. A plan gives a projection one of them, or leaves it dense."""
+
+    name: ClassVar[str] = "rates"
+    label: ClassVar[str] = "Rates"
+    instead: ClassVar[str] = "set topup='uniform'"
+
+    def plan(self, names: Iterable[str], place: int) -> RatePlan:
+        return RatePlan(dict.fromkeys(names, int(self.amounts[place])))
+
+    def nbytes(self, projection: Projection) -> int:
+        return sum(quantized_bytes(projection.shape, int(bits), steps=True) for bits in self.amounts)
+
+    def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> Change:
+        bits = plan.amounts[projection.name]
+        if bits == DENSE:
+            return NewWeight(projection.weight)
+        return self.stored(tensors, projection, self.amounts.index(bits))
 
 
 Solved = TypeVar("Solved", bound=SolvedWeights)
@@ -116,12 +175,11 @@ def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solv
         inputs ([`BlockInputs`]): the blocks' calls for the calibration sequences to solve on.
 
     Raises:
-        `ValueError`: the disk has no room for them.
-        `OSError`: it fills up meanwhile, or fails.
+        `ValueError`: the disk is too small for them.
     """
     trials = replace(trials, saliency=trials.saliency.quick())
     runner, records = trials.runner, trials.records
-    solved = replace(wanted, blocks=[], records=_place(runner, records, wanted))
+    solved = replace(wanted, blocks=[], records=_place(trials, wanted))
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         output, norms = runner.replay(block, streams[0], calls, trials.saliency.statistic)
@@ -129,18 +187,17 @@ def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solv
         _, found = records.recorded(name, lambda: (None, _solve_block(trials, block, norms, wanted)))
         if not solved.records.keeps:
             solved.blocks.append(found)
-        else:
-            if not records.keeps:
-                solved.records.put(name, None, found)
-            solved.check_recorded(index)
+        elif not records.keeps:
+            solved.records.put(name, None, found)
         return [output]
 
     runner.run(inputs, 1, visit, wanted.label, release=True)
     return solved
 
 
-def _place(runner: BlockRunner, records: Records, wanted: SolvedWeights) -> Records:
-    """Return the records for solved weights; records without a directory if they are to lie in memory."""
+def _place(trials: "Trials", wanted: SolvedWeights) -> Records:
+    """Return the records for solved weights; without a directory if the weights fit in memory."""
+    runner, records = trials.runner, trials.records
     size = sum(wanted.nbytes(projection) for projection in runner.decoder.projections.values())
     budget = runner.max_hidden_bytes
     if not runner.loader.streams and (budget is None or size <= budget):
@@ -151,8 +208,8 @@ def _place(runner: BlockRunner, records: Records, wanted: SolvedWeights) -> Reco
         weakref.finalize(records, shutil.rmtree, folder, ignore_errors=True)
     if not records.has_room(size):
         raise ValueError(
-            f"The projections, solved {len(wanted.amounts)} times, take {size / 1e9:.1f} GB, more than the disk of "
-            f"{records.directory or tempfile.gettempdir()} has free: name a larger one as work_dir, or {wanted.instead}."
+            f"The projections, solved {len(wanted.amounts)} times, take {size / 1e9:.1f} GB, more than is free in "
+            f"{records.directory}. Choose a larger disk (work_dir), or {wanted.instead}."
         )
     return records
 

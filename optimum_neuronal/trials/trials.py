@@ -221,9 +221,9 @@ class Trials:
         return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
 
     def solve(self, wanted: Solved) -> Solved:
-        """Return weights that are solved at a few amounts, see [`solve_weights`].
+        """Return weights solved at a few amounts, see [`solve_weights`].
 
-        The alignment sequences are left out if enough others remain.
+        They are not solved on the alignment sequences if enough others remain.
         """
         inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
         return solve_weights(self, wanted, inputs)

@@ -18,13 +18,6 @@ def test_topup_takes_what_it_knows():
 
 
 class TestMethodsThatGoTogether:
-    def test_sparsegpt_refuses_the_row_step(self):
-        for steps in ("both", "row"):
-            with pytest.raises(ValueError, match="updates all rows of a weight together.*set steps='block'"):
-                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", topup_args={"steps": steps})
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal:steps=block")
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
-
     @pytest.mark.parametrize("topup", ["besa", "dsnot"])
     def test_topups_that_need_fixed_weights_refuse_sparsegpt(self, topup):
         with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*such as 'wanda'"):
@@ -59,21 +52,6 @@ class TestMethodsThatGoTogether:
             NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform", saliency="wanda")
         config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform", saliency="wanda")
         assert NeuronALConfig.from_dict(config.to_dict()) == config
-
-    @pytest.mark.parametrize("name", TOPUPS.names())
-    def test_what_a_topup_declares_leaves_rows_alone(self, name):
-        topup = (
-            NeuronALConfig(0.7, topup=name, topup_args=TOPUPS.get(name).without_rows, saliency="wanda")
-            .make_methods()
-            .topup
-        )
-        assert topup.rows_are_optional or not topup.by_row
-        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows)
-
-    def test_a_topup_that_cannot_leave_rows_alone_is_told_from_one_that_can(self, own_topup, monkeypatch):
-        monkeypatch.setattr(own_topup, "by_row", True)
-        with pytest.raises(ValueError, match="the top-up 'test-only' would have them: choose a top-up that leaves"):
-            NeuronALConfig(0.7, "sparsegpt", topup="test-only")
 
 
 def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):

@@ -15,8 +15,8 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.packed_modules import packed_modules
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
-from optimum_neuronal.saliency.few_bits import FewBits
-from optimum_neuronal.saliency.quantiser import Quantiser
+from optimum_neuronal.saliency.low_bit import LowBit
+from optimum_neuronal.saliency.quantizer import Quantizer
 
 
 def pruner_of(bits=6.0, **fields):
@@ -70,8 +70,8 @@ def test_the_first_projections_are_quantised_on_the_dense_models_inputs(ids):
     assert list(found) == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]
     for name, matrix in found.items():
         hessian = norms[name].hessian
-        target = FewBits().toward(decoder.projections[name].weight.detach(), hessian, hessian, name)
-        expected = Quantiser(hessian).quantise(target, matrix.bits)
+        target = LowBit().toward(decoder.projections[name].weight.detach(), hessian, hessian, name)
+        expected = Quantizer(hessian).quantize(target, matrix.bits)
         rows = QuantizedWeight.encode(expected.codes, matrix.bits, expected.scales, None, torch.float32)
         assert torch.equal(matrix.codes, rows.codes) and torch.equal(matrix.scales, rows.scales)
 
@@ -119,7 +119,7 @@ def test_what_stops_it_leaves_the_model_as_it_was(moment, ids, monkeypatch):
     model = make_model("llama")
     before = state(model)
     owner = {
-        "allocate": ("optimum_neuronal.topup.quantising.Rates", "allocate"),
+        "allocate": ("optimum_neuronal.topup.rates.Rates", "allocate"),
         "find": ("optimum_neuronal.pruning.final_pass.FinalPruning", "find"),
     }.get(moment, ("optimum_neuronal.pruning.prune", moment))
 

@@ -5,7 +5,7 @@ import torch
 from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import admm as module
-from optimum_neuronal.saliency.admm import Inverse, OfGroups, OfParts, OfRows, OfWhole, find_support, fit_support
+from optimum_neuronal.saliency.admm import Inverse, NofM, Rowwise, Stacked, Unstructured, find_support, fit_support
 from optimum_neuronal.saliency.masks import ColumnPattern
 
 
@@ -51,7 +51,7 @@ class Counted:
 
 class TestFindSupport:
     def test_uncorrelated_inputs_keep_the_largest(self):
-        weight, matrix, support = weights(5, 8), torch.eye(8), OfWhole(12)
+        weight, matrix, support = weights(5, 8), torch.eye(8), Unstructured(12)
         found = find_support(Inverse(matrix), weight @ matrix, weight, support, range(1, 301))
         assert torch.equal(support.exactly(found), support.exactly(weight))
 
@@ -60,7 +60,7 @@ class TestFindSupport:
         total, by_size, hits = 0.0, 0.0, 0
         for seed in range(10):
             weight, matrix = weights(1, 8, seed), correlation(8, seed)
-            target, support = weight @ matrix, OfWhole(3)
+            target, support = weight @ matrix, Unstructured(3)
 
             def fitted(mask, weight=weight, matrix=matrix, target=target):
                 return error(weight, fit_support(matrix, target, weight, mask, 8), matrix)
@@ -77,10 +77,10 @@ class TestFindSupport:
         weight, matrix = weights(4, 6), torch.eye(6)
         for count, last in ((24, 3), (10, 60)):
             counted = Counted()
-            find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(count), counted)
+            find_support(Inverse(matrix), weight @ matrix, weight, Unstructured(count), counted)
             assert counted.seen[-1] % 3 == 0 and counted.seen[-1] <= last, "where all stay, no change is found"
         weight, matrix, counted = weights(40, 30), correlation(30), Counted(7)
-        found = find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(300), counted)
+        found = find_support(Inverse(matrix), weight @ matrix, weight, Unstructured(300), counted)
         assert counted.seen == [1, 2, 3, 4, 5, 6, 7] and torch.isfinite(found).all()
 
     def test_nothing_and_everything_may_stay_and_arguments_are_left_alone(self):
@@ -88,7 +88,7 @@ class TestFindSupport:
         target = weight @ matrix
         copies = weight.clone(), target.clone()
         for count in (0, 24):
-            found = find_support(Inverse(matrix), target, weight, OfWhole(count), range(1, 301))
+            found = find_support(Inverse(matrix), target, weight, Unstructured(count), range(1, 301))
             assert torch.isfinite(found).all() and found.shape == weight.shape
         torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
         assert torch.equal(weight, copies[0]) and torch.equal(target, copies[1])
@@ -127,15 +127,15 @@ class TestFitSupport:
 VALUES = torch.tensor([[1.0, -5.0, 2.0, 0.5], [-3.0, 0.1, 4.0, -0.2]])
 
 
-class TestOfWhole:
+class TestUnstructured:
     def test_the_largest_by_their_size(self):
-        assert OfWhole(3).kept(VALUES).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
+        assert Unstructured(3).kept(VALUES).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
         for count, all_or_none in ((0, False), (8, True)):
-            for kept in (OfWhole(count).kept(VALUES), OfWhole(count).exactly(VALUES)):
+            for kept in (Unstructured(count).kept(VALUES), Unstructured(count).exactly(VALUES)):
                 assert (kept == all_or_none).all()
 
     def test_of_equal_ones_the_later_stay_where_it_has_to_be_exact(self):
-        support, values = OfWhole(3), torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
+        support, values = Unstructured(3), torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
         assert support.kept(values).sum() == 5, "no fewer than allowed"
         assert support.exactly(values).int().tolist() == [[0, 0], [1, 1], [0, 1]]
         assert support.exactly(torch.zeros(2, 4)).sum() == 3, "zeros are counted too"
@@ -146,7 +146,7 @@ class TestOfWhole:
         monkeypatch.setattr(module, "SMALL", 1000)
         values = weights(50, 80, seed=0)
         count = int(share * values.numel())
-        support = OfWhole(count)
+        support = Unstructured(count)
         for step in (0.0, 0.01, 0.01, 0.5, -0.02, 3.0, 0.01):
             values = values * (1 + step) + 0.01 * weights(50, 80, seed=1)
             kept = support.kept(values)
@@ -158,31 +158,31 @@ class TestOfWhole:
         monkeypatch.setattr(
             torch.Tensor, "kthvalue", lambda self, *args: sizes.append(len(self)) or original(self, *args)
         )
-        support, values = OfWhole(2000), weights(50, 80, seed=0)
+        support, values = Unstructured(2000), weights(50, 80, seed=0)
         support.kept(values)
         support.kept(values * 1.001)
         assert sizes[0] == 4000 and sizes[1] < 1000
 
 
 def test_so_many_of_every_row():
-    support = OfRows(torch.tensor([1, 3]))
+    support = Rowwise(torch.tensor([1, 3]))
     for kept in (support.kept(VALUES), support.exactly(VALUES)):
         assert kept.int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 1]]
-    assert OfRows(torch.tensor([0, 4])).kept(VALUES).sum(dim=1).tolist() == [0, 4]
-    assert OfRows(torch.tensor([2])).exactly(torch.ones(1, 5)).sum() == 2, "of equal ones, no more"
+    assert Rowwise(torch.tensor([0, 4])).kept(VALUES).sum(dim=1).tolist() == [0, 4]
+    assert Rowwise(torch.tensor([2])).exactly(torch.ones(1, 5)).sum() == 2, "of equal ones, no more"
 
 
 def test_so_many_of_every_group():
-    support = OfGroups(ColumnPattern(1, 2))
+    support = NofM(ColumnPattern(1, 2))
     for kept in (support.kept(VALUES), support.exactly(VALUES)):
         assert kept.int().tolist() == [[0, 1, 1, 0], [1, 0, 1, 0]]
-    assert OfGroups(ColumnPattern(2, 4)).exactly(torch.zeros(3, 8)).sum() == 12
+    assert NofM(ColumnPattern(2, 4)).exactly(torch.zeros(3, 8)).sum() == 12
 
 
 def test_every_part_has_a_rule_of_its_own():
-    parts = OfParts([OfWhole(1), OfRows(torch.tensor([2, 0])), OfGroups(ColumnPattern(1, 2))], [1, 2, 1])
+    parts = Stacked([Unstructured(1), Rowwise(torch.tensor([2, 0])), NofM(ColumnPattern(1, 2))], [1, 2, 1])
     values = torch.cat([VALUES, VALUES.flip(0)])
     for kept in (parts.kept(values), parts.exactly(values)):
         assert kept.int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
-    exactly = OfParts([OfWhole(3), OfWhole(5)], [2, 2]).exactly(torch.ones(4, 4))
+    exactly = Stacked([Unstructured(3), Unstructured(5)], [2, 2]).exactly(torch.ones(4, 4))
     assert [exactly[:2].sum().item(), exactly[2:].sum().item()] == [3, 5]

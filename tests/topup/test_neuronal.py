@@ -10,6 +10,8 @@ from sweeps import make_sweep, uniform
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
@@ -21,7 +23,7 @@ class FakeSweep:
     def __init__(self, decoder, errors):
         self.decoder, self.errors, self.asked = decoder, errors, []
 
-    can_abandon = False
+    can_abandon, saliency = False, Wanda()
 
     def alignment_errors(self, plans, *measured_on, label, bound=float("inf")):
         self.asked.append((label, plans))
@@ -153,3 +155,11 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
     assert pruner.report.block_lambda in (0.05, 0.1) and pruner.report.row_lambda in (0.0, 0.1, 0.2)
     candidates = pruner.report.decisions["row"]["candidates"]
     assert len(candidates) == 3 and all(candidate["error"] > 0 for candidate in candidates)
+
+
+def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
+    fake = FakeSweep(find_decoder(llama), {"Block step": [1.0] * 14})
+    fake.saliency = SparseGPT()
+    found = NeuronAL().allocate(fake, 0.7)
+    assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
+    assert found.plan == block_plan(fake.decoder, 0.7, LAMBDAS[0])

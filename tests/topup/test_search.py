@@ -14,7 +14,7 @@ from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run
 from optimum_neuronal.topup.search_space import Space
 from optimum_neuronal.trials import Trials
-from optimum_neuronal.trials.levels import level_sparsities
+from optimum_neuronal.trials.solved import SolvedSparsities
 
 
 class FakeSweep:
@@ -107,7 +107,7 @@ def test_one_block_or_one_projection():
         ("wanda", {}, False, True),
         ("sparsegpt", {}, True, False),
         ("alps", {}, True, False),
-        ("alps", {"levels": False}, False, True),
+        ("alps", {"solved": False}, False, True),
         ("alps", {"objective": "alignment"}, False, True),  # which looks at inputs, not at outputs
     ],
 )
@@ -116,7 +116,7 @@ def test_weights_that_are_updated_have_levels_around_the_target_or_rows(saliency
     sweep = FakeSweep(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
     sweep.alignment_errors = lambda plans, *_args: sweep.output_errors(plans, "kl", None, "dense")
     allocation = Search(**arguments).allocate(sweep, 0.65)
-    assert sweep.solved == (level_sparsities(0.65) if levels else None)
+    assert sweep.solved == (SolvedSparsities.around(0.65).amounts if levels else None)
     assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
     assert by_row or all(isinstance(value, float) for value in allocation.plan.sparsity.values())
 
@@ -128,21 +128,22 @@ def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, 
     for levels in (True, False):
         with inference(llama):
             sweep = build_sweep(find_decoder(llama), saliency, ids, 4)
-            counted, runner = [], sweep.runner
+            counted, weights, runner = [], [], sweep.runner
 
-            def counting(self, wanted, counted=counted, runner=runner):
+            def counting(self, wanted, counted=counted, weights=weights, runner=runner):
                 found = solve(self, wanted)
+                weights.append(found)
                 counted.append(runner.block_forwards)
                 return found
 
             monkeypatch.setattr(Trials, "solve", counting)
-            allocation = Search(budget=25, rows=False, levels=levels).allocate(sweep, 0.6)
+            allocation = Search(budget=25, rows=False, solved=levels).allocate(sweep, 0.6)
             passes = (runner.block_forwards - sum(counted)) / (4 * 3)
-            assert len(counted) == levels and (allocation.levels is not None) == levels
+            assert len(counted) == levels
             if levels:
                 space = Space.of(sweep.decoder, 0.6)
                 plans = [space.plan(space.uniform), allocation.plan]
-                uniform, found = sweep.output_errors(plans, "kl", None, allocation.levels)
+                uniform, found = sweep.output_errors(plans, "kl", None, weights[0])
                 assert found < uniform
         assert unchanged(llama, before)
         # The dense model's own is among them; without levels, it is measured twice.
@@ -155,14 +156,14 @@ def test_levels_go_with_the_search(ids, tmp_path):
     models["offloaded"] = make_model_on_disk(tmp_path, "llama")
     logits = {}
     for name, model in models.items():
-        topup_args = {"budget": 16, "levels": name != "none"}
+        topup_args = {"budget": 16, "solved": name != "none"}
         fields = {"saliency_args": {"iterations": 6}, "num_samples": 12, "num_alignment_samples": 4}
         pruner = NeuronALPruner(NeuronALConfig(0.6, "alps", topup_args=topup_args, **fields))
         work_dir, limit = (tmp_path / "work" if name == "recorded" else None), (0 if name == "disk" else None)
         pruner.prune(model, ids, work_dir, max_hidden_bytes=limit)
         assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
         logits[name] = model(ids).logits
-    assert len(list((tmp_path / "work").glob("levels-*"))) == 3
+    assert len(list((tmp_path / "work").glob("solved-*"))) == 3
     expected = state(models["memory"])
     assert unchanged(models["disk"], expected) and unchanged(models["recorded"], expected)
     assert torch.equal(logits["offloaded"], logits["memory"])
@@ -170,7 +171,7 @@ def test_levels_go_with_the_search(ids, tmp_path):
 
 
 def test_bad_hyper_parameters():
-    refuses(Search, TypeError, "levels is 'yes': expected True or False", levels="yes")
+    refuses(Search, TypeError, "solved is 'yes': expected True or False", solved="yes")
     refuses(Search, ValueError, "budget is 3: expected a whole number of at least 8", budget=3)
     refuses(Search, ValueError, "Did you mean 'kl'", objective="kll")
     refuses(Search, TypeError, "rows is 1: expected True or False", rows=1)

@@ -1,4 +1,4 @@
-"""Weights quantised before trials: what a plan makes of them, and what they cost."""
+"""Weights quantized before trials: what a plan makes of them, and what they cost."""
 
 import pytest
 import torch
@@ -9,21 +9,21 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
-from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.saliency.low_bit import LowBit
 from optimum_neuronal.saliency.plan import DENSE, RatePlan
-from optimum_neuronal.trials.solved_rates import SolvedRates
+from optimum_neuronal.trials.solved import SolvedRates
 
 
 def solved_sweep(family="llama", bits=(2, 4), ids=None, batch_size=4, **options):
     model = make_model(family)
     ids = make_ids() if ids is None else ids
-    sweep = build_sweep(find_decoder(model), FewBits(), ids, 4, batch_size, **options)
+    sweep = build_sweep(find_decoder(model), LowBit(), ids, 4, batch_size, **options)
     with inference(model):
         return sweep, sweep.solve(SolvedRates(bits))
 
 
 def codes(sweep, solved, bits):
-    """The quantised weights of all projections, by name."""
+    """The quantized weights of all projections, by name."""
     found = {}
     for index, block in enumerate(sweep.decoder.blocks):
         (change_of,) = solved.changes(index, [RatePlan(dict.fromkeys(sweep.decoder.projections, bits))])
@@ -77,7 +77,7 @@ def test_no_bit_depends_on_the_batches_or_on_where_they_lie(known, options):
 def test_recorded_ones_are_not_solved_again(known, tmp_path, monkeypatch):
     solved_sweep(records=Records(tmp_path))
     assert len(list(tmp_path.glob("rates-*.safetensors"))) == 3
-    monkeypatch.setattr(FewBits, "solve", lambda *args: pytest.fail("solved again"))
+    monkeypatch.setattr(LowBit, "solve", lambda *args: pytest.fail("solved again"))
     found = codes(*solved_sweep(records=Records(tmp_path)), 2)
     assert all(torch.equal(change.codes, found[name].codes) for name, change in codes(*known, 2).items())
 

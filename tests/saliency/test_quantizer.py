@@ -6,24 +6,24 @@ import pytest
 import torch
 from random_layers import hessian_of, inputs, weights
 
-from optimum_neuronal.saliency.quantiser import Quantised, Quantiser, quantise
+from optimum_neuronal.saliency.quantizer import Quantized, Quantizer, quantize
 
 
 BITS = (2, 3, 4, 7)
 
 
-def loss(weight: torch.Tensor, found: Quantised, hessian: torch.Tensor) -> torch.Tensor:
+def loss(weight: torch.Tensor, found: Quantized, hessian: torch.Tensor) -> torch.Tensor:
     """Squared error of the outputs of each row."""
     lost = (weight - found.values()).double()
     return ((lost @ hessian.double()) * lost).sum(dim=1)
 
 
-def rounded(weight: torch.Tensor, bits: int) -> Quantised:
+def rounded(weight: torch.Tensor, bits: int) -> Quantized:
     """Each value at its nearest level, where the largest magnitude of the row is the largest level."""
     top = 2**bits - 1
     scales = (weight.abs().amax(dim=1) / top).bfloat16()
     codes = ((weight / scales.float()[:, None] + top) / 2).round().clamp(0, top)
-    return Quantised(codes.to(torch.uint8), scales, None, bits)
+    return Quantized(codes.to(torch.uint8), scales, None, bits)
 
 
 @pytest.mark.parametrize("bits", [2, 3])
@@ -32,7 +32,7 @@ def test_levels_by_hand(bits):
     top = 2**bits - 1
     codes = torch.randint(0, top + 1, (24, 40), generator=torch.Generator().manual_seed(0))
     weight = 0.125 * torch.arange(1, 25)[:, None] * (2 * codes - top).float()
-    found = quantise(weight, hessian_of(40) + 1e5 * torch.eye(40), bits)
+    found = quantize(weight, hessian_of(40) + 1e5 * torch.eye(40), bits)
     assert torch.equal(found.codes, codes.to(torch.uint8))
     assert torch.equal(found.values(), weight)
 
@@ -40,7 +40,7 @@ def test_levels_by_hand(bits):
 @pytest.mark.parametrize("bits", BITS)
 def test_inputs_without_correlation_give_the_nearest_levels(bits):
     weight, hessian = weights(16, 30), torch.diag(torch.linspace(0.1, 5, 30))
-    found = quantise(weight, hessian, bits)
+    found = quantize(weight, hessian, bits)
     levels = torch.arange(1 - 2**bits, 2**bits, 2) * found.scales.float()[:, None, None]
     nearest = (weight[:, :, None] - levels).abs().amin(dim=2)
     torch.testing.assert_close((weight - found.values()).abs(), nearest, atol=1e-5, rtol=0)
@@ -50,7 +50,7 @@ def test_inputs_without_correlation_give_the_nearest_levels(bits):
 @pytest.mark.parametrize("steps", [False, True])
 def test_the_error_is_far_below_that_of_plain_rounding(bits, steps):
     weight, hessian = weights(32, 150), hessian_of(150)
-    found = quantise(weight, hessian, bits, steps)
+    found = quantize(weight, hessian, bits, steps)
     assert bool((loss(weight, found, hessian) < 0.7 * loss(weight, rounded(weight, bits), hessian)).all())
     assert found.codes.shape == (32, 150) and found.codes.dtype == torch.uint8 and int(found.codes.max()) < 2**bits
     assert found.scales.shape == (32,) and found.scales.dtype == torch.bfloat16 and bool((found.scales > 0).all())
@@ -66,12 +66,12 @@ def test_codes_are_near_the_best_of_all():
     levels = torch.tensor(list(itertools.product((-3.0, -1.0, 1.0, 3.0), repeat=6))).double()
     gain, curvature = weight.double() @ hessian.double() @ levels.T, ((levels @ hessian.double()) * levels).sum(1)
     best = ((weight.double() @ hessian.double()) * weight).sum(1) - (gain.clamp(min=0).square() / curvature).amax(1)
-    assert float(loss(weight, quantise(weight, hessian, 2), hessian).sum()) < 1.3 * float(best.sum())
+    assert float(loss(weight, quantize(weight, hessian, 2), hessian).sum()) < 1.3 * float(best.sum())
 
 
 def test_8_bits_are_the_nearest_of_255_levels():
     weight = torch.tensor([[1.0, -127.0, 63.4], [0.0, 0.0, 0.0]])
-    found = quantise(weight, torch.eye(3), 8)
+    found = quantize(weight, torch.eye(3), 8)
     assert found.codes.tolist() == [[1, -127, 63], [0, 0, 0]] and found.codes.dtype == torch.int8
     assert found.values()[1].tolist() == [0.0, 0.0, 0.0]
 
@@ -79,7 +79,7 @@ def test_8_bits_are_the_nearest_of_255_levels():
 def test_steps_follow_the_weights():
     """A step is the root mean square of its column, as a share of that of all."""
     weight = weights(50, 4) * torch.tensor([1.0, 2.0, 0.0, 500.0])
-    found = quantise(weight, hessian_of(4), 3, steps=True)
+    found = quantize(weight, hessian_of(4), 3, steps=True)
     shares = (weight.square().mean(dim=0) / weight.square().mean()).sqrt().clamp(1 / 16, 16)
     torch.testing.assert_close(found.steps.float(), shares, atol=0, rtol=0.01)
 
@@ -90,52 +90,52 @@ def test_rows_of_zeros_and_inputs_that_are_always_zero(bits, steps):
     weight, x = weights(6, 20), inputs(20, 100)
     weight[2] = 0
     x[:, 5:8] = 0
-    found = quantise(weight, x.T @ x, bits, steps)
+    found = quantize(weight, x.T @ x, bits, steps)
     values = found.values()
     assert bool(torch.isfinite(values).all()) and values[2].tolist() == [0.0] * 20
     if steps and bits < 8:
         assert bool((found.steps > 0).all())
-    assert bool(torch.isfinite(quantise(weight, torch.zeros(20, 20), bits, steps).values()).all())
+    assert bool(torch.isfinite(quantize(weight, torch.zeros(20, 20), bits, steps).values()).all())
 
 
 def test_weights_of_inputs_that_are_always_zero_do_not_move_scales():
     weight, x = weights(6, 20), 1e-3 * inputs(20, 100)
     x[:, 5:8] = 0
-    found = quantise(weight, x.T @ x, 2)
+    found = quantize(weight, x.T @ x, 2)
     weight[:, 5:8] *= 100
-    assert all(torch.equal(a, b) for a, b in zip(found[:2], quantise(weight, x.T @ x, 2)[:2]))
+    assert all(torch.equal(a, b) for a, b in zip(found[:2], quantize(weight, x.T @ x, 2)[:2]))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (65, 3), (3, 65)])
 def test_odd_shapes(shape):
     weight = weights(*shape)
     for bits in (2, 8):
-        found = quantise(weight, hessian_of(shape[1]), bits)
+        found = quantize(weight, hessian_of(shape[1]), bits)
         assert found.codes.shape == shape and len(found.scales) == shape[0]
 
 
 def test_rows_do_not_depend_on_each_other():
-    """Nor on how many are quantised at once, apart from the last digits."""
+    """Nor on how many are quantized at once, apart from the last digits."""
     weight, hessian = weights(40, 30), hessian_of(30)
-    quantiser = Quantiser(hessian)
-    whole, part = quantiser.quantise(weight, 3), quantiser.quantise(weight[:7], 3)
+    quantizer = Quantizer(hessian)
+    whole, part = quantizer.quantize(weight, 3), quantizer.quantize(weight[:7], 3)
     assert float((whole.codes[:7] == part.codes).float().mean()) > 0.98
 
 
 def test_the_same_twice_and_nothing_is_changed():
     weight, hessian = weights(20, 70), hessian_of(70)
     before = weight.clone(), hessian.clone()
-    first, second = (quantise(weight, hessian, 2, steps=True) for _ in range(2))
+    first, second = (quantize(weight, hessian, 2, steps=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3]))
     assert torch.equal(weight, before[0]) and torch.equal(hessian, before[1])
 
 
 def test_a_hessian_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="The Hessian of q_proj is not finite"):
-        quantise(weights(2, 3), torch.full((3, 3), torch.inf), 2, name="q_proj")
+        quantize(weights(2, 3), torch.full((3, 3), torch.inf), 2, name="q_proj")
 
 
 def test_several_paths_lose_less_than_one():
     weight, hessian = weights(32, 150), hessian_of(150)
-    quick, whole = (Quantiser(hessian, quick=quick).quantise(weight, 2) for quick in (True, False))
+    quick, whole = (Quantizer(hessian, quick=quick).quantize(weight, 2) for quick in (True, False))
     assert float(loss(weight, whole, hessian).sum()) < 0.98 * float(loss(weight, quick, hessian).sum())

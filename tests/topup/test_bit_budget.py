@@ -7,9 +7,9 @@ from sweeps import build_sweep
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import quantized_bytes
-from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.saliency.low_bit import LowBit
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.quantising import Rates
+from optimum_neuronal.topup.rates import Rates
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}  # 0.25 bits of scales at most
@@ -44,7 +44,7 @@ def test_experts_of_a_layer_share_a_rate(family):
 
 def test_more_bits_where_the_model_loses_more(monkeypatch):
     model = make_model("llama", **WIDE)
-    sweep, rates = build_sweep(find_decoder(model), FewBits(), make_ids(), 2), Rates(3.0)
+    sweep, rates = build_sweep(find_decoder(model), LowBit(), make_ids(), 2), Rates(3.0)
     asked = []
     original = type(sweep).output_errors
 
@@ -66,7 +66,7 @@ def test_more_bits_where_the_model_loses_more(monkeypatch):
 
 
 def test_uniform_rates_ask_nothing():
-    sweep = build_sweep(find_decoder(make_model("llama", **WIDE)), FewBits(), make_ids(), 2)
+    sweep = build_sweep(find_decoder(make_model("llama", **WIDE)), LowBit(), make_ids(), 2)
     rates = Rates(3.0, "uniform")
     assert rates.allocate(sweep, 3.0).plan == rates.even(sweep.decoder)
     assert sweep.runner.block_forwards == 0

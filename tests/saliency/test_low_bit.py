@@ -3,9 +3,8 @@ import torch
 
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.few_bits import FewBits
-from optimum_neuronal.saliency.masks import ColumnPattern
-from optimum_neuronal.saliency.quantiser import Quantiser
+from optimum_neuronal.saliency.low_bit import LowBit
+from optimum_neuronal.saliency.quantizer import Quantizer
 
 
 def layer(rows=24, columns=16):
@@ -17,29 +16,22 @@ def layer(rows=24, columns=16):
 def test_each_weight_gets_its_own_bits_and_the_projections_dtype():
     weight, hessian = layer()
     weights, bits = {"q": weight, "k": weight[:8], "v": weight[8:]}, {"q": 2, "k": 8, "v": 4, "other": 3}
-    found = FewBits().solve(weights, hessian, bits, torch.bfloat16)
+    found = LowBit().solve(weights, hessian, bits, torch.bfloat16)
     assert list(found) == ["q", "k", "v"]
     for name, change in found.items():
         assert isinstance(change, QuantizedWeight) and change.bits == bits[name] and change.dtype == torch.bfloat16
-        codes, scales, steps, _ = Quantiser(hessian).quantise(weights[name], bits[name])
+        codes, scales, steps, _ = Quantizer(hessian).quantize(weights[name], bits[name])
         expected = QuantizedWeight.encode(codes, bits[name], scales, steps)
         assert torch.equal(change.codes, expected.codes) and torch.equal(change.scales, expected.scales)
         change.check()
 
 
 def test_it_stands_beside_the_methods_that_users_choose_from():
-    assert FewBits.name not in SALIENCIES.names()
-    assert FewBits.updates_weights and not FewBits.knows_rows and FewBits.reconstruct == "dense"
-
-
-def test_what_is_no_rate_is_refused():
-    weight, hessian = layer()
-    for bits, pattern in ((0, None), (3, ColumnPattern.parse("2:4"))):
-        with pytest.raises(ValueError, match=f"q was given {bits} bits and the pattern"):
-            FewBits().solve({"q": weight}, hessian, {"q": bits}, torch.float32, pattern)
+    assert LowBit.name not in SALIENCIES.names()
+    assert LowBit.updates_weights and not LowBit.knows_rows and LowBit.reconstruct == "dense"
 
 
 def test_inputs_that_overflow_are_named():
     weight, hessian = layer()
     with pytest.raises(ValueError, match="The Hessian of q, k is not finite"):
-        FewBits().solve({"q": weight, "k": weight}, hessian * torch.inf, {"q": 2, "k": 2}, torch.float32)
+        LowBit().solve({"q": weight, "k": weight}, hessian * torch.inf, {"q": 2, "k": 2}, torch.float32)

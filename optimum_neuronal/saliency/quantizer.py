@@ -1,4 +1,4 @@
-"""Quantises the weights of a projection to few bits, so that its outputs change least.
+"""Quantizes the weights of a projection to few bits, so that its outputs change least.
 
 Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen column by
 column, and later columns make up for the error of each (Frantar et al., GPTQ, 2022): first for several scales, of which each
@@ -22,14 +22,14 @@ SWEEPS = 4  # of coordinate descent over all codes, at most
 LEAST_TRIED, MOST_TRIED = 12, 48  # scales for each row: the narrower it is, the more its error depends on chance
 TRIED_COLUMNS = 1 << 15  # of all scales that are tried for a row
 LOWEST, HIGHEST = 0.7, 1.4  # of them, times the usual one
-CHUNK = 1 << 13  # rows to quantise at once
+CHUNK = 1 << 13  # rows to quantize at once
 # Half the distance of the levels that suit a row of standard deviation 1.
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
 SPREAD, TINY = 16.0, 1e-30  # steps are at most so many times the usual one, or so small a part of it
 LARGEST = 127  # the largest level of 8 bits
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """A weight of few bits.
 
     Args:
@@ -53,10 +53,10 @@ class Quantised(NamedTuple):
         return values if self.steps is None else values * self.steps.float()
 
 
-def quantise(
+def quantize(
     weight: torch.Tensor, hessian: torch.Tensor, bits: int, steps: bool = False, name: str = "the weight"
-) -> Quantised:
-    """Return a weight of few bits. For several weights with one input, or several numbers of bits, see [`Quantiser`].
+) -> Quantized:
+    """Return a weight of few bits. For several weights with one input, or several numbers of bits, see [`Quantizer`].
 
     Args:
         weight (`Tensor` of float32, shape (rows, columns)):
@@ -71,21 +71,21 @@ def quantise(
     Raises:
         `ValueError`: the Hessian is not finite, or cannot be inverted.
     """
-    return Quantiser(hessian, name).quantise(weight, bits, steps)
+    return Quantizer(hessian, name).quantize(weight, bits, steps)
 
 
-def nearest(weight: torch.Tensor) -> Quantised:
-    """Return a weight of 8 bits, each value at its nearest level. Arguments: see [`quantise`]."""
+def nearest(weight: torch.Tensor) -> Quantized:
+    """Return a weight of 8 bits, each value at its nearest level. Arguments: see [`quantize`]."""
     scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
     codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return Quantised(codes.to(torch.int8), scales, None, 8)
+    return Quantized(codes.to(torch.int8), scales, None, 8)
 
 
-class Quantiser:
-    """Quantises weights of projections with one input.
+class Quantizer:
+    """Quantizes weights of projections with one input.
 
     Args:
-        hessian (`Tensor`), name (`str`): as for [`quantise`].
+        hessian (`Tensor`), name (`str`): as for [`quantize`].
         quick (`bool`): True for half the work, and some 5 % more error.
     """
 
@@ -101,8 +101,8 @@ class Quantiser:
     def _sorted(self, matrix: torch.Tensor) -> torch.Tensor:
         return matrix[self._order][:, self._order]
 
-    def quantise(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantised:
-        """Return a weight of few bits. Arguments: see [`quantise`]."""
+    def quantize(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantized:
+        """Return a weight of few bits. Arguments: see [`quantize`]."""
         if bits == 8:
             return nearest(weight)
         weight = weight.masked_fill(self._dead, 0)  # scales need not suit weights of inputs that are always zero
@@ -115,7 +115,7 @@ class Quantiser:
             codes, scales = _Solver(target.contiguous(), matrix, factor, bits, self._quick).solve()
         back = self._order.argsort()
         codes = codes.T[:, back].to(torch.uint8).contiguous()
-        return Quantised(codes, scales.to(torch.bfloat16), widths, bits)
+        return Quantized(codes, scales.to(torch.bfloat16), widths, bits)
 
 
 def _column_steps(weight: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ class _Solver:
         matrix (`Tensor`, shape (columns, columns)): the dampened Hessian, sorted, times the steps.
         factor (`Tensor`, shape (columns, columns)): upper Cholesky factor of the matrix's inverse.
         bits (`int`): of a code, 2 to 7.
-        quick (`bool`): see [`Quantiser`].
+        quick (`bool`): see [`Quantizer`].
     """
 
     def __init__(self, target: torch.Tensor, matrix: torch.Tensor, factor: torch.Tensor, bits: int, quick: bool):
