@@ -18,8 +18,7 @@ from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import Deviation
 from ..trials.cache import Cache
-from ..trials.solved import SolvedSparsities
-from ..trials.solved import Solved, SolvedWeights, heldout_sequences
+from ..trials.solved import Solved, SolvedSparsities, SolvedWeights, heldout_sequences
 from ..trials.trials import Score
 from .context import PruneContext
 from .final_pass import FinalPruning
