@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .common.display import format_html, format_table
-from .files.atomic import write_durably
+from .files.atomic import write_atomically
 
 
 REPORT_NAME = "neuronal_report.json"
@@ -85,7 +85,7 @@ class PruningReport:
         """
         path = Path(directory) / REPORT_NAME
         content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
-        write_durably(path, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
         return path
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from ..data.calibration import as_token_ids
 from ..evaluation.evaluated_model import as_model
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import evaluate_tasks
-from ..files.atomic import write_durably
+from ..files.atomic import write_atomically
 from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
@@ -243,5 +243,5 @@ def _recorded(
     result = make()
     if result.error is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
     return result

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.display import Column, Table, format_html, format_markdown, format_table
-from ..files.atomic import write_durably
+from ..files.atomic import write_atomically
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures
 from .results import DENSE, Aggregate, Result, geometric_mean, grouped
@@ -222,7 +222,7 @@ class Comparison:
         paths = _write(Path(directory), contents)
         page = Path(directory) / PAGE
         if page.is_file() and page.read_text(encoding="utf-8") == self.to_markdown():
-            write_durably(page, self.to_markdown(list(images)).encode())
+            write_atomically(page, self.to_markdown(list(images)).encode())
         return Figures(images, paths)
 
 
@@ -230,7 +230,7 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Write files, name -> content, into a folder, which is made if need be, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        write_durably(folder / name, content)
+        write_atomically(folder / name, content)
     return [folder / name for name in contents]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.display import Column, Table, format_markdown
-from ..files.atomic import write_durably
+from ..files.atomic import write_atomically
 from ..packed.environment import describe_environment
 from .comparison import Comparison
 from .results import DENSE, PRESET, Result
@@ -69,7 +69,7 @@ def evidence_page(comparison: Comparison) -> str:
 def write_page(comparison: Comparison, directory: str | Path) -> Path:
     """Write the page into the directory of a comparison that was saved, and return its path."""
     path = Path(directory) / PAGE
-    write_durably(path, evidence_page(comparison).encode())
+    write_atomically(path, evidence_page(comparison).encode())
     return path
 
 

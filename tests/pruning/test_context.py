@@ -137,7 +137,7 @@ def opened(directory, **fields):
 def test_another_config_is_refused(tmp_path):
     opened(tmp_path / "work").put("block-00000", 1, {})
     assert opened(tmp_path / "work", topup="search").get("block-00000")[0] == 1, "which it is by default"
-    with pytest.raises(ValueError, match="begun otherwise: seed was 0, is 1"):
+    with pytest.raises(ValueError, match="started with different settings: seed was 0, is 1"):
         opened(tmp_path / "work", seed=1)
 
 

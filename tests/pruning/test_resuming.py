@@ -166,7 +166,7 @@ def test_another_config_model_or_other_data_is_refused(ids, tmp_path):
         ({"seed": 1}, "seed was 0, is 1"),
         ({"topup_args": {**LAMBDAS, "block_lambdas": [0.1]}}, "block_lambdas was"),
     ]:
-        with pytest.raises(ValueError, match=f"begun otherwise: {changed}"):
+        with pytest.raises(ValueError, match=f"started with different settings: {changed}"):
             prune("llama", ids, tmp_path, **fields)
     with pytest.raises(ValueError, match="model was '[0-9a-f]+', is"):
         NeuronALPruner(config()).prune(make_model("llama", seed=1), ids, tmp_path)
@@ -193,15 +193,15 @@ def test_memory_may_be_managed_otherwise(expected, ids, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_does_not_stop_a_prune(expected, ids, tmp_path, monkeypatch, warned):
-    sync, left = os.fsync, iter(range(6))
+    replace, left = os.replace, iter(range(6))
 
-    def full(handle):
+    def full(source, target):
         if next(left, None) is None:
             raise OSError(28, "No space left on device")
-        sync(handle)
+        replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "replace", full)
         _, result = prune("llama", ids, tmp_path)
     assert equal(expected, result) and warned and all("the prune goes on" in text for text in warned)
     assert {path.name for path in tmp_path.glob(".*")} == {".lock"}, "no temporary file is left"
