@@ -9,6 +9,7 @@ import shutil
 import sys
 
 import datasets
+import huggingface_hub
 import pytest
 import torch
 import transformers
