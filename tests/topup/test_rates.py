@@ -1,5 +1,9 @@
 """Rates of projections under a budget: cases by hand, and the best of all where few can be tried."""
 
+import itertools
+
+import pytest
+
 from optimum_neuronal.topup.rates import choose_rates, extended
 
 
@@ -38,3 +42,17 @@ def test_a_dear_first_bit_does_not_hide_a_cheap_second():
     """At 3 bits nothing is gained, at 4 all: two bits at once."""
     curves = {"a": {2: 1.0, 3: 1.0, 4: 0.0}, "b": {2: 0.3, 3: 0.2, 4: 0.1}}
     assert choose_rates(curves, sizes("ab"), 600) == {"a": 4, "b": 2}
+
+
+@pytest.mark.parametrize("budget", range(1000, 2001, 100))
+def test_near_the_best_of_all_and_within_the_budget(budget):
+    curves = {name: extended({2: value, 3: value / 3}) for name, value in zip("abcde", (9.0, 1.0, 4.0, 2.5, 0.3))}
+    own = sizes("abcde")
+    found = choose_rates(curves, own, budget)
+    assert sum(own[name][bits] for name, bits in found.items()) <= budget
+    best = min(
+        sum(curves[name][bits] for name, bits in zip("abcde", tried))
+        for tried in itertools.product((2, 3, 4), repeat=5)
+        if 100 * sum(tried) <= budget
+    )
+    assert sum(curves[name][bits] for name, bits in found.items()) <= 1.0001 * best

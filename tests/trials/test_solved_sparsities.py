@@ -1,11 +1,21 @@
 """Weights solved at a few sparsities: what is between them, where they lie, and what they cost."""
 
+from pathlib import Path
+
+import pytest
 import torch
-from sweeps import build_sweep, uniform
+from conftest import make_ids, make_model
+from interruptions import interrupt_at_second_block
+from sweeps import build_sweep, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.trials import solved as solved_module
 from optimum_neuronal.trials.solved import SolvedSparsities
 
 
@@ -29,3 +39,164 @@ class Solved:
 
     def all_weights(self, sparsity) -> dict[str, torch.Tensor]:
         return {name: self.weight(p, sparsity) for name, p in self.sweep.decoder.projections.items()}
+
+
+@pytest.fixture(scope="module")
+def solved():
+    """A Llama with its levels in memory, which tests only read."""
+    return Solved(make_model("llama"), make_ids())
+
+
+def equal(weights, others) -> bool:
+    return all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+def test_levels_lie_around_the_target():
+    for target in (0.3, 0.5, 0.7, 0.95):
+        found = SolvedSparsities.around(target).amounts
+        assert list(found) == sorted(found) and all(0 < sparsity < 1 for sparsity in found)
+        assert any(sparsity == pytest.approx(target) for sparsity in found)
+    assert SolvedSparsities.around(0.7).amounts == pytest.approx((0.4, 0.55, 0.64, 0.7, 0.775, 0.865, 0.94))
+    assert len(SolvedSparsities.around(0.3).amounts) == 5, "none below 0"
+
+
+def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
+    """Bit for bit, on the dense model's inputs of the sequences that trials are not measured on."""
+    runner = solved.sweep.runner
+    with inference(solved.model):
+        inputs = runner.capture(ids[4:])
+        stream = Stream(inputs.hidden)
+        for block, calls in zip(solved.sweep.decoder.blocks, inputs.calls):
+            stream, norms = runner.replay(block, stream, calls, ALPS.statistic)
+            query, value = block.pruned[0], block.pruned[2]
+            alike = {p.name: p.weight for p in block.pruned[:3]}
+            for sparsity in solved.levels.amounts:
+                hessian = norms[query.name].hessian
+                expected = FAST.quick().prune_together(alike, hessian, dict.fromkeys(alike, sparsity))
+                assert torch.equal(solved.weight(value, sparsity), expected[value.name])
+                zeros = (solved.weight(value, sparsity) == 0).float().mean().item()
+                assert zeros == pytest.approx(sparsity, abs=2 / value.weight.numel())
+
+
+def test_between_two_levels_it_is_interpolated(solved):
+    projection = solved.sweep.decoder.blocks[1].pruned[-1]
+    for low, high in zip(solved.levels.amounts, solved.levels.amounts[1:]):
+        for share in (0.25, 0.5):
+            expected = (1 - share) * solved.weight(projection, low) + share * solved.weight(projection, high)
+            found = solved.weight(projection, (1 - share) * low + share * high)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_at_the_ends_it_is_dense_and_nothing(solved):
+    projection = solved.sweep.decoder.blocks[0].pruned[0]
+    assert torch.equal(solved.weight(projection, 0.0), projection.weight)
+    assert not solved.weight(projection, 1.0).any()
+    first, last = solved.levels.amounts[0], solved.levels.amounts[-1]
+    expected = (projection.weight + solved.weight(projection, first)) / 2
+    torch.testing.assert_close(solved.weight(projection, first / 2), expected)
+    torch.testing.assert_close(solved.weight(projection, (1 + last) / 2), solved.weight(projection, last) / 2)
+
+
+@pytest.mark.parametrize("family, saliency", [("gpt2", FAST), ("mixtral", FAST), ("llama", SparseGPT())])
+def test_weights_that_are_transposed_or_stacked(family, saliency, ids):
+    solved = Solved(make_model(family, num_hidden_layers=1), ids, saliency)
+    for name, weight in solved.all_weights(0.6).items():
+        assert weight.shape == solved.sweep.decoder.projections[name].shape
+        assert (weight == 0).sum().item() == pytest.approx(0.6 * weight.numel(), abs=1.1), name
+
+
+def test_plans_are_told_apart(solved):
+    first, second = (block.pruned[0] for block in solved.sweep.decoder.blocks[:2])
+    half = uniform(solved.sweep, 0.6)
+    plans = [half, SparsityPlan({**half.sparsity, first.name: 0.7})]
+    one, other = (change_of(first).applied(first.weight) for change_of in solved.levels.changes(0, plans))
+    assert (one == 0).float().mean().item() == pytest.approx(0.6, abs=0.01) and not torch.equal(one, other)
+    one, other = (change_of(second).applied(second.weight) for change_of in solved.levels.changes(1, plans))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("fields", [{"family": "llama"}, {"family": "mixtral", "num_local_experts": 2}])
+def test_no_bit_depends_on_the_batches(fields, ids):
+    first, second = (Solved(make_model(**fields, num_hidden_layers=2), ids, batch_size=size) for size in (1, 5))
+    assert equal(first.all_weights(0.63), second.all_weights(0.63))
+
+
+def test_trials_compute_with_them(llama, ids):
+    """Nearer to the dense model than what is left of the weights as they are, and at one pass of the sequences."""
+    before, solved = state(llama), Solved(llama, ids)
+    assert unchanged(llama, before)
+    sweep, levels = solved.sweep, solved.levels
+    plans = [uniform(sweep, sparsity) for sparsity in (0.0, 0.5, 0.6, 0.63)]
+    with inference(llama):
+        errors = sweep.output_errors(plans, "kl", None, levels)
+        sweep.runner.block_forwards = 0
+        assert sweep.output_errors(plans[2:3], "kl", None, levels) == errors[2:3]
+        assert sweep.runner.block_forwards == 4 * 3
+        (masked,) = sweep.output_errors(plans[2:3], "kl", None, plans[2])
+    assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2] < min(errors[3], masked)
+    assert unchanged(llama, before)
+
+
+def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solved, llama, ids):
+    on_disk = Solved(llama, ids, max_hidden_bytes=0)
+    assert solved.levels.blocks and not solved.levels.records.keeps
+    assert not on_disk.levels.blocks and on_disk.levels.records.keeps
+    for sparsity in (solved.levels.amounts[2], 0.63, 0.2, 0.97):
+        assert equal(solved.all_weights(sparsity), on_disk.all_weights(sparsity))
+    folder = Path(on_disk.levels.records.directory)
+    assert len(list(folder.glob("solved-*.safetensors"))) == 3
+    on_disk.levels = None
+    on_disk.sweep.cache.release()
+    assert not folder.exists()
+
+
+def test_a_budget_that_is_enough_keeps_them_in_memory(ids):
+    model = make_model("llama", num_hidden_layers=1)
+    (block,) = find_decoder(model).blocks
+    size = sum(SolvedSparsities.around(0.6).nbytes(projection) for projection in block.pruned)
+    assert Solved(model, ids, max_hidden_bytes=size).levels.blocks
+    solved = Solved(model, ids, max_hidden_bytes=size - 1)
+    assert not solved.levels.blocks
+    held = sum(file.stat().st_size for file in Path(solved.levels.records.directory).glob("solved-*"))
+    assert held == pytest.approx(size, rel=0.25), "names and padding beside"
+
+
+def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monkeypatch):
+    calls = interrupt_at_second_block(monkeypatch, solved_module, "_solve_block")
+    with pytest.raises(ConnectionError):
+        Solved(llama, ids, records=Records(tmp_path))
+    assert calls == ["model.layers.0", "model.layers.1"]
+    resumed = Solved(llama, ids, records=Records(tmp_path))
+    assert calls[2:] == ["model.layers.1", "model.layers.2"]
+    again = Solved(llama, ids, records=Records(tmp_path), max_hidden_bytes=0)
+    assert len(calls) == 4 and again.levels.records.directory == tmp_path
+    for other in (resumed, again):
+        assert equal(solved.all_weights(0.63), other.all_weights(0.63))
+    lost = next(tmp_path.glob("solved-00001*"))
+    lost.write_bytes(lost.read_bytes()[:-9])
+    with pytest.raises(OSError, match="solved-00001 cannot be read from .*Use another disk"):
+        again.all_weights(0.63)
+
+
+def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(Records, "has_room", lambda self, size: False)
+    monkeypatch.setattr(solved_module, "_solve_block", lambda *_args: pytest.fail("work began"))
+    message = r"solved 7 times, take .* GB, more than is free in .*work_dir.*, or set solved"
+    for options in ({}, {"records": Records(tmp_path)}):
+        with pytest.raises(ValueError, match=message):
+            Solved(llama, ids, max_hidden_bytes=0, **options)
+
+
+def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
+    seen, original = [], ALPS.prune_together
+    monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))
+    Solved(make_model("llama", num_hidden_layers=1), ids, ALPS(iterations=100))
+    assert seen and set(seen) == {ALPS(iterations=60)}
+
+
+def test_bytes_by_hand(llama):
+    """Values of four bytes, and a word of 8 bytes for every row of 32 weights, at every level."""
+    projection = find_decoder(llama).blocks[0].projections["model.layers.0.mlp.up_proj"]
+    weights = 32 * 48
+    assert SolvedSparsities((0.5,)).nbytes(projection) == weights * 2 + 48 * 8
+    assert SolvedSparsities((0.5, 0.75)).nbytes(projection) == weights * 3 + 2 * 48 * 8
