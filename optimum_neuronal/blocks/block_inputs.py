@@ -13,17 +13,11 @@ from .calls import Call, Wrap, hidden_bytes, keep_shared, output_wrapper, replac
 
 @dataclass(eq=False)
 class BlockInputs:
-    """The first block's hidden states for every batch, and the calls of every block.
+    """The first block's hidden states for every batch, and the calls of every block."""
 
-    Args:
-        hidden (`list[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
-        calls (`list[list[Call]]`): `calls[i][j]` is block i's call for batch j.
-        final_norm (`nn.Module`, *optional*): applied by the decoder to the last block's output.
-    """
-
-    hidden: list[torch.Tensor] = field(default_factory=list)
-    calls: list[list[Call]] = field(default_factory=list)
-    final_norm: nn.Module | None = None
+    hidden: list[torch.Tensor] = field(default_factory=list)  # each of shape (batch, tokens, hidden size)
+    calls: list[list[Call]] = field(default_factory=list)  # calls[i][j] is block i's call for batch j
+    final_norm: nn.Module | None = None  # applied by the decoder to the last block's output
 
 
 @contextmanager
@@ -172,10 +166,9 @@ def next_token_logits(
 
     Args:
         decoder ([`Decoder`]): with the head. Call it inside [`inference`].
-        ids (`Tensor` of int64, shape (sequences, tokens)): the token ids of `hidden`.
-        hidden (`Tensor`, shape (sequences, tokens, hidden size)): the last block's output.
-        wrap: from [`find_wrapper`].
-        device (`torch.device`): where the decoder expects token ids.
+        ids (`Tensor` of int64, shape (sequences, tokens)), hidden (`Tensor`, shape (sequences, tokens, hidden size)):
+            Token ids, and the last block's output for them.
+        wrap, device: from [`find_wrapper`], and where the decoder expects token ids.
 
     Returns:
         `Tensor`: float32, shape (sequences, tokens, vocabulary).

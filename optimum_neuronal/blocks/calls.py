@@ -87,12 +87,9 @@ class Stream:
     """Hidden states of all batches at one place in the model, for one candidate.
 
     Streams are compared by identity: work on the same object is done once.
-
-    Args:
-        batches (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
     """
 
-    batches: Sequence[torch.Tensor]
+    batches: Sequence[torch.Tensor]  # each of shape (batch, tokens, hidden size)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self.batches)

@@ -182,14 +182,7 @@ class BlockRunner:
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:
     """Check that replaying the blocks, with their inputs recorded, gives what the decoder's own forward computes.
 
-    Args:
-        decoder ([`Decoder`]): the model's blocks and projections.
-        ids (`Tensor` of int64, shape (1, tokens)): one sequence.
-        device (`torch.device`): where the decoder expects token ids.
-        loader ([`BlockLoader`]): loads the blocks' weights.
-
-    Returns:
-        The [`output_wrapper`] of the blocks.
+    Returns the [`output_wrapper`] of the blocks. `ids` (int64) is one sequence, shape (1, tokens).
 
     Raises:
         `ValueError`: the outputs differ, a projection takes no part in the forward, or activations are not finite.

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from ..compat import hf_private
 from ..compat.accelerate import is_offloaded
 from ..model.load_model import check_kind
-from ..model.packed_modules import PackedModule
 from ..model.projections import Projection
+from ..packed.packed_module import PackedModule
 from ..saliency.masks import ColumnPattern
 
 

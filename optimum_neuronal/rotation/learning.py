@@ -80,11 +80,7 @@ class Rotation:
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations of a model, and the objective before every step: the first is without a rotation.
 
-        Args:
-            parts ([`RotatedParts`]): of the model. Its norms are folded, and it is not rotated.
-            runner ([`BlockRunner`]): of the model, inside [`block_inputs.inference`].
-            ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
-            seed (`int`): of the labels that the model draws, and of the rows.
+        The model's norms are folded. `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
         """
         fisher = {name: 1.0 for name in parts.decoder.projections}
         if self.weights == "fisher":

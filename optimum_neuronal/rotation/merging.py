@@ -23,15 +23,10 @@ from .turns import turn_bias, turn_table, turn_weight, unless_identity, widened
 
 @dataclass(frozen=True)
 class Rotations:
-    """Rotations of a model.
+    """Orthogonal rotations of a model."""
 
-    Args:
-        stream (`Tensor`, *optional*): R1, shape (hidden, hidden), orthogonal. None: the stream is not rotated.
-        heads (`Sequence[Tensor]`): R2 of every block, shape (key-value heads, size, size), each orthogonal.
-    """
-
-    stream: torch.Tensor | None
-    heads: Sequence[torch.Tensor]
+    stream: torch.Tensor | None  # R1, shape (hidden, hidden); None if the stream is not rotated
+    heads: Sequence[torch.Tensor]  # R2 of every block, shape (key-value heads, size, size)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the rotations by name."""
@@ -53,11 +48,7 @@ class Rotations:
 
 
 class Originals:
-    """Copies, in CPU memory, of the weights that a rotation changes.
-
-    Args:
-        parts ([`RotatedParts`]): of the model, before it is rotated.
-    """
+    """Copies, in CPU memory, of the weights of a model that a rotation will change."""
 
     def __init__(self, parts: RotatedParts):
         self.parts, self._unties, self._config = parts, parts.unties, parts.model.config

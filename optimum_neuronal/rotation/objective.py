@@ -28,31 +28,19 @@ LOOK_EVERY = 5  # steps between two draws of rows and quantiles
 class Term:
     """One projection in the objective.
 
-    Args:
-        projection ([`Projection`]): of its block.
-        parts ([`BlockParts`]): of its block.
-        inverse (`Tensor`):
-            Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query
-            heads, size, size) if it reads heads, else the diagonal of shape (in,).
-        weight (`float`): Fisher weight by the energy of its output.
-
-    Attributes:
-        matrix (`Tensor`): its folded weight without a rotation, rows of values last; or the drawn rows or columns of it.
-        columns (`Tensor` of int64, *optional*): the drawn columns. None: all.
-        values (`Tensor` of int64, *optional*): the drawn values of heads, which are rotated before. None: all.
-        rows (`float`): share of the rows that are drawn, see [`divide_rows`].
-        cut (`Tensor`, *optional*): the last quantile of its importance.
+    `inverse` is that of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape
+    (query heads, size, size) if it reads heads, otherwise the diagonal of shape (in,).
     """
 
     projection: Projection
     parts: BlockParts
     inverse: torch.Tensor
-    weight: float
-    matrix: torch.Tensor = field(init=False)
-    columns: torch.Tensor | None = field(default=None, init=False)
-    values: torch.Tensor | None = field(default=None, init=False)
-    rows: float = field(default=1.0, init=False)
-    cut: torch.Tensor | None = field(default=None, init=False)
+    weight: float  # Fisher weight by the energy of its output
+    matrix: torch.Tensor = field(init=False)  # folded, not rotated, rows of values last; or the drawn rows or columns
+    columns: torch.Tensor | None = field(default=None, init=False)  # the drawn ones; None: all
+    values: torch.Tensor | None = field(default=None, init=False)  # the drawn ones of heads, after rotation; None: all
+    rows: float = field(default=1.0, init=False)  # share of the rows that are drawn, see `divide_rows`
+    cut: torch.Tensor | None = field(default=None, init=False)  # the last quantile of its importance
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw rows of the rotated weight, and forget the threshold.
@@ -95,9 +83,7 @@ class Term:
     ) -> torch.Tensor:
         """Return the importance of all weights, or of the drawn ones, shape (out, in), float32.
 
-        Args:
-            stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of this block's heads.
-            diagonal (`Tensor`, *optional*): of `R^T inverse R`, shape (in,), for a projection that reads the stream.
+        `diagonal`, shape (in,), is that of `R^T inverse R`, for a projection that reads the stream.
         """
         layout, weight = self.parts.heads, self.matrix.float()
         if self.projection is layout.writer:
@@ -153,12 +139,9 @@ def divide_rows(lost: Mapping[Term, float], share: float) -> None:
 
 
 def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
-    """Return the terms of a block: its pruned projections that a rotation changes and that received inputs.
+    """Return the terms of a block with folded norms: its pruned and rotated projections that received inputs.
 
-    Args:
-        parts ([`BlockParts`]): of the block, whose norms are folded.
-        norms (`Mapping[str, Hessian]`): projection name -> statistic of its input.
-        fisher (`Mapping[str, float]`): projection name -> Fisher weight.
+    `norms` and `fisher` map the names of projections to statistics of their inputs and to Fisher weights.
     """
     readers, inverses, terms = parts.readers, {}, []
     seen = [p for p in parts.pruned if p.name in norms and norms[p.name].tokens]
@@ -202,10 +185,9 @@ def block_loss(
     share: float,
     drawn_by: torch.Generator | None,
 ) -> torch.Tensor:
-    """Return the objective of a block, a scalar in float32.
+    """Return the objective of a block with at least one term, a scalar in float32.
 
     Args:
-        terms (`Sequence[Term]`): of the block, at least one.
         stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
         share (`float`): share of the weights that the threshold cuts, above 0, at most 1.
         drawn_by (`Generator`, *optional*): to draw new rows and find new thresholds. None: keep both.

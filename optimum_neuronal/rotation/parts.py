@@ -23,19 +23,12 @@ MLP_NORMS = ("post_attention_layernorm", "feedforward_layernorm")
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The projections that write and read the values of attention heads. Between them are only sums over tokens.
-
-    Args:
-        writer ([`Projection`]): writes the values.
-        rows (`Tensor` of int64, shape (count * size,)): the writer's rows of values, head after head.
-        reader ([`Projection`]): reads them; its columns are in the order of the heads.
-        size (`int`): values of a head.
-    """
+    """The projections that write and read the values of attention heads. Between them are only sums over tokens."""
 
     writer: Projection
-    rows: torch.Tensor
-    reader: Projection
-    size: int
+    rows: torch.Tensor  # the writer's rows of values, head after head: int64, shape (count * size,)
+    reader: Projection  # its columns are in the order of the heads
+    size: int  # values of a head
 
     @property
     def count(self) -> int:
@@ -56,19 +49,11 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class BlockParts:
-    """The weights of a block that a rotation changes.
-
-    Args:
-        block ([`Block`]): of the decoder.
-        folds (`Sequence[tuple[nn.Module, Sequence[Projection]]]`):
-            Each norm with the weights that read its output, routers included. Empty if the stream is not rotated.
-        writers (`Sequence[Projection]`): projections that write into the stream. Empty if it is not rotated.
-        heads ([`Heads`]): of its attention.
-    """
+    """The weights of a block that a rotation changes. `folds` and `writers` are empty if the stream is not rotated."""
 
     block: Block
-    folds: Sequence[tuple[nn.Module, Sequence[Projection]]]
-    writers: Sequence[Projection]
+    folds: Sequence[tuple[nn.Module, Sequence[Projection]]]  # norms, and the weights that read each, routers included
+    writers: Sequence[Projection]  # write into the stream
     heads: Heads
 
     @cached_property
@@ -90,17 +75,11 @@ class BlockParts:
 
 @dataclass(frozen=True, eq=False)
 class RotatedParts:
-    """The weights of a model that rotations change.
-
-    Args:
-        decoder ([`Decoder`]): of the model.
-        blocks (`Sequence[BlockParts]`): in the order of the decoder.
-        final_norm (`nn.Module`, *optional*): in front of the head. None: only the heads' values are rotated.
-    """
+    """The weights of a model that rotations change."""
 
     decoder: Decoder
     blocks: Sequence[BlockParts]
-    final_norm: nn.Module | None
+    final_norm: nn.Module | None  # in front of the head; None if only the heads' values are rotated
 
     @property
     def model(self) -> PreTrainedModel:

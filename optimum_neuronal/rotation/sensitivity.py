@@ -24,11 +24,7 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
 
     This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the drawn labels' negative log-likelihood at y.
     All experts of an MoE layer get an equal share of the layer's value. Values are scaled to a mean of 1.
-
-    Args:
-        runner ([`BlockRunner`]): of the dense model.
-        ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
-        seed (`int`): of the labels.
+    `ids` (int64) has shape (sequences, tokens); `seed` draws the labels.
     """
     inputs, entering = runner.capture(ids), []
 

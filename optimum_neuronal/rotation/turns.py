@@ -21,8 +21,7 @@ def turn_weight(
     """Return a projection's rotated weight, shape (out, in).
 
     Args:
-        projection ([`Projection`]): of the block.
-        own ([`BlockParts`]): of the block.
+        projection ([`Projection`]), own ([`BlockParts`]): the projection, and its block.
         weight (`Tensor`, shape (out, in)): the original, in the widest type. It may be changed in place.
         scale (`Tensor`, shape (in,), *optional*): of the norm in front, for a projection that reads the stream.
         stream (`Tensor`, shape (hidden, hidden), *optional*): R1.
