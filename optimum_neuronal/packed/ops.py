@@ -140,8 +140,9 @@ def _setup_linear(ctx, inputs, output) -> None:
 
 
 def _linear_backward(ctx, gradient):
-    found = torch.ops.optimum_neuronal.packed_gradient(gradient, ctx.format, list(ctx.saved_tensors), ctx.columns)
-    return found, None, [None] * len(ctx.saved_tensors), None, None
+    tensors = list(ctx.saved_tensors)  # may be asked for once
+    found = torch.ops.optimum_neuronal.packed_gradient(gradient, ctx.format, tensors, ctx.columns)
+    return found, None, [None] * len(tensors), None, None
 
 
 def _no_second_gradient(ctx, *gradients):

@@ -117,7 +117,7 @@ def test_bits_that_lie_askew():
     weight = finite((5, 70), torch.float32)
     packed = SparseWeight.pack(weight)
     askew = torch.empty(packed.mask.numel() + 1, dtype=torch.uint8)[1:].view(packed.mask.shape).copy_(packed.mask)
-    assert askew.data_ptr() % 4 and torch.equal(accelerator.unpack(replace(packed, bits=askew)), weight)
+    assert askew.data_ptr() % 4 and torch.equal(accelerator.unpack(replace(packed, mask=askew)), weight)
 
 
 def test_values_behind_two_to_the_31(tmp_path):
