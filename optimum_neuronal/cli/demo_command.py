@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal demo`, which shows on a small model what is gained."""
+"""`optimum-cli neuronal demo`, which prunes a small model in several ways."""
 
 import argparse
 
@@ -12,8 +12,7 @@ class DemoCommand(Command):
     """Command that runs the demonstration."""
 
     COMMAND = CommandInfo(
-        name="demo",
-        help="Prune the small model that comes with the package, in several ways; one or two minutes on two cores.",
+        name="demo", help="Prune the small model that comes with the package in several ways (one or two minutes)."
     )
     EXAMPLES = ("", "--all --output somewhere-else")
 

@@ -4,20 +4,19 @@ from argparse import ArgumentParser
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 
-from .. import __version__
-from .checkpoint_commands import ConvertCommand, InspectCommand
-from .command import CommandParser, describe
+from .compare_command import CompareCommand
+from .convert_command import ConvertCommand
 from .demo_command import DemoCommand
 from .env_command import EnvCommand
 from .evaluate_command import EvaluateCommand
-from .measuring_commands import CompareCommand
+from .flags import describe
+from .inspect_command import InspectCommand
 from .prune_command import PruneCommand
 from .speed_command import SpeedCommand
 
 
 COMMANDS = (
-    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand,
-    EnvCommand, DemoCommand,
+    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
 EXAMPLES = ("demo", "prune --model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse", "prune --help")
 
@@ -33,19 +32,7 @@ class NeuronalCommand(BaseOptimumCLICommand):
 
     @staticmethod
     def parse_args(parser: ArgumentParser) -> None:
-        about = "Sparse language models without retraining, and what they bring."
-        describe(parser, "COMMAND [flags]", about, EXAMPLES)
+        from .. import __version__
+
+        describe(parser, "COMMAND [flags]", "Sparse language models without retraining.", EXAMPLES)
         parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")
-
-    @property
-    def subparsers(self):
-        """The commands' parsers, which are [`CommandParser`]s, unlike other plug-ins'."""
-        if getattr(self, "_subparsers", None) is None:
-            self._subparsers = self.parser.add_subparsers(
-                prog=self.parser.prog, parser_class=CommandParser, title="commands", metavar="COMMAND"
-            )
-        return self._subparsers
-
-    @subparsers.setter
-    def subparsers(self, subparsers) -> None:
-        self._subparsers = subparsers

@@ -1,0 +1,102 @@
+"""`optimum-cli neuronal compare`, which prunes a model in many ways and measures each."""
+
+import argparse
+import sys
+
+from optimum.commands.base import CommandInfo
+
+from ..config.config_fields import DATASETS
+from ..config.presets import PRESETS
+from .command import Command, write
+from .flags import (
+    CONFIG_FLAGS,
+    add_config_flags,
+    add_memory_flags,
+    add_model_flags,
+    add_switch,
+    add_test_flags,
+    device_of,
+    given_fields,
+    load,
+)
+
+
+# Fields of the config that take several values -> the argument of `compare`, and its default in words.
+SEVERAL = {
+    "sparsity": ("sparsities", "0.6 0.7 0.8"),
+    "saliency": ("saliencies", "wanda"),
+    "topup": ("topups", "uniform neuronal search"),
+    "bits_per_weight": ("bits_per_weight", "none"),
+}
+WITHOUT = ("pattern", "embedding_bits")  # fields that a comparison does not have
+
+
+class CompareCommand(Command):
+    """Command that prunes a model in many ways, and measures each."""
+
+    COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = (
+        "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
+        "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --bits-per-weight 2.4 3 --plots",
+        "--model Qwen/Qwen3-0.6B --evidence --output evidence",
+    )
+
+    @classmethod
+    def parse_args(cls, parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
+        add_test_flags(parser)
+        parser.add_argument(
+            "--presets",
+            nargs="+",
+            choices=sorted(PRESETS),
+            help="presets of the config to measure too, at every sparsity (default: none)",
+        )
+        protocol = "use the published protocol for what no flag sets, and write evidence.md, a page to publish"
+        add_switch(parser, "--evidence", protocol)
+        parser.add_argument(
+            "--output",
+            default="comparison",
+            help="directory for tables and results; a second run resumes from them (default: comparison)",
+        )
+        add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
+        add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
+        add_memory_flags(parser)
+        several = {name: default for name, (_, default) in SEVERAL.items()}
+        add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
+
+    def work(self) -> None:
+        from ..comparing.comparing import Measurements
+        from ..comparing.evidence import write_page
+
+        args, device = self.args, device_of(self.args)
+        settings = self._settings()
+        comparison = Measurements(*load(args, device), settings).compare(args.output, args.overwrite)
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        if args.evidence:
+            write(f"{write_page(comparison, args.output)} is the page to publish: CONTRIBUTING.md says how.")
+        if args.plots:
+            write(", ".join(path.name for path in comparison.plot(args.output).paths))
+        if comparison.failed:
+            failed = f"{len(comparison.failed)} of {len(comparison.results)} combinations failed"
+            sys.exit(f"compare: {failed}, see the table")
+
+    def _settings(self):
+        """Return the settings, checked before the model is loaded."""
+        from ..comparing.comparison import check_output
+        from ..comparing.evidence import EVIDENCE
+        from ..comparing.settings import ComparisonSettings
+
+        args = self.args
+        check_output(args.output, args.overwrite)
+        given = {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
+        for name in ("evaluate", "presets", "max_windows", "tasks", "limit", "include_path"):
+            if getattr(args, name):
+                given[name] = getattr(args, name)
+        given |= {"batch_size": args.batch_size, "max_hidden_bytes": args.max_hidden_bytes}
+        return ComparisonSettings.of(**{**(EVIDENCE if args.evidence else {}), **given})
+
+    def after_interrupt(self) -> str:
+        return f": the same command resumes from what is finished in {self.args.output}"
