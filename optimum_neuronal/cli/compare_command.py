@@ -54,8 +54,7 @@ class CompareCommand(Command):
             choices=sorted(PRESETS),
             help="presets of the config to measure too, at every sparsity (default: none)",
         )
-        protocol = "use the published protocol for what no flag sets, and write evidence.md, a page to publish"
-        add_switch(parser, "--evidence", protocol)
+        add_switch(parser, "--evidence", "use the published protocol for everything that no flag sets")
         parser.add_argument(
             "--output",
             default="comparison",
@@ -68,35 +67,27 @@ class CompareCommand(Command):
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
 
     def work(self) -> None:
-        from ..comparing.comparing import Measurements
-        from ..comparing.evidence import write_page
+        from ..comparing.combinations import EVIDENCE, find_combinations
+        from ..comparing.comparing import compare
+        from ..comparing.comparison import check_output
 
         args, device = self.args, device_of(self.args)
-        settings = self._settings()
-        comparison = Measurements(*load(args, device), settings).compare(args.output, args.overwrite)
-        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
-        if args.evidence:
-            write(f"{write_page(comparison, args.output)} is the page to publish: CONTRIBUTING.md says how.")
-        if args.plots:
-            write(", ".join(path.name for path in comparison.plot(args.output).paths))
-        if comparison.failed:
-            failed = f"{len(comparison.failed)} of {len(comparison.results)} combinations failed"
-            sys.exit(f"compare: {failed}, see the table")
-
-    def _settings(self):
-        """Return the settings, checked before the model is loaded."""
-        from ..comparing.comparison import check_output
-        from ..comparing.evidence import EVIDENCE
-        from ..comparing.settings import ComparisonSettings
-
-        args = self.args
-        check_output(args.output, args.overwrite)
-        given = {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
+        given = dict(EVIDENCE) if args.evidence else {}
+        given |= {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
         for name in ("evaluate", "presets", "max_windows", "tasks", "limit", "include_path"):
             if getattr(args, name):
                 given[name] = getattr(args, name)
-        given |= {"batch_size": args.batch_size, "max_hidden_bytes": args.max_hidden_bytes}
-        return ComparisonSettings.of(**{**(EVIDENCE if args.evidence else {}), **given})
+        check_output(args.output, args.overwrite)
+        ways = {key: given[key] for key in (*dict(SEVERAL.values()), "presets", "dataset") if key in given}
+        find_combinations(**ways, config={key: value for key, value in given.items() if key in CONFIG_FLAGS})
+        options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
+        comparison = compare(*load(args, device), **given, **options)
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        if args.plots:
+            write(", ".join(path.name for path in comparison.plot(args.output)))
+        if comparison.failed:
+            failed = f"{len(comparison.failed)} of {len(comparison.results)} combinations failed"
+            sys.exit(f"compare: {failed}, see the table")
 
     def after_interrupt(self) -> str:
         return f": the same command resumes from what is finished in {self.args.output}"

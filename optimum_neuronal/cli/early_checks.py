@@ -17,7 +17,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         known = methods(kind).split(", ")
         for text in _several(args, kind):
             name = parse_method(text)[0]
-            if name not in known and f"optimum_neuronal.{kind}" not in sys.modules:  # a plug-in may have registered more
+            if (
+                name not in known and f"optimum_neuronal.{kind}" not in sys.modules
+            ):  # a plug-in may have registered more
                 raise ValueError(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
     for name in (*_several(args, "dataset"), *_several(args, "evaluate")):
         find_dataset(name)

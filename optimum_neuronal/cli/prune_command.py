@@ -62,14 +62,18 @@ class PruneCommand(Command):
         add_overwrite_flag(result)
         format = "dense: ordinary safetensors; packed: small, loads with this package (default: packed with quantized weights, "
         result.add_argument("--format", choices=("dense", "packed"), help=format + "else dense)")
-        evaluate = "test text: measure the perplexity before and after, for the report and the model card (default: none)"
+        evaluate = (
+            "test text: measure the perplexity before and after, for the report and the model card (default: none)"
+        )
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             add_config_flags(group, names)
         add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
-        work_dir = "where finished steps are recorded, so that the same command resumes after a crash; removed at the end "
+        work_dir = (
+            "where finished steps are recorded, so that the same command resumes after a crash; removed at the end "
+        )
         rare.add_argument("--work-dir", help=work_dir + "(default: hidden, beside the output)")
         add_switch(rare, "--stream", "read weights from disk one block at a time, for models larger than memory")
         add_memory_flags(rare)
@@ -77,7 +81,9 @@ class PruneCommand(Command):
     def check(self) -> None:
         args = self.args
         if args.config is args.preset is None and not {"sparsity", "bits_per_weight"} & vars(args).keys():
-            raise ValueError("--sparsity is missing: give a share such as 0.7, or --bits-per-weight, --preset or --config.")
+            raise ValueError(
+                "--sparsity is missing: give a share such as 0.7, or --bits-per-weight, --preset or --config."
+            )
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 

@@ -1,1 +1,1 @@
-"""Compares many prunes of one model: one loop, its tables and figures. It imports everything that a prune needs."""
+"""Compares many prunes of one model: one loop, its tables and figures."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 DENSE = "dense"
-QUANTISED, RATES = "quantised", "rates"  # in place of saliency and top-up
+QUANTIZED, RATES = "quantized", "rates"  # in place of saliency and top-up
 PRESET = "preset"  # in place of a saliency; the name of the preset is then in place of the top-up
 
 
@@ -17,27 +17,22 @@ class Result:
     """Result of one combination: a row of the table.
 
     Args:
-        sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model, and for quantised ones.
-        saliency, topup (`str`):
-            Methods with their hyper-parameters; `"dense"` for the dense model; `"quantised"` and `"rates"` for quantised ones;
-            `"preset"` and its name if a preset chose the methods, which `config` then holds.
-        perplexity (`dict[str, float]`): test set -> perplexity of at least 1; lower is better.
+        sparsity (`float`): share of zeros asked for, in [0, 1). 0 for the dense model and for quantized ones.
+        saliency, topup (`str`): methods with their hyper-parameters; or `"dense"`; or `"quantized"` and `"rates"`; or
+            `"preset"` and its name.
+        perplexity (`dict[str, float]`): test set -> perplexity of at least 1, lower is better.
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
         achieved_sparsity (`float`): share of zeros, counted in the weights.
-        block_sparsity (`list[float]`): share of zeros of every block.
-        row_sparsity (`dict[str, list[float]]`):
-            Projection name -> mean sparsity of each stretch of its rows; empty if the top-up gives all rows the same.
-        rotation_seconds, allocation_seconds, pruning_seconds (`float`):
-            Wall-clock time of the rotation, of the top-up, and of the final pruning. The first of several results with the same
-            rotation has the time to learn it.
+        block_sparsity (`list[float]`): share of zeros in every block.
+        rotation_seconds, allocation_seconds, pruning_seconds (`float`): time of the rotation, the top-up and the final
+            pruning. Of several results with the same rotation, the first has the time to learn it.
         peak_memory (`dict[str, int]`): bytes by device during the prune, the model included.
         block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
         decisions (`dict`): candidates and decisions of the top-up.
         config (`dict`): the `NeuronALConfig`.
-        error (`str`, *optional*): reason why there are no figures.
-        budget (`float`, *optional*): bits a weight asked for; None: weights are not quantised.
-        bits_per_weight (`float`, *optional*):
-            Storage of the pruned projections in the packed format, masks or scales included.
+        error (`str`, *optional*): why there are no figures.
+        budget (`float`, *optional*): bits per weight asked for. None: weights are not quantized.
+        bits_per_weight (`float`, *optional*): storage of the pruned projections in the packed format.
     """
 
     sparsity: float
@@ -47,7 +42,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
     achieved_sparsity: float = 0.0
     block_sparsity: list[float] = field(default_factory=list)
-    row_sparsity: dict[str, list[float]] = field(default_factory=dict)
+    rotation_seconds: float = 0.0
     allocation_seconds: float = 0.0
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)
@@ -58,32 +53,23 @@ class Result:
     error: str | None = None
     budget: float | None = None
     bits_per_weight: float | None = None
-    rotation_seconds: float = 0.0
 
     def __repr__(self) -> str:
-        if self.error is not None:
-            return f"Result({self.method}, failed: {self.error})"
         found = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
         found += [f"mean accuracy {self.mean_accuracy:.2%}"] if self.accuracy else []
-        return f"Result({', '.join([self.method, *found])})"
+        return f"Result({', '.join([self.method, *(found if self.error is None else [f'failed: {self.error}'])])})"
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70.00%"`, `"preset fast, 70.00%"`, or `"quantised, 2.4 bits"`."""
+        """The combination in a line: `"wanda + owl, 70 % sparsity"` or `"preset paper, 70 % sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
-        if self.budget is not None:
-            return f"{self.saliency}, {self.budget:g} bits"
-        return f"{self.pair}, {self.sparsity:.2%}"
-
-    @property
-    def pair(self) -> str:
-        """Saliency and top-up: `"wanda + owl"`; or the preset that chose them: `"preset fast"`."""
-        return self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
+        pair = {PRESET: self.label, QUANTIZED: QUANTIZED}.get(self.saliency, f"{self.saliency} + {self.topup}")
+        return f"{pair}, {self.target}"
 
     @property
     def label(self) -> str:
-        """The name among top-ups: `"owl"`, or `"preset fast"`."""
+        """The name among top-ups: `"owl"`, or `"preset paper"`."""
         return f"{PRESET} {self.topup}" if self.saliency == PRESET else self.topup
 
     @property
@@ -117,10 +103,10 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up at one sparsity, or budget of bits, over the `saliencies` that did not fail (paper, section 5.3).
+    """Aggregate of a top-up or preset at one sparsity or budget of bits over `saliencies` (paper, section 5.3).
 
-    A preset is an aggregate of its own: its `topup` is `"preset fast"`.
-    The factor is the geometric mean of perplexity over the dense model's, the retention of mean accuracy. None: no result.
+    The factor is the geometric mean of perplexity over the dense model's, the retention that of mean accuracy. None: no
+    result.
     """
 
     sparsity: float

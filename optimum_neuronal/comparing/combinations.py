@@ -1,0 +1,103 @@
+"""The combinations that a comparison prunes with, and their configs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from ..common.registry import parse_method
+from ..common.validation import check_choice, check_numbers, check_texts
+from ..config.config_fields import as_json
+from ..config.neuronal_config import OF_ZEROS, NeuronALConfig
+from ..config.presets import PRESETS
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
+from .results import PRESET, QUANTIZED, RATES, Result
+
+
+# Arguments of `compare` for the protocol of the papers of SparseGPT, Wanda, ALPS and NeuronAL: WikiText2 after calibration
+# with 128 x 2048 tokens of C4.
+EVIDENCE: dict[str, Any] = {
+    "saliencies": ["wanda", "sparsegpt", "alps"],
+    "topups": ["uniform", "owl", "search"],
+    "sparsities": [0.5, 0.6, 0.7],
+    "bits_per_weight": [2.4, 3.0],
+    "dataset": "c4",
+    "evaluate": ["wikitext2"],
+    "num_samples": 128,
+    "seq_length": 2048,
+}
+
+
+def find_combinations(
+    saliencies: Iterable[str] = ("wanda",),
+    topups: Iterable[str] = ("uniform", "neuronal", "search"),
+    sparsities: Iterable[float] = (0.6, 0.7, 0.8),
+    presets: Iterable[str] = (),
+    bits_per_weight: Iterable[float] = (),
+    dataset: Any = "c4",
+    config: Mapping[str, Any] | None = None,
+) -> list[tuple[Result, NeuronALConfig | None]]:
+    """Return each combination with its config, or with an error and None if the combination is impossible.
+
+    [`compare`] has the arguments. `config` holds further fields of all configs.
+
+    Raises:
+        `ValueError`, `TypeError`: unknown methods, presets or fields, or no combination that is possible.
+    """
+    saliencies, topups = (
+        check_texts("saliencies", saliencies, "['wanda']"),
+        check_texts("topups", topups, "['search']"),
+    )
+    sparsities, presets = list(sparsities), check_texts("presets", presets, "['paper']")
+    for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+        for method in methods:
+            registry.get(parse_method(method)[0])
+    for preset in presets:
+        check_choice("presets", preset, list(PRESETS))
+    if sparsities:
+        check_numbers("sparsities", sparsities, 0, 1)
+    wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
+    wanted += _of_presets(dict.fromkeys(presets), sparsities)
+    wanted += [Result(0.0, QUANTIZED, RATES, budget=budget) for budget in dict.fromkeys(bits_per_weight)]
+    if not wanted:
+        raise ValueError("There is nothing to compare: name methods and a sparsity, a preset, or bits_per_weight.")
+    others = {**as_json(config or {}), "dataset": dataset if isinstance(dataset, str) else None}
+    found: list[tuple[Result, NeuronALConfig | None]] = []
+    for result in wanted:
+        try:
+            found.append((result, _make_config(result, others)))
+        except ValueError as error:
+            result.error = " ".join(str(error).split())
+            found.append((result, None))
+    if all(config is None for _, config in found):
+        raise ValueError(f"No combination is possible: {found[0][0].error}")
+    return found
+
+
+def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Result]:
+    """Return the combinations of presets: at their own amount if they have one, else at every sparsity."""
+    found = []
+    for name in presets:
+        fields = PRESETS[name]
+        amounts = [fields.get("sparsity", 0.0)] if fields.keys() & {"sparsity", "bits_per_weight"} else sparsities
+        found += [Result(sparsity, PRESET, name, budget=fields.get("bits_per_weight")) for sparsity in amounts]
+    return found
+
+
+def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConfig:
+    """Return the config of a combination with the other fields. Raise `ValueError` if the combination is impossible.
+
+    If a saliency prunes all rows of a weight together, the top-up leaves the rows alone if it can.
+    """
+    if combination.budget is not None:
+        others = {name: value for name, value in others.items() if name not in OF_ZEROS}
+    if combination.saliency == PRESET:
+        amount = {} if combination.budget is not None else {"sparsity": combination.sparsity}
+        return NeuronALConfig.preset(combination.topup, **amount, **others)
+    if combination.budget is not None:
+        return NeuronALConfig(bits_per_weight=combination.budget, **others)
+    topup, topup_args = parse_method(combination.topup)
+    knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
+    without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
+    args = {**without_rows, **topup_args}
+    return NeuronALConfig(combination.sparsity, saliency=combination.saliency, topup=topup, topup_args=args, **others)
