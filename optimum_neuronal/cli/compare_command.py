@@ -79,7 +79,7 @@ class CompareCommand(Command):
                 given[name] = getattr(args, name)
         check_output(args.output, args.overwrite)
         ways = {key: given[key] for key in (*dict(SEVERAL.values()), "presets", "dataset") if key in given}
-        find_combinations(**ways, config={key: value for key, value in given.items() if key in CONFIG_FLAGS})
+        find_combinations(**ways, config={key: given[key] for key in given.keys() & CONFIG_FLAGS.keys() - ways.keys()})
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
         comparison = compare(*load(args, device), **given, **options)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
