@@ -15,9 +15,9 @@ Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 
 
-def describe(parser: argparse.ArgumentParser, usage: str, description: str, examples: Sequence[str]) -> None:
+def describe(parser: argparse.ArgumentParser, usage: str | None, description: str, examples: Sequence[str]) -> None:
     """Give the help of a command a usage of one line, a description, and examples."""
-    parser.usage = f"{parser.prog} {usage}"
+    parser.usage = usage and f"{parser.prog} {usage}"  # argparse names subcommands after the usage of their group
     parser.description = description
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(["examples:", *(f"  {parser.prog} {example}".rstrip() for example in examples)])

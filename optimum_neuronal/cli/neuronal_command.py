@@ -34,5 +34,5 @@ class NeuronalCommand(BaseOptimumCLICommand):
     def parse_args(parser: ArgumentParser) -> None:
         from .. import __version__
 
-        describe(parser, "COMMAND [flags]", "Sparse language models without retraining.", EXAMPLES)
+        describe(parser, None, "Sparse language models without retraining.", EXAMPLES)
         parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")

@@ -104,7 +104,10 @@ class PruneCommand(Command):
         fields: dict[str, Any] = dict(PRESETS.get(self.args.preset, {}))
         if self.args.config is not None:
             fields |= read_config_file(self.args.config)
-        return NeuronALConfig.from_dict(fields | given_fields(self.args))
+        given = given_fields(self.args)
+        for method in given.keys() & {"saliency", "topup"}:  # hyper-parameters belong to the method that is replaced
+            fields.pop(f"{method}_args", None)
+        return NeuronALConfig.from_dict(fields | given)
 
     def _prune(self, config: "NeuronALConfig") -> None:
         """Prune the model, save it, and write the report."""
