@@ -6,6 +6,7 @@ from typing import ClassVar
 from optimum.commands.base import BaseOptimumCLICommand
 
 from ..common.display import escaped
+from ..transformers_plugin import register
 from .early_checks import check_arguments
 from .flags import add_switch, describe
 
@@ -44,8 +45,6 @@ class Command(BaseOptimumCLICommand):
         try:
             check_arguments(self.args)
             self.check()
-            from ..transformers_plugin.registration import register
-
             register()
             if self.args.quiet:
                 _silence()

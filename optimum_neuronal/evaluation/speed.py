@@ -138,21 +138,19 @@ def _time(
 class _TokenTimes(StoppingCriteria):
     """Record of the time at which each token is finished. It stops nothing."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], float]):
-        self.device, self.clock = device, clock
+    def __init__(self, device: torch.device):
+        self.device = device
         self.seen: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
         _wait_for(self.device)
-        self.seen.append(self.clock())
+        self.seen.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def decode_seconds(
-    model: PreTrainedModel, batch: int, new_tokens: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
     """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
-    ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device, clock)
+    ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device)
     exactly = {"max_new_tokens": 1 + new_tokens, "min_new_tokens": 1 + new_tokens}  # whatever ends the text
     options = {"do_sample": False, "pad_token_id": 0, "stopping_criteria": StoppingCriteriaList([times]), **exactly}
     model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
