@@ -1,7 +1,6 @@
 """`optimum-cli neuronal convert`, which writes a pruned checkpoint in another format."""
 
 import argparse
-import os
 
 from optimum.commands.base import CommandInfo
 
@@ -39,14 +38,14 @@ class ConvertCommand(Command):
 
     def work(self) -> None:
         from ..checkpoint.converting import convert_checkpoint, find_source
-        from ..checkpoint.opening import stored_size
+        from ..checkpoint.packed_files import stored_size
         from ..checkpoint.own_files import check_output
         from ..files.directories import is_same
 
         args = self.args
         source = find_source(args.model, args.output, args.revision)
         if args.output is not None and not is_same(args.output, source):
-            check_output(args.output, args.overwrite, own=os.listdir(source))
+            check_output(args.output, args.overwrite)
         before = stored_size(source)
         written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **given_fields(args))
         after = stored_size(written)

@@ -127,7 +127,7 @@ class PruneCommand(Command):
             if args.stream:  # for weights that have to be rewritten, on the output's disk
                 beside = self._beside("weights")
                 beside.parent.mkdir(parents=True, exist_ok=True)
-                folder = str(stack.enter_context(scratch_directory(beside.parent, beside.name)))
+                folder = str(stack.enter_context(scratch_directory(beside.parent, f"{beside.name}-{processes.rank}")))
             options = {**load_options(args), "stream_to": folder, "device": device}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:

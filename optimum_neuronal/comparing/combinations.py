@@ -85,10 +85,7 @@ def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Res
 
 
 def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConfig:
-    """Return the config of a combination with the other fields. Raise `ValueError` if the combination is impossible.
-
-    If a saliency prunes all rows of a weight together, the top-up leaves the rows alone if it can.
-    """
+    """Return the config of a combination with the other fields. Raise `ValueError` if the combination is impossible."""
     if combination.budget is not None:
         others = {name: value for name, value in others.items() if name not in OF_ZEROS}
     if combination.saliency == PRESET:
@@ -96,8 +93,5 @@ def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConf
         return NeuronALConfig.preset(combination.topup, **amount, **others)
     if combination.budget is not None:
         return NeuronALConfig(bits_per_weight=combination.budget, **others)
-    topup, topup_args = parse_method(combination.topup)
-    knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
-    without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
-    args = {**without_rows, **topup_args}
-    return NeuronALConfig(combination.sparsity, saliency=combination.saliency, topup=topup, topup_args=args, **others)
+    own = {"saliency": combination.saliency, "topup": combination.topup}
+    return NeuronALConfig(combination.sparsity, **own, **others)
