@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from huggingface_hub.constants import CONFIG_NAME
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
@@ -35,7 +34,6 @@ def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> Pr
 
     Raises:
         `ValueError`: the model cannot be pruned, or transformers does not have its class. No weight has been read.
-        `FileNotFoundError`: a directory without a config.
     """
     loader, _ = _checked_loader(model_or_path, model_kwargs)
     return loader.from_pretrained(model_or_path, **model_kwargs)
@@ -45,9 +43,8 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     """Return the class that loads a checkpoint's model, and its config."""
     config = kwargs.get("config")
     if config is None:
-        check_has_config(model_or_path, kwargs)
-        attention = {name: kwargs[name] for name in ("attn_implementation",) if name in kwargs}
-        config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs), **attention)
+        attention = _chosen(kwargs, ("attn_implementation",))
+        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, OF_CONFIGS), **attention)
         check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
@@ -72,14 +69,6 @@ def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConf
         raise ValueError(f"{name} reads {read!r}: only models that read token ids can be pruned.")
 
 
-def check_has_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
-    """Raise `FileNotFoundError` for a directory without a config, unless the arguments of `from_pretrained` hold one."""
-    folder = Path(model_or_path, kwargs.get("subfolder") or "")
-    brought = kwargs.get("config") is not None or kwargs.get("gguf_file") is not None
-    if folder.is_dir() and not brought and not (folder / CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: expected the directory of a model.")
-
-
 def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
     """Raise `ValueError` if making the model of a config would take hours, or run code from the Hub.
 
@@ -97,8 +86,8 @@ def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
         )
 
 
-def _for_configs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
+def _chosen(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: kwargs[name] for name in names if name in kwargs}
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
@@ -144,7 +133,7 @@ def load_streamed(
     """
     device_map: dict[str, str | torch.device] = {"": "disk"}
     if device.type != "cpu":
-        device_map = streamed_device_map(load_skeleton(model_or_path, **_for_configs(model_kwargs)), device)
+        device_map = streamed_device_map(load_skeleton(model_or_path, **_chosen(model_kwargs, OF_CONFIGS)), device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 

@@ -10,7 +10,6 @@ from optimum_neuronal.blocks.calls import (
     restore_shared,
     split_hidden,
     streams_bytes,
-    to_device,
 )
 
 
@@ -43,20 +42,6 @@ def test_every_stream_has_contents_of_its_own():
     for number, stream in enumerate(behind):
         restore_shared(stream, call)
         assert container == {"first": 0, "second": number}
-
-
-def test_contents_go_along_with_those_of_other_containers_and_to_another_device():
-    first, second = {"a": 1}, {"b": 2}
-    before, behind, cpu, meta = torch.zeros(1), torch.zeros(1), torch.device("cpu"), torch.device("meta")
-    assert not hasattr(to_device(before, meta), "shared_contents")
-    keep_shared(before, before, Call((), {"shared": first}))
-    keep_shared(behind, before, Call((), {"shared": second}))
-    assert to_device(behind, cpu) is behind
-    moved = to_device(behind, meta)
-    assert moved.is_meta and moved.shared_contents is behind.shared_contents
-    first.clear()
-    restore_shared(behind, Call((), {"shared": first}))
-    assert first == {"a": 1}
 
 
 FIRST, SECOND = torch.ones(2, 3, 4), torch.ones(1, 3, 4)  # 96 and 48 bytes

@@ -3,10 +3,8 @@ import threading
 
 import pytest
 import torch
-import transformers
 from accelerate import cpu_offload
 from conftest import make_ids, make_model, make_model_on_disk
-from packaging.version import Version
 from sweeps import checksums, state, unchanged
 from transformers import AutoModelForCausalLM
 
@@ -16,10 +14,8 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.offload import BlockLoader, ChangedWeights
 from optimum_neuronal.compat.accelerate import is_offloaded
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.packed.formats.packed_mask import PackedMask
 
 
-OLD = Version(transformers.__version__) < Version("5.17")
 FIELDS = {
     "topup": "neuronal",
     "num_samples": 12,
@@ -54,10 +50,6 @@ def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids,
     assert torch.equal(model(ids).logits, expected(ids).logits)
     assert evaluate_perplexity(model, None, ids) == evaluate_perplexity(expected, None, ids)
 
-    if family == "mixtral" and OLD:
-        with pytest.raises(ValueError, match="cannot save a mixture of experts whose weights are offloaded"):
-            pruner.save(model, tmp_path / "sparse")
-        return
     pruner.save(model, tmp_path / "sparse")
     assert unchanged(AutoModelForCausalLM.from_pretrained(tmp_path / "sparse"), state(expected))
 
@@ -115,39 +107,7 @@ def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
     assert projection.module(torch.ones(1, 32)).any(), "what was changed is gone"
 
 
-def test_masked_weights(ids):
-    weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
-    model = make_model("llama")
-    projection = next(iter(find_decoder(model).projections.values()))
-    masked = ChangedWeights(weights)
-    mask = torch.tensor([[True, False, False], [False, True, True]])
-    masked.changes["weight"] = [(projection, PackedMask.pack(~mask))]
-    assert masked["weight"].tolist() == [[0, 1, 1], [1, 0, 0]] and masked["bias"].tolist() == [1, 1]
-    assert weights["weight"].all(), "what is read is a copy"
-    assert list(masked) == ["weight", "bias"] and len(masked) == 2
-
-
 def test_hidden_states_may_wait_in_cpu_memory(ids):
     for limit in [0, 10**6]:
         model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
         assert unchanged(model, state(pruned("mixtral")[0]))
-
-
-def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
-    model = make_model_on_disk(tmp_path, "mixtral")
-    with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", lambda *_args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
-    NeuronALPruner(config()).prune(model, ids, tmp_path / "work")
-    assert torch.equal(model(ids).logits, pruned("mixtral")[0](ids).logits)
-
-
-def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypatch):
-    make_model("mixtral").save_pretrained(tmp_path / "dense")
-    options = {"config": config(), "stream_to": tmp_path / "rewritten", "device": torch.device("cpu")}
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", **options)
-    monkeypatch.setattr("transformers.__version__", "5.13.0")
-    with pytest.raises(ValueError, match=r"transformers 5\.13\.0 cannot save a mixture of experts .*install 5\.17"):
-        pruner.quantize(tmp_path / "sparse", dataset=ids)
-    assert pruner.report is None

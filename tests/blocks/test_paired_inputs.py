@@ -5,8 +5,8 @@ from sweeps import build_sweep, state, unchanged
 from torch import nn
 
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.calls import Call, Stream
-from optimum_neuronal.blocks.paired_inputs import ChildOutputs, PairedRuns, children_called_once, stages
+from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.paired_inputs import ChildOutputs, PairedRuns, stages
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights
 from optimum_neuronal.packed.change import Zeros
@@ -122,19 +122,6 @@ def test_of_experts_only_the_sparse_model_is_told(ids):
     assert unchanged(model, before)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_no_bit_depends_on_the_batches(family, ids):
-    found, model = [], make_model(family)
-    for batch_size in (1, 5):
-        with inference(model):
-            runner, block, _, stream, calls = paired(model, ids, batch_size, index=0)
-            runs = PairedRuns(runner, block, stream, stream, calls)
-            stage = runs.stages[-1]
-            norms = runs.inputs(stage, TrialWeights([p for p in block.pruned if p not in stage], every_other))
-            found.append(norms[stage[0].name])
-    assert torch.equal(found[0].hessian, found[1].hessian) and torch.equal(found[0].cross, found[1].cross)
-
-
 def test_runs_end_at_the_stage_are_counted_and_leave_nothing_behind_if_they_fail(llama, ids, monkeypatch):
     """What the block would do behind the inputs of a stage is not done."""
     before, ran = state(llama), []
@@ -208,18 +195,3 @@ def test_what_the_block_changes_in_place_is_computed_anew():
             with parts.in_place():
                 assert all(torch.equal(module(batch), 2 * module.part[0](batch)) for batch in batches)
     assert len(counted) == 6
-
-
-def test_which_children_may_be_noted(ids):
-    def children(model, shared=False):
-        with inference(model):
-            runner, block, _, dense, calls = paired(model, ids, batch_size=len(ids))
-            calls = [Call(call.args, {**call.kwargs, "shared": {}}) for call in calls] if shared else calls
-            with children_called_once(block, calls) as found:
-                runner.output(block, dense, calls)
-        return [name for name, child in block.module.named_children() if child in found]
-
-    assert children(make_model("llama")) == ["self_attn", "mlp"]
-    assert children(make_model("opt")) == ["self_attn"], "fc1 and fc2 are projections"
-    assert children(make_model("mixtral")) == ["self_attn"], "experts run in ways of their own"
-    assert children(make_model("llama"), shared=True) == [], "a part may hand on more than it returns"

@@ -4,7 +4,6 @@ import transformers
 from conftest import make_model
 from kinds import make_config, make_kind
 from packaging.version import Version
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -128,15 +127,6 @@ def test_code_that_comes_with_a_model_needs_trust():
         find_loader(config, trust_remote_code=True)
 
 
-def test_a_directory_without_a_config_is_no_model(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    for load in (load_model, load_skeleton):
-        with pytest.raises(
-            FileNotFoundError, match="There is no config.json in .*: expected the directory of a model"
-        ):
-            load(tmp_path)
-
-
 def test_loaded_with_its_head_and_as_a_skeleton(tmp_path):
     model = make_kind("LlamaForSequenceClassification")
     model.save_pretrained(tmp_path)
@@ -144,10 +134,3 @@ def test_loaded_with_its_head_and_as_a_skeleton(tmp_path):
     assert type(loaded) is type(skeleton) is type(model)
     assert torch.equal(loaded.score.weight, model.score.weight)
     assert all(parameter.is_meta for parameter in skeleton.parameters())
-
-
-def test_a_skeleton_of_what_no_auto_class_makes(tmp_path):
-    make_config("ElectraForPreTraining").save_pretrained(tmp_path)
-    skeleton = load_skeleton(tmp_path, "bfloat16")
-    assert type(skeleton).__name__ == "ElectraForPreTraining" and skeleton.dtype == torch.bfloat16
-    assert all(isinstance(weight, nn.Parameter) and weight.is_meta for weight in skeleton.parameters())

@@ -114,21 +114,6 @@ def test_ctrl_c_while_weights_change_waits_for_them(ids, monkeypatch):
     assert equal(state(model), state(expected)) and model.config.sparsity_config["sparsity"] == 0.6
 
 
-def test_a_second_ctrl_c_waits_until_the_weights_are_back(ids, monkeypatch):
-    original, model = Originals.restore, make_model("gemma")
-
-    def interrupted(self):
-        signal.raise_signal(signal.SIGINT)
-        original(self)
-
-    before = state(model)
-    monkeypatch.setattr(Originals, "restore", interrupted)
-    fail_at(monkeypatch, prune_module, "make_report", 1, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        prune(model, ids)
-    assert equal(before, state(model))
-
-
 def context_of(model, ids, **fields):
     return replace(check(model, config(**fields)), calibration=CalibrationSet(ids, "test", "token ids"))
 
@@ -139,14 +124,6 @@ def test_always_undo(llama, ids, always_undo):
     with rotated(context_of(llama, ids), always_undo) as report:
         assert not equal(before, state(llama)) and report["nats_changed"] < 1e-5
     assert equal(before, state(llama)) is always_undo
-
-
-def test_without_a_rotation_nothing_happens(llama, ids):
-    before, forward = state(llama), llama.forward
-    llama.forward = lambda *_args, **_kwargs: pytest.fail("work began")
-    with rotated(replace(context_of(llama, ids, rotate=False, rotate_args={}))) as report:
-        assert report == {} and equal(before, state(llama))
-    llama.forward = forward
 
 
 WRONG = {
@@ -221,11 +198,7 @@ def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path
             assert ("lm_head.weight" in file.keys()) == (family != "gemma2")  # noqa: SIM118
     found = inspect_checkpoint(tmp_path)
     assert not found.problems and found.total.sparsity == pytest.approx(pruner.report.achieved_sparsity)
-    card, table = (tmp_path / "README.md").read_text(), str(pruner.report)
-    assert "adapters, merges and patches made for the original model do not fit" in card
-    assert ("Head and embeddings no longer share their weights" in card) == unties
-    assert ("head untied from embeddings" in table) == unties
-    assert ("residual stream and attention heads; objective" in table) == rotation["stream"] and "rotated" in table
+    assert ("head untied from embeddings" in str(pruner.report)) == unties
 
 
 class Stop(Exception):
