@@ -1,8 +1,7 @@
 """Sparse least squares: the support, found by the alternating direction method of multipliers, and its values.
 
-A support says how many weights are kept, and where: in the whole matrix, in every row, or in every group of columns.
-
-All matrices of weights have shape (out, in): one row of unknowns for every output, of the same inputs.
+A support says how many weights are kept in the matrix, in every row, or in every group of columns. All matrices of weights
+have shape (out, in).
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +34,7 @@ class Support(ABC):
 
 
 class Unstructured(Support):
-    """A number of kept weights in the whole matrix.
-
-    Args:
-        count (`int`): kept weights.
-    """
+    """A number of kept weights in the whole matrix."""
 
     def __init__(self, count: int):
         self.count = count
@@ -67,11 +62,7 @@ class Unstructured(Support):
 
 
 class Rowwise(Support):
-    """A number of kept weights in every row.
-
-    Args:
-        counts (`Tensor` of int64, shape (out,)): kept weights of each.
-    """
+    """A number of kept weights in every row: int64, shape (out,)."""
 
     def __init__(self, counts: torch.Tensor):
         self.counts = counts
@@ -81,11 +72,7 @@ class Rowwise(Support):
 
 
 class NofM(Support):
-    """The kept weights of an N:M pattern.
-
-    Args:
-        pattern ([`ColumnPattern`]): N and M.
-    """
+    """The kept weights of an N:M pattern."""
 
     def __init__(self, pattern: ColumnPattern):
         self.pattern = pattern
@@ -95,22 +82,16 @@ class NofM(Support):
 
 
 class Stacked(Support):
-    """Matrices one below the other, each with its own rule.
-
-    Args:
-        supports (`Sequence[Support]`), rows (`Sequence[int]`): the rule and the number of rows of each.
-    """
+    """Matrices one below the other, each with its own rule and number of rows."""
 
     def __init__(self, supports: Sequence[Support], rows: Sequence[int]):
         self.supports, self.rows = supports, list(rows)
 
     def kept(self, values: torch.Tensor) -> torch.Tensor:
-        parts = values.split(self.rows)
-        return torch.cat([support.kept(part) for support, part in zip(self.supports, parts)])
+        return torch.cat([rule.kept(own) for rule, own in zip(self.supports, values.split(self.rows))])
 
     def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        parts = values.split(self.rows)
-        return torch.cat([support.exactly(part) for support, part in zip(self.supports, parts)])
+        return torch.cat([rule.exactly(own) for rule, own in zip(self.supports, values.split(self.rows))])
 
 
 class Inverse:

@@ -49,8 +49,8 @@ class Saliency(ABC):
         Args:
             weight (`Tensor` of float32, shape (out, in)): a copy of the projection's weight.
             activation (`Tensor` of float32, shape (in,)):
-                L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None if
-                the method declares `uses_activations = False`.
+                L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None
+                if the method declares `uses_activations = False`.
 
         Returns:
             `Tensor`: float32, shape (out, in), non-negative.
@@ -63,9 +63,9 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class Solver(Saliency):
-    """A method that gives a weight as a whole new values, so that its outputs change least.
+    """A method that gives all weights of a projection new values, so that its outputs change least.
 
-    Its saliency, which top-ups may ask for, ranks weights before any has changed.
+    Its score, which top-ups may ask for, ranks weights before any has changed.
 
     Class attributes:
         reconstruct (`str`): the default of the config's `reconstruct`: `"dense"` or `"block"`.
@@ -89,15 +89,15 @@ class Solver(Saliency):
         pattern: ColumnPattern | None = None,
         shared: bool = False,
     ) -> dict[str, Change]:
-        """Return the changes of projections with one input, by name.
+        """Return the changes of projections with the same input, by name.
 
         Args:
             weights (`Mapping[str, Tensor]`): name -> weight of float32, shape (out, in); not changed.
             hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over their inputs; not changed.
-            amounts (`Mapping[str, float | Tensor]`): name -> what the plan says: a sparsity, or bits.
+            amounts (`Mapping[str, float | Tensor]`): name -> a sparsity, or bits, from the plan.
             dtype (`torch.dtype`): of the projections.
-            pattern ([`ColumnPattern`], *optional*): N:M that the zeros have to follow.
-            shared (`bool`): True for experts, whose weights lie in one parameter with others that are solved apart.
+            pattern ([`ColumnPattern`], *optional*): N:M that the zeros must follow.
+            shared (`bool`): True for experts, whose parameter holds other weights too, which are solved apart.
 
         Raises:
             `ValueError`: an amount or the pattern does not fit, or the Hessian is not finite.
@@ -115,7 +115,7 @@ class Solver(Saliency):
 
 @dataclass(frozen=True)
 class WeightUpdate(Solver):
-    """A method that prunes a weight, and makes up for it in the kept weights."""
+    """A method that prunes a weight, and compensates in the kept weights."""
 
     @abstractmethod
     def prune(
@@ -126,7 +126,7 @@ class WeightUpdate(Solver):
         pattern: ColumnPattern | None = None,
         name: str = "the weight",
     ) -> torch.Tensor:
-        """Return the sparse, updated weight.
+        """Return the sparse, updated weight: float32, shape (out, in).
 
         Args:
             weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
@@ -134,9 +134,6 @@ class WeightUpdate(Solver):
             sparsity (`float`): share of weights to prune, in [0, 1]; or, if it `knows_rows`, float64 of shape (out,).
             pattern ([`ColumnPattern`], *optional*): N:M instead; `in` is a multiple of M.
             name (`str`): the projection's, for messages.
-
-        Returns:
-            `Tensor`: float32, shape (out, in).
 
         Raises:
             `ValueError`: the sparsity or pattern does not fit, see [`check_sparsity`], or the Hessian is not finite.
@@ -149,18 +146,10 @@ class WeightUpdate(Solver):
         sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the sparse, updated weights of projections with one input. Arguments: see [`prune`], by name."""
+        """Return the sparse, updated weights of projections with the same input. Arguments: see [`prune`], by name."""
         return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
 
-    def solve(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        hessian: torch.Tensor,
-        amounts: Mapping[str, float | torch.Tensor],
-        dtype: torch.dtype,
-        pattern: ColumnPattern | None = None,
-        shared: bool = False,
-    ) -> dict[str, Change]:
+    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
         sparse = self.prune_together(weights, hessian, amounts, pattern)
         return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
 
@@ -172,23 +161,15 @@ def check_sparsity(
     sparsities = torch.as_tensor(sparsity, dtype=torch.float64)
     if sparsities.ndim and sparsities.shape != (shape[0],):
         raise ValueError(
-            f"{name} was given a sparsity of shape {list(sparsities.shape)}: expected a number, or one for each of its "
-            f"{shape[0]} rows."
+            f"{name} got a sparsity of shape {list(sparsities.shape)}: expected a number, or one for each of {shape[0]} rows."
         )
     if not bool(((sparsities >= 0) & (sparsities <= 1)).all()):
         raise ValueError(
-            f"{name} was given the sparsity {sparsities.min():g} to {sparsities.max():g}: expected one in [0, 1]."
+            f"{name} got the sparsity {sparsities.min():g} to {sparsities.max():g}: expected one in [0, 1]."
         )
-    if pattern is None:
-        return
-    if shape[1] % pattern.group:
+    if pattern is not None and shape[1] % pattern.group:
         raise ValueError(
-            f"{name} has {shape[1]} input features, not a multiple of {pattern.group} as {pattern} needs."
-        )
-    if len(sparsities.unique()) > 1:
-        raise ValueError(
-            f"{name} was given rows of unequal sparsity, but the pattern {pattern} prunes every row alike: give one of "
-            "the two."
+            f"{name} has {shape[1]} input features: the pattern {pattern} needs a multiple of {pattern.group}."
         )
 
 
@@ -211,42 +192,42 @@ class DampenedHessian:
     def __init__(self, hessian: torch.Tensor, dampening: float, name: str):
         self.matrix, self.name = hessian.clone(), name
         diagonal = self.matrix.diagonal()
-        level = diagonal.mean()
-        if not bool(torch.isfinite(level)):
+        mean = diagonal.mean()
+        if not bool(torch.isfinite(mean)):
             raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
         self.dead = diagonal == 0
         diagonal[self.dead] = 1
-        self._level = torch.where(level > 0, level, 1)
+        self._mean = torch.where(mean > 0, mean, 1)
         self._raises = 0
         self._added = dampening
-        diagonal += dampening * self._level
+        diagonal += dampening * self._mean
 
     def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
-        """Return the result of an attempt on the matrix. As long as it is None, dampening is raised."""
-        while (found := attempt(self.matrix)) is None:
-            self.raise_dampening()
-        return found
+        """Return the result of an attempt on the matrix. While it is None, raise the dampening tenfold, with a warning.
 
-    def raise_dampening(self) -> None:
-        """Raise the dampening tenfold, with a warning. Raises `ValueError` if it was raised too often."""
-        if self._raises == RAISES:
-            raise ValueError(
-                f"The Hessian of {self.name} cannot be inverted, even with dampening {self._added:g}: take more "
-                "calibration sequences (num_samples), or another saliency."
+        Raises:
+            `ValueError`: the matrix cannot be inverted even so.
+        """
+        while (found := attempt(self.matrix)) is None:
+            if self._raises == RAISES:
+                raise ValueError(
+                    f"The Hessian of {self.name} cannot be inverted, even with dampening {self._added:g}. Use more "
+                    "calibration sequences (num_samples), or another saliency."
+                )
+            more = 10 * self._added
+            logger.warning(
+                f"The Hessian of {self.name} is close to singular: dampening is raised from {self._added:g} to {more:g}."
             )
-        more = 10 * self._added
-        logger.warning(
-            f"The Hessian of {self.name} is close to singular: dampening is raised from {self._added:g} to {more:g}."
-        )
-        self.matrix.diagonal().add_((more - self._added) * self._level)
-        self._added, self._raises = more, self._raises + 1
+            self.matrix.diagonal().add_((more - self._added) * self._mean)
+            self._added, self._raises = more, self._raises + 1
+        return found
 
 
 def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
     """Return the upper Cholesky factor U of a matrix's inverse `U^T U`, float32; None if there is none.
 
-    It is computed in float64: in float32 its error is the matrix's condition number times as large, 1e-5 and more, and
-    differs between processors, which turns masks around and moves perplexities by percents.
+    It is computed in float64. In float32 its error, at least 1e-5, differs between processors, which changes masks and
+    perplexities by percents.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
     if bool(failed):
@@ -259,10 +240,10 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
 def dense_target(
     weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, dampening: float, name: str
 ) -> torch.Tensor:
-    """Return the weight that maps a sparse model's inputs to the given weight's outputs in the dense model.
+    """Return the weight that maps a sparse model's inputs to the given weight's outputs in the dense model: (out, in).
 
-    `min ||W X_dense - V X||^2` over sparse V differs by a constant from `min ||(W' - V) X||^2` with
-    `W' = W C H^-1`, so a method that prunes W for the inputs X can prune W' instead.
+    `min ||W X_dense - V X||^2` over sparse V differs by a constant from `min ||(W' - V) X||^2` with `W' = W C H^-1`. So a
+    method that prunes W for the inputs X can prune W' instead.
 
     Args:
         weight (`Tensor` of float32, shape (out, in)): W.
@@ -270,9 +251,6 @@ def dense_target(
         cross (`Tensor` of float32, shape (in, in)): C, sum of `x_dense x^T` over the inputs of both.
         dampening (`float`): share of H's mean diagonal that is added to both diagonals.
         name (`str`): the projection's, for messages.
-
-    Returns:
-        `Tensor`: float32, shape (out, in).
 
     Raises:
         `ValueError`: C or H is not finite.

@@ -1,16 +1,12 @@
 """Low-bit weights: the solver of a prune that quantizes. A plan gives each projection its bits in place of a sparsity."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
-
-import torch
 
 from ..model.packed_size import has_steps
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from .base import Solver
-from .masks import ColumnPattern
 from .quantizer import Quantizer
 
 
@@ -28,15 +24,7 @@ class LowBit(Solver):
 
     paths: bool = True
 
-    def solve(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        hessian: torch.Tensor,
-        amounts: Mapping[str, float | torch.Tensor],
-        dtype: torch.dtype,
-        pattern: ColumnPattern | None = None,
-        shared: bool = False,
-    ) -> dict[str, Change]:
+    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
         quantizer, changes = Quantizer(hessian, ", ".join(weights), quick=not self.paths), {}
         for name, weight in weights.items():
             bits = int(amounts[name])

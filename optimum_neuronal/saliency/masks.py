@@ -45,7 +45,7 @@ class ColumnPattern:
 
 @dataclass(frozen=True)
 class Cut:
-    """The border between pruned and kept weights of every row, small enough to hold for many plans.
+    """The border between pruned and kept weights of every row, small enough to keep for many plans.
 
     Args:
         threshold (`Tensor` of shape (out, 1)): the largest pruned saliency of each row, -inf if none is pruned.
@@ -111,19 +111,10 @@ def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
 
 
 def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return the mask that a cut makes.
-
-    Args:
-        saliency (`Tensor` of float32, shape (out, in)): the saliency that the cut was found in.
-        cut ([`Cut`]): from [`find_cut`].
-
-    Returns:
-        `Tensor`: boolean, shape (out, in), True where kept; every row has exactly its count of False.
-    """
+    """Return the mask that a cut makes in the saliency it was found in: (out, in), each row with its count of False."""
     mask = saliency > cut.threshold
     excess = mask.shape[1] - _count_true(mask) - cut.counts
-    # Few rows of a large matrix have equal saliencies at their cut. To find them would make an accelerator wait, so
-    # there all rows are resolved.
+    # Few rows have ties at their cut. Finding these rows would make an accelerator wait, so there all are resolved.
     rows = excess.flatten().nonzero().flatten() if saliency.device.type == "cpu" else slice(None)
     if saliency.device.type != "cpu" or len(rows):
         tied = saliency[rows] == cut.threshold[rows]
@@ -140,14 +131,11 @@ def _count_true(mask: torch.Tensor) -> torch.Tensor:
 
 
 def mask_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the mask without the `counts` least salient weights of every row.
+    """Return the mask without the least salient weights of every row: boolean, shape (out, in), True where kept.
 
     Args:
         saliency (`Tensor` of float32, shape (out, in)): finite.
         counts (`Tensor` of int64, shape (out,)): weights to prune in each row, in [0, in].
-
-    Returns:
-        `Tensor`: boolean, shape (out, in), True where kept.
     """
     if saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE:
         return apply_cut(saliency, _select_cut(saliency, counts))
@@ -155,30 +143,14 @@ def mask_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the mask without the `count` least salient weights of a whole matrix; of equal ones, earlier rows go first.
-
-    Args:
-        saliency (`Tensor`, shape (out, in)): finite.
-        count (`int`): weights to prune, in [0, out * in].
-
-    Returns:
-        `Tensor`: boolean, shape (out, in), True where kept.
-    """
+    """Return the mask, (out, in), without the `count` least salient weights of a whole matrix; ties go in row order."""
     mask = torch.ones(saliency.numel(), dtype=torch.bool, device=saliency.device)
     mask[saliency.flatten().sort(stable=True).indices[:count]] = False
     return mask.view(saliency.shape)
 
 
 def mask_groups(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
-    """Return the mask of an N:M pattern.
-
-    Args:
-        saliency (`Tensor`, shape (out, in)): `in` is a multiple of the group.
-        pattern ([`ColumnPattern`]): weights kept of each group of columns.
-
-    Returns:
-        `Tensor`: boolean, shape (out, in), True where kept.
-    """
+    """Return the mask of an N:M pattern: boolean, shape (out, in), True where kept. `in` is a multiple of M."""
     groups = saliency.reshape(len(saliency), -1, pattern.group)
     pruned = torch.sort(groups, dim=-1, stable=True).indices[..., : pattern.group - pattern.kept]
     return torch.ones_like(groups, dtype=torch.bool).scatter_(-1, pruned, False).view(saliency.shape)

@@ -1,4 +1,4 @@
-"""Plans: the sparsity of every projection or row, with the pruned weights of every row; or the bits of every projection."""
+"""Plans: the sparsity of every projection or row, or the bits of every projection."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class Plan(ABC):
         """Full name of a projection -> its number, or float64 numbers of shape (out,), one per row."""
 
     def key(self, names: Iterable[str]) -> bytes:
-        """Return the numbers of these projections as bytes: equal for equal plans, whatever they are made of."""
+        """Return the numbers of these projections as bytes, equal for equal plans."""
         values = (torch.as_tensor(self.amounts[name], dtype=torch.float64) for name in names)
         return b"".join(value.numpy().tobytes() for value in values)
 
@@ -46,17 +46,13 @@ class SparsityPlan(Plan):
         return self.sparsity
 
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Return the weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
+        """Return the number of weights to prune in every row of a projection: see [`row_counts`]."""
         return row_counts(self.sparsity[name], shape)
 
 
 @dataclass(frozen=True)
 class RatePlan(Plan):
-    """The bits of a quantized weight's codes, by projection.
-
-    Args:
-        bits (`Mapping[str, int]`): full name of a projection -> 2 to 8; or `DENSE`, which leaves the weight as it is.
-    """
+    """The bits of quantized weights by projection: full name -> 2 to 8, or `DENSE`, which leaves the weight as it is."""
 
     bits: Mapping[str, int]
 
@@ -66,17 +62,14 @@ class RatePlan(Plan):
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the number of weights to prune in each row.
+    """Return the number of weights to prune in each row: int64, shape (out,), on the CPU.
 
-    A row loses `floor(in * s)` weights or one more. The remainder of a row's floor is carried to the next rows, so the
-    matrix as a whole is within one weight of its target.
+    A row loses `floor(in * s)` weights or one more. Remainders are carried from row to row, so that the whole matrix is
+    within one weight of its target.
 
     Args:
         sparsity (`float` or `Tensor` of shape (out,)): share of weights to prune, in [0, 1].
         shape (`tuple[int, int]`): shape (out, in) of the weight.
-
-    Returns:
-        `Tensor`: int64, shape (out,), on the CPU.
     """
     out_features, in_features = shape
     rows = torch.as_tensor(sparsity, dtype=torch.float64, device="cpu").expand(out_features)

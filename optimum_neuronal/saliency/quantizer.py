@@ -1,4 +1,4 @@
-"""Quantizes the weights of a projection to few bits, so that its outputs change least.
+"""Low-bit codes and scales for the weights of a projection, so that its outputs change least.
 
 Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen column by
 column, and later columns make up for the error of each (Frantar et al., GPTQ, 2022): first for several scales, of which each
@@ -30,7 +30,7 @@ LARGEST = 127  # the largest level of 8 bits
 
 
 class Quantized(NamedTuple):
-    """A weight of few bits.
+    """A low-bit weight.
 
     Args:
         codes (`Tensor`, shape (rows, columns)): uint8, below `2**bits`; with 8 bits int8, the levels -127 to 127.
@@ -53,40 +53,23 @@ class Quantized(NamedTuple):
         return values if self.steps is None else values * self.steps.float()
 
 
-def quantize(
-    weight: torch.Tensor, hessian: torch.Tensor, bits: int, steps: bool = False, name: str = "the weight"
-) -> Quantized:
-    """Return a weight of few bits. For several weights with one input, or several numbers of bits, see [`Quantizer`].
-
-    Args:
-        weight (`Tensor` of float32, shape (rows, columns)):
-            Not changed. The projection's, or what maps a changed model's inputs to the dense model's outputs: see
-            [`dense_target`].
-        hessian (`Tensor` of float32, shape (columns, columns)): sum of `x x^T` over the projection's inputs; not changed.
-        bits (`int`): 2 to 8. With 8, values go to their nearest levels.
-        steps (`bool`): True for a step for each column, which 8 bits have none of. It takes 16 bits for each column, and
-            saves about 5 % of the error: worth it from about 500 rows.
-        name (`str`): the projection's, for messages.
-
-    Raises:
-        `ValueError`: the Hessian is not finite, or cannot be inverted.
-    """
-    return Quantizer(hessian, name).quantize(weight, bits, steps)
-
-
 def nearest(weight: torch.Tensor) -> Quantized:
-    """Return a weight of 8 bits, each value at its nearest level. Arguments: see [`quantize`]."""
+    """Return a weight of 8 bits, each value at its nearest level."""
     scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
     codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
     return Quantized(codes.to(torch.int8), scales, None, 8)
 
 
 class Quantizer:
-    """Quantizes weights of projections with one input.
+    """Quantizes weights of projections with the same input.
 
     Args:
-        hessian (`Tensor`), name (`str`): as for [`quantize`].
+        hessian (`Tensor` of float32, shape (columns, columns)): sum of `x x^T` over the inputs; not changed.
+        name (`str`): the projections', for messages.
         quick (`bool`): True for half the work, and some 5 % more error.
+
+    Raises:
+        `ValueError`: the Hessian is not finite, or cannot be inverted.
     """
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight", quick: bool = False):
@@ -102,7 +85,14 @@ class Quantizer:
         return matrix[self._order][:, self._order]
 
     def quantize(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantized:
-        """Return a weight of few bits. Arguments: see [`quantize`]."""
+        """Return a low-bit weight.
+
+        Args:
+            weight (`Tensor` of float32, shape (rows, columns)): the projection's, or its [`dense_target`]; not changed.
+            bits (`int`): 2 to 8. With 8, values go to their nearest levels.
+            steps (`bool`): True for a step for each column, which 8 bits never have. From about 500 rows on, the 5 %
+                less error is worth its 16 bits.
+        """
         if bits == 8:
             return nearest(weight)
         weight = weight.masked_fill(self._dead, 0)  # scales need not suit weights of inputs that are always zero

@@ -3,7 +3,7 @@ import torch
 from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.base import RAISES, DampenedHessian, dense_target
+from optimum_neuronal.saliency.base import DampenedHessian, dense_target
 from optimum_neuronal.saliency.masks import ColumnPattern
 
 
@@ -30,14 +30,13 @@ def rows(*sparsities) -> torch.Tensor:
 def test_what_cannot_be_asked_is_refused_before_the_work():
     """More weights than a row has, fewer than none, and rows that a pattern contradicts."""
     for saliencies, sparsity, pattern, message in [
-        (UPDATING, -0.1, None, r"fc1 was given the sparsity -0.1 to -0.1: expected one in \[0, 1\]"),
-        (UPDATING, 1.5, None, "fc1 was given the sparsity 1.5"),
-        (UPDATING, float("nan"), None, "fc1 was given the sparsity nan"),
-        (UPDATING, 0.4, (3, 5), "fc1 has 8 input features, not a multiple of 5 as 3:5 needs"),
-        (BY_ROW, rows(0.5, 1.25, 0.5), None, "fc1 was given the sparsity 0.5 to 1.25"),
-        (BY_ROW, rows(0.5, -0.25, 0.5), None, "fc1 was given the sparsity -0.25 to 0.5"),
-        (BY_ROW, rows(0.5, 0.5), None, r"shape \[2\]: expected a number, or one for each of its 3 rows"),
-        (BY_ROW, rows(0.25, 0.75, 0.5), (2, 4), "rows of unequal sparsity, but the pattern 2:4 prunes every row"),
+        (UPDATING, -0.1, None, r"fc1 got the sparsity -0.1 to -0.1: expected one in \[0, 1\]"),
+        (UPDATING, 1.5, None, "fc1 got the sparsity 1.5"),
+        (UPDATING, float("nan"), None, "fc1 got the sparsity nan"),
+        (UPDATING, 0.4, (3, 5), "fc1 has 8 input features: the pattern 3:5 needs a multiple of 5"),
+        (BY_ROW, rows(0.5, 1.25, 0.5), None, "fc1 got the sparsity 0.5 to 1.25"),
+        (BY_ROW, rows(0.5, -0.25, 0.5), None, "fc1 got the sparsity -0.25 to 0.5"),
+        (BY_ROW, rows(0.5, 0.5), None, r"shape \[2\]: expected a number, or one for each of 3 rows"),
     ]:
         for saliency in saliencies:
             with pytest.raises(ValueError, match=message):
@@ -64,19 +63,17 @@ class TestDampenedHessian:
         nothing = DampenedHessian(torch.zeros(2, 2), 0.5, "fc1")
         assert nothing.dead.all() and nothing.matrix.diagonal().tolist() == [1.5, 1.5]
 
-    def test_raising_it_multiplies_what_is_added_by_ten_until_it_gives_up(self, said):
-        dampened = DampenedHessian(2 * torch.eye(2), 0.01, "fc1")
-        for diagonal in (2.2, 4):
-            dampened.raise_dampening()
-            torch.testing.assert_close(dampened.matrix, diagonal * torch.eye(2))
-        assert said == [
-            "The Hessian of fc1 is close to singular: dampening is raised from 0.01 to 0.1.",
-            "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1.",
-        ]
-        for _ in range(2, RAISES):
-            dampened.raise_dampening()
+    def test_dampening_is_raised_tenfold_until_an_attempt_succeeds_or_it_gives_up(self, said):
+        dampened, diagonals = DampenedHessian(2 * torch.eye(2), 0.01, "fc1"), []
+
+        def attempt(matrix):
+            diagonals.append(matrix[0, 0].item())
+            return "found" if len(diagonals) == 3 else None
+
+        assert dampened.solve(attempt) == "found" and diagonals == pytest.approx([2.02, 2.2, 4])
+        assert said[1] == "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1."
         with pytest.raises(ValueError, match="Hessian of fc1 cannot be inverted, even with dampening 1000.*num_samp"):
-            dampened.raise_dampening()
+            dampened.solve(lambda matrix: None)
 
 
 class TestDenseTarget:

@@ -6,7 +6,11 @@ import pytest
 import torch
 from random_layers import hessian_of, inputs, weights
 
-from optimum_neuronal.saliency.quantizer import Quantized, Quantizer, quantize
+from optimum_neuronal.saliency.quantizer import Quantized, Quantizer
+
+
+def quantize(weight, hessian, bits, steps=False, name="q"):
+    return Quantizer(hessian, name).quantize(weight, bits, steps)
 
 
 BITS = (2, 3, 4, 7)

@@ -17,11 +17,6 @@ from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials import Trials
 
 
-def bits_of(change):
-    """Return what is kept, as bits."""
-    return change.bits
-
-
 @pytest.mark.parametrize("family", by_day(FEW, "gpt2", "llama4_text", "mixtral"))
 def test_abandoning_does_not_change_the_decision(family, ids, monkeypatch):
     lambdas = {"block_lambdas": (0.05, 0.1, 0.2, 0.25), "row_lambdas": (0.0, 0.1, 0.3)}
@@ -54,12 +49,12 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
             sweep = make_sweep(model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            results.append(
-                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep, plan).find()[0].items()})
-            )
-    for errors, masks in results[1:]:
+            weights = sweep.decoder.projections
+            found = FinalPruning(sweep, plan).find()[0]
+            results.append((errors, {name: change.applied(weights[name].weight) for name, change in found.items()}))
+    for errors, sparse in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
-        assert all(torch.equal(bits, results[0][1][name]) for name, bits in masks.items())
+        assert all(torch.equal(weight, results[0][1][name]) for name, weight in sparse.items())
 
 
 class Interrupt(SALIENCIES.get("wanda")):
