@@ -6,7 +6,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.packed_embedding import TiedLinear
 from optimum_neuronal.rotation.merging import Rotations
-from optimum_neuronal.rotation.parts import RotatedParts, find_parts
+from optimum_neuronal.rotation.rotated_weights import RotatedWeights, find_rotated
 
 
 def orthogonal(*shape: int) -> torch.Tensor:
@@ -14,10 +14,10 @@ def orthogonal(*shape: int) -> torch.Tensor:
     return torch.linalg.qr(torch.randn(*shape, dtype=torch.float64))[0]
 
 
-def random_rotations(parts: RotatedParts) -> Rotations:
-    size = parts.decoder.config.hidden_size
-    heads = [orthogonal(own.heads.count, own.heads.size, own.heads.size) for own in parts.blocks]
-    return Rotations(orthogonal(size, size) if parts.rotates_stream else None, heads)
+def random_rotations(rotated: RotatedWeights) -> Rotations:
+    size = rotated.decoder.config.hidden_size
+    heads = [orthogonal(own.heads.count, own.heads.size, own.heads.size) for own in rotated.blocks]
+    return Rotations(orthogonal(size, size) if rotated.rotates_stream else None, heads)
 
 
 def uneven(model):
@@ -31,8 +31,8 @@ def uneven(model):
     return model
 
 
-def parts_of(model, **chosen) -> RotatedParts:
-    return find_parts(find_decoder(model, **chosen))
+def rotated_of(model, **chosen) -> RotatedWeights:
+    return find_rotated(find_decoder(model, **chosen))
 
 
 def logits(model, ids) -> torch.Tensor:

@@ -31,7 +31,7 @@ from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..packed.change import Change
 from ..packed.formats.packed_matrix import DTYPES
-from ..rotation.parts import find_parts
+from ..rotation.rotated_weights import find_rotated
 from ..topup import Allocation
 from ..trials.cache import Cache
 from .check_model import check_changeable, check_model, check_pattern, check_weights
@@ -168,7 +168,7 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> PruneCont
     if config.embedding_bits is not None:
         check_head_structure(model)
     if context.methods.rotation is not None:
-        find_parts(decoder, context.methods.rotation.untie)
+        find_rotated(decoder, context.methods.rotation.untie)
     resolve_seq_length(model.config, config.seq_length)
     return context
 

@@ -12,7 +12,7 @@ from ..common.machine import default_device
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..report import method_text
-from ..rotation.parts import find_parts
+from ..rotation.rotated_weights import find_rotated
 from ..rotation.sensitivity import LABEL as ROTATION
 from ..saliency.plan import row_counts
 from .context import PruneContext, check_unloaded, default_batch_size
@@ -191,7 +191,7 @@ def _weight_bytes(context: PruneContext) -> dict[str, Any]:
     """Return the fields of the plan about the model's own weights, tied ones once unless a rotation unties them."""
     model, decoder, rotation = context.model, context.decoder, context.methods.rotation
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
-    parts = None if rotation is None else find_parts(decoder, rotation.untie)
+    parts = None if rotation is None else find_rotated(decoder, rotation.untie)
     untied = parts.untied_bytes if parts else 0
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
     saved_bytes = sum(_size(tensor) for tensor in saved.values()) + untied

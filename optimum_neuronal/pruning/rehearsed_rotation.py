@@ -8,7 +8,7 @@ import torch
 
 from ..rotation.learning import Rotation
 from ..rotation.objective import LOOK_EVERY, Term
-from ..rotation.parts import RotatedParts, find_parts
+from ..rotation.rotated_weights import RotatedWeights, find_rotated
 from ..rotation.sensitivity import LABEL, fisher_weights
 
 
@@ -24,7 +24,7 @@ def rehearse_rotation(rehearsal: "Rehearsal", rotation: Rotation) -> None:
         rotation ([`Rotation`]): of the prune.
     """
     runner, ids = rehearsal.engine.runner, rehearsal.engine.ids
-    parts, terms = find_parts(runner.decoder, rotation.untie), []
+    parts, terms = find_rotated(runner.decoder, rotation.untie), []
     if rotation.weights == "fisher":
         few = ids[: rotation.fisher_samples]
         share = min(rotation.fisher_samples, round(rehearsal.all_sequences * len(ids))) / len(few)
@@ -43,7 +43,7 @@ def rehearse_rotation(rehearsal: "Rehearsal", rotation: Rotation) -> None:
     rehearsal.ask(("descent",), LABEL, descend, sequences=1, times=math.ceil(rotation.steps / LOOK_EVERY))
 
 
-def drawn_bytes(parts: RotatedParts, rotation: Rotation) -> dict[str, int]:
+def drawn_bytes(parts: RotatedWeights, rotation: Rotation) -> dict[str, int]:
     """Return the bytes of the rows that the learning draws, as [`PrunePlan`] has them. No weight is read."""
     share, total = rotation.share_of_rows(parts.decoder.config.hidden_size), 0.0
     for own in parts.blocks:

@@ -17,7 +17,7 @@ from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
 from ..packed.change import Change
 from ..report import PruningReport
-from ..rotation.parts import find_parts
+from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import RatePlan, row_sparsity
 from ..topup.rates import Rates
 from .context import PruneContext, PruneOutcome, versions
@@ -134,7 +134,7 @@ def expected_size(context: PruneContext, unties: bool, head: bool = True) -> Pac
 def untied_bytes(context: PruneContext) -> int:
     """Return the bytes of a head that a rotation will untie from the embeddings, 0 if it unties none."""
     rotation = context.methods.rotation
-    return 0 if rotation is None else find_parts(context.decoder, rotation.untie).untied_bytes
+    return 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
 
 
 def pruned_size(decoder: Decoder, report: PruningReport) -> PackedSize:

@@ -13,7 +13,7 @@ from ..common.notes import get_logger
 from ..compat.accelerate import execution_device
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations, restored_on_error
-from ..rotation.parts import RotatedParts, find_parts
+from ..rotation.rotated_weights import RotatedWeights, find_rotated
 from ..trials.cache import Cache
 from .context import PruneContext, default_batch_size
 
@@ -45,17 +45,17 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
     if rotation is None:
         yield {}
         return
-    parts = find_parts(context.decoder, rotation.untie)
-    originals = Originals(parts)
+    weights = find_rotated(context.decoder, rotation.untie)
+    originals = Originals(weights)
     with restored_on_error(originals, always_undo):
         with inference(context.model):
             device = execution_device(context.model.get_input_embeddings())
             runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
             before = _token_losses(context, runner)
-            unties = parts.unties
-            originals.merge(Rotations.identity(parts))
+            unties = weights.unties
+            originals.merge(Rotations.identity(weights))
             cache = context.cache or Cache()
-            value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, parts))
+            value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, weights))
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
         allowed = TOLERANCE.get(next(iter(context.decoder.projections.values())).weight.dtype, TOLERANCE_OF_16_BITS)
@@ -65,23 +65,23 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
                 f"expected at most {allowed:g}. All weights were restored: set rotate=False, and report this model."
             )
         context.clock.lap("rotation")
-        yield {**value, "stream": parts.rotates_stream, "unties_head": unties, "nats_changed": difference}
+        yield {**value, "stream": weights.rotates_stream, "unties_head": unties, "nats_changed": difference}
 
 
-def _found(context: PruneContext, parts: RotatedParts) -> Finding:
+def _found(context: PruneContext, weights: RotatedWeights) -> Finding:
     """Return the recorded rotation, or learn one. All processes get the first one's."""
     records = context.records
-    return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, parts)))
+    return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, weights)))
 
 
-def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
+def _learn(context: PruneContext, weights: RotatedWeights) -> Finding:
     rotation, quiet = context.methods.rotation, context.records.processes.rank > 0
     device = execution_device(context.model.get_input_embeddings())
 
     def learn(batch_size: int) -> tuple[Rotations, list[float]]:
         runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
         runner.check_replay(context.ids[:1])
-        return rotation.learn(parts, runner, context.ids, context.config.seed)
+        return rotation.learn(weights, runner, context.ids, context.config.seed)
 
     found, losses = with_less_memory(learn, context.batch_size or default_batch_size(context.ids.shape[1]))
     logger.info(f"Rotation: the objective went from {losses[0]:.4g} to {losses[-1]:.4g}.")

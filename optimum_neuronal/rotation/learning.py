@@ -13,7 +13,7 @@ from ..common.validation import check_choice, check_count, check_flag, check_num
 from ..model.projections import Block
 from .merging import Rotations
 from .objective import LOOK_EVERY, Term, block_loss, divide_rows, find_terms
-from .parts import RotatedParts
+from .rotated_weights import RotatedWeights
 from .sensitivity import LABEL, fisher_weights
 
 
@@ -76,49 +76,49 @@ class Rotation:
         return self.rows or min(1.0, ENOUGH_ROWS / hidden_size)
 
     def learn(
-        self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
+        self, rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations of a model, and the objective before every step: the first is without a rotation.
 
         The model's norms are folded. `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
         """
-        fisher = {name: 1.0 for name in parts.decoder.projections}
+        fisher = {name: 1.0 for name in rotated.decoder.projections}
         if self.weights == "fisher":
             fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
-        terms = self.find_terms(parts, runner, ids, fisher)
+        terms = self.find_terms(rotated, runner, ids, fisher)
         with torch.enable_grad():
-            return self.descend(parts, terms, runner, seed)
+            return self.descend(rotated, terms, runner, seed)
 
     @staticmethod
     def find_terms(
-        parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
+        rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
     ) -> list[list[Term]]:
         """Return the terms of the objective, by block."""
         terms: list[list[Term]] = []
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             output, norms = runner.replay(block, streams[0], calls, Hessian)
-            terms.append(find_terms(parts.blocks[index], norms, fisher))
+            terms.append(find_terms(rotated.blocks[index], norms, fisher))
             return [output]
 
         runner.run(runner.capture(ids), 1, visit, LABEL, release=True)
         return terms
 
     def descend(
-        self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner, seed: int
+        self, rotated: RotatedWeights, terms: Sequence[Sequence[Term]], runner: BlockRunner, seed: int
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations that Adam finds, and the objective before every step."""
-        first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(parts)
+        first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(rotated)
         if first is None:
             return unrotated, [0.0]
         device = first.inverse.device
-        self._divide_rows(terms, self.share_of_rows(parts.decoder.config.hidden_size))
+        self._divide_rows(terms, self.share_of_rows(rotated.decoder.config.hidden_size))
         generator = torch.Generator().manual_seed(seed)
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(rotation, dtype=torch.float32, device=device, requires_grad=True)
 
-        stream = start(unrotated.stream) if parts.rotates_stream else None
+        stream = start(unrotated.stream) if rotated.rotates_stream else None
         heads = [start(rotation) for rotation in unrotated.heads]
         optimizer = torch.optim.Adam(heads if stream is None else [stream, *heads], self.learning_rate)
         losses = []

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..common.interrupts import deferred_interrupt
 from ..compat import hf_private
 from ..model.set_config import set_config
-from .parts import BlockParts, RotatedParts, bias_of
+from .rotated_weights import RotatedBlock, RotatedWeights, bias_of
 from .turns import turn_bias, turn_table, turn_weight, unless_identity, widened
 
 
@@ -40,41 +40,41 @@ class Rotations:
         return cls(tensors.get("stream"), heads)
 
     @classmethod
-    def identity(cls, parts: RotatedParts) -> "Rotations":
+    def identity(cls, rotated: RotatedWeights) -> "Rotations":
         """Return rotations that change nothing."""
-        stream = torch.eye(parts.decoder.config.hidden_size, dtype=torch.float64) if parts.rotates_stream else None
-        heads = [torch.eye(p.heads.size, dtype=torch.float64).repeat(p.heads.count, 1, 1) for p in parts.blocks]
+        stream = torch.eye(rotated.decoder.config.hidden_size, dtype=torch.float64) if rotated.rotates_stream else None
+        heads = [torch.eye(p.heads.size, dtype=torch.float64).repeat(p.heads.count, 1, 1) for p in rotated.blocks]
         return cls(stream, heads)
 
 
 class Originals:
     """Copies, in CPU memory, of the weights of a model that a rotation will change."""
 
-    def __init__(self, parts: RotatedParts):
-        self.parts, self._unties, self._config = parts, parts.unties, parts.model.config
-        self._head = parts.model.get_output_embeddings().weight
-        self._copies = {p: p.detach().to("cpu", copy=True) for p in parts.parameters()}
-        self._offset = parts.decoder.architecture.norm_offset
+    def __init__(self, rotated: RotatedWeights):
+        self.rotated, self._unties, self._config = rotated, rotated.unties, rotated.model.config
+        self._head = rotated.model.get_output_embeddings().weight
+        self._copies = {p: p.detach().to("cpu", copy=True) for p in rotated.parameters()}
+        self._offset = rotated.decoder.architecture.norm_offset
 
     def merge(self, rotations: Rotations) -> None:
         """Set the model's weights to the rotated originals, computed in float64. Norms are folded, the head is untied."""
-        parts, stream = self.parts, unless_identity(rotations.stream)
-        head, embeddings = parts.model.get_output_embeddings(), parts.model.get_input_embeddings()
+        rotated, stream = self.rotated, unless_identity(rotations.stream)
+        head, embeddings = rotated.model.get_output_embeddings(), rotated.model.get_input_embeddings()
         self._untie(head)
         with torch.no_grad():
-            for own, heads in zip(parts.blocks, map(unless_identity, rotations.heads)):
+            for own, heads in zip(rotated.blocks, map(unless_identity, rotations.heads)):
                 self._merge_block(own, stream, heads)
-            if parts.rotates_stream:
+            if rotated.rotates_stream:
                 turn_table(embeddings.weight, self._copies[embeddings.weight], None, stream)
-                turn_table(head.weight, self._copies[self._head], self._scale(parts.final_norm), stream)
-            for norm in parts.norms:
+                turn_table(head.weight, self._copies[self._head], self._scale(rotated.final_norm), stream)
+            for norm in rotated.norms:
                 norm.weight.fill_(1 - self._offset)
 
     def restore(self) -> None:
         """Restore all weights bit by bit, and tie the head again."""
         if self._unties:
-            self.parts.model.get_output_embeddings().weight = self._head
-            _set_config(self.parts.model, self._config)
+            self.rotated.model.get_output_embeddings().weight = self._head
+            _set_config(self.rotated.model, self._config)
         with torch.no_grad():
             for parameter, original in self._copies.items():
                 parameter.copy_(original)
@@ -84,7 +84,7 @@ class Originals:
         weight = self._copies[norm.weight]
         return widened(weight, weight.device) + self._offset
 
-    def _merge_block(self, own: BlockParts, stream: torch.Tensor | None, heads: torch.Tensor | None) -> None:
+    def _merge_block(self, own: RotatedBlock, stream: torch.Tensor | None, heads: torch.Tensor | None) -> None:
         scales = {reader: self._scale(norm) for norm, readers in own.folds for reader in readers}
         for projection in own.projections:
             weight = widened(projection.view(self._copies[projection.owner]), projection.owner.device)
@@ -94,11 +94,11 @@ class Originals:
                 bias.copy_(turn_bias(projection, own, widened(self._copies[bias], bias.device), stream, heads))
 
     def _untie(self, head: nn.Module) -> None:
-        if self.parts.unties:
+        if self.rotated.unties:
             config = copy.copy(self._config)
             head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
             config.tie_word_embeddings = False
-            _set_config(self.parts.model, config)
+            _set_config(self.rotated.model, config)
 
 
 @contextmanager

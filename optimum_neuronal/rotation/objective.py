@@ -14,7 +14,7 @@ import torch
 
 from ..blocks.statistics import Hessian, wide_dtype
 from ..model.projections import Projection
-from .parts import BlockParts, Heads
+from .rotated_weights import Heads, RotatedBlock
 from .turns import turn_columns
 
 
@@ -33,7 +33,7 @@ class Term:
     """
 
     projection: Projection
-    parts: BlockParts
+    rotated: RotatedBlock
     inverse: torch.Tensor
     weight: float  # Fisher weight by the energy of its output
     matrix: torch.Tensor = field(init=False)  # folded, not rotated, rows of values last; or the drawn rows or columns
@@ -48,7 +48,7 @@ class Term:
         A rotation mixes the rows of weights that write into the stream, so columns are drawn of these. It mixes the values
         of a head too, so `matrix` keeps all values, and the sample is of the rotated ones.
         """
-        layout, weight, self.cut = self.parts.heads, self.projection.weight, None
+        layout, weight, self.cut = self.rotated.heads, self.projection.weight, None
 
         def choose(of: int) -> torch.Tensor | None:
             if self.rows == 1:
@@ -58,7 +58,7 @@ class Term:
 
         if self.projection is layout.reader:
             self.values, self.matrix = choose(weight.shape[1]), weight
-        elif self.projection in self.parts.writers:
+        elif self.projection in self.rotated.writers:
             self.columns = choose(weight.shape[1])
             self.matrix = weight if self.columns is None else weight[:, self.columns]
         elif self.projection is layout.writer:
@@ -72,10 +72,10 @@ class Term:
 
     def measure(self, share: float) -> float:
         """Return the importance that a cut of this share loses without a rotation."""
-        layout, self.rows = self.parts.heads, 1.0
+        layout, self.rows = self.rotated.heads, 1.0
         self.draw(torch.Generator())
         heads = torch.eye(layout.size, device=self.matrix.device).expand(layout.count, -1, -1)
-        diagonal = self.inverse.diagonal() if self.projection in self.parts.readers else None
+        diagonal = self.inverse.diagonal() if self.projection in self.rotated.readers else None
         return float(self.lost(self.importance(None, heads, diagonal), share))
 
     def importance(
@@ -85,7 +85,7 @@ class Term:
 
         `diagonal`, shape (in,), is that of `R^T inverse R`, for a projection that reads the stream.
         """
-        layout, weight = self.parts.heads, self.matrix.float()
+        layout, weight = self.rotated.heads, self.matrix.float()
         if self.projection is layout.writer:
             values = weight[-len(layout.rows) :].unflatten(0, (layout.count, layout.size))
             turned = (heads.transpose(1, 2) @ values).flatten(0, 1)
@@ -101,7 +101,7 @@ class Term:
                 weight, diagonal = weight[:, self.values], diagonal[self.values]
         else:
             diagonal = self.inverse if self.columns is None else self.inverse[self.columns]
-        if stream is not None and self.projection in self.parts.writers:
+        if stream is not None and self.projection in self.rotated.writers:
             weight = stream.T @ weight
         return weight.square() / diagonal
 
@@ -138,13 +138,13 @@ def divide_rows(lost: Mapping[Term, float], share: float) -> None:
         least, most = (factor, most) if drawn < share * sum(sizes.values()) else (least, factor)
 
 
-def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
+def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
     """Return the terms of a block with folded norms: its pruned and rotated projections that received inputs.
 
     `norms` and `fisher` map the names of projections to statistics of their inputs and to Fisher weights.
     """
-    readers, inverses, terms = parts.readers, {}, []
-    seen = [p for p in parts.pruned if p.name in norms and norms[p.name].tokens]
+    readers, inverses, terms = rotated.readers, {}, []
+    seen = [p for p in rotated.pruned if p.name in norms and norms[p.name].tokens]
     for projection in seen:
         energy = _energy(projection, norms[projection.name])
         if energy == 0:
@@ -154,8 +154,8 @@ def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[
         if key not in inverses:
             together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
             inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
-            inverses[key] = inverse if projection in readers else _part(inverse, parts.heads, projection)
-        terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
+            inverses[key] = inverse if projection in readers else _part(inverse, rotated.heads, projection)
+        terms.append(Term(projection, rotated, inverses[key], fisher[projection.name] / energy))
     return terms
 
 
@@ -200,7 +200,7 @@ def block_loss(
         if drawn_by is not None:
             term.draw(drawn_by)
         diagonal = None
-        if term.projection in term.parts.readers:
+        if term.projection in term.rotated.readers:
             key = id(term.inverse)
             if key not in diagonals:
                 diagonals[key] = ((term.inverse @ stream) * stream).sum(0)

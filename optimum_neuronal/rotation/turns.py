@@ -4,7 +4,7 @@ import torch
 
 from ..blocks.statistics import wide_dtype
 from ..model.projections import Projection
-from .parts import BlockParts, Heads
+from .rotated_weights import Heads, RotatedBlock
 
 
 ROWS = 4096  # of a vocabulary's matrix that are computed at a time
@@ -12,7 +12,7 @@ ROWS = 4096  # of a vocabulary's matrix that are computed at a time
 
 def turn_weight(
     projection: Projection,
-    own: BlockParts,
+    own: RotatedBlock,
     weight: torch.Tensor,
     scale: torch.Tensor | None,
     stream: torch.Tensor | None,
@@ -21,7 +21,7 @@ def turn_weight(
     """Return a projection's rotated weight, shape (out, in).
 
     Args:
-        projection ([`Projection`]), own ([`BlockParts`]): the projection, and its block.
+        projection ([`Projection`]), own ([`RotatedBlock`]): the projection, and its block.
         weight (`Tensor`, shape (out, in)): the original, in the widest type. It may be changed in place.
         scale (`Tensor`, shape (in,), *optional*): of the norm in front, for a projection that reads the stream.
         stream (`Tensor`, shape (hidden, hidden), *optional*): R1.
@@ -43,7 +43,7 @@ def turn_weight(
 
 def turn_bias(
     projection: Projection,
-    own: BlockParts,
+    own: RotatedBlock,
     bias: torch.Tensor,
     stream: torch.Tensor | None,
     heads: torch.Tensor | None,

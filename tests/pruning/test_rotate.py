@@ -23,7 +23,7 @@ from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.rotate import rotated
 from optimum_neuronal.rotation import learning, merging, turns
 from optimum_neuronal.rotation.merging import Originals, Rotations
-from optimum_neuronal.rotation.parts import find_parts
+from optimum_neuronal.rotation.rotated_weights import find_rotated
 
 
 FIELDS = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, "rotate": True}
@@ -183,7 +183,7 @@ def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path
     assert rotation["unties_head"] is unties and rotation["stream"] is (family != "gemma2")
     assert rotation["objective"][1] < rotation["objective"][0] and rotation["nats_changed"] < 1e-5
     dense = make_model(family)
-    Originals(find_parts(find_decoder(dense))).merge(used[-1])
+    Originals(find_rotated(find_decoder(dense))).merge(used[-1])
     if not fields:  # what is kept is the rotated model's
         for (name, found), expected in zip(model.named_parameters(), dense.parameters()):
             kept = found != 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_model
-from turning import parts_of, random_rotations, ties, uneven
+from turning import rotated_of, random_rotations, ties, uneven
 
 from optimum_neuronal.rotation import learning
 
@@ -53,7 +53,7 @@ def test_other_dtypes(dtype, allowed, ids):
 def test_random_rotations_pass_the_check(ids, monkeypatch):
     """What is learned is a small rotation: any other is as right."""
     model = uneven(make_model("granitemoe"))
-    rotations = random_rotations(parts_of(model))
+    rotations = random_rotations(rotated_of(model))
     monkeypatch.setattr(learning.Rotation, "learn", lambda *_args: (rotations, [2.0, 1.0]))
     assert prune(model, ids).report.rotation["nats_changed"] < 1e-4
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from conftest import make_model
-from turning import parts_of, uneven
+from turning import rotated_of, uneven
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
@@ -14,14 +14,14 @@ from .test_objective import objective
 
 
 def learn(model, ids, batch_size=4, seed=0, **fields):
-    parts = parts_of(model)
-    originals, runner = Originals(parts), BlockRunner(parts.decoder, batch_size, quiet=True)
+    rotated = rotated_of(model)
+    originals, runner = Originals(rotated), BlockRunner(rotated.decoder, batch_size, quiet=True)
     with inference(model):
-        originals.merge(Rotations.identity(parts))
+        originals.merge(Rotations.identity(rotated))
         rotation = Rotation(**{"steps": 20, "fisher_samples": 4, **fields})
-        found, losses = rotation.learn(parts, runner, ids, seed)
-        terms = rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0))
-    return parts, found, losses, terms
+        found, losses = rotation.learn(rotated, runner, ids, seed)
+        terms = rotation.find_terms(rotated, runner, ids, dict.fromkeys(rotated.decoder.projections, 1.0))
+    return rotated, found, losses, terms
 
 
 def test_cayley_gives_rotations():
@@ -37,8 +37,8 @@ def test_cayley_gives_rotations():
 
 @pytest.mark.parametrize("family", ["mistral", "mixtral", "gemma2"])
 def test_learning_lowers_the_objective(family, ids):
-    parts, found, losses, terms = learn(uneven(make_model(family)), ids, weights="energy")
-    unrotated, learned = objective(terms, Rotations.identity(parts), 0.6), objective(terms, found, 0.6)
+    rotated, found, losses, terms = learn(uneven(make_model(family)), ids, weights="energy")
+    unrotated, learned = objective(terms, Rotations.identity(rotated), 0.6), objective(terms, found, 0.6)
     assert len(losses) == 20 and losses[0] == pytest.approx(unrotated, rel=1e-5)
     assert learned < 0.97 * unrotated and learned == pytest.approx(losses[-1], rel=1e-2)
     for rotation in [*found.heads, *([] if found.stream is None else [found.stream])]:
@@ -56,6 +56,6 @@ def test_the_batch_size_changes_rounding_alone(ids):
 
 
 def test_without_terms_nothing_turns(llama, ids):
-    parts = parts_of(llama)
-    found, losses = Rotation().descend(parts, [[], [], []], BlockRunner(parts.decoder, quiet=True), 0)
+    rotated = rotated_of(llama)
+    found, losses = Rotation().descend(rotated, [[], [], []], BlockRunner(rotated.decoder, quiet=True), 0)
     assert losses == [0.0] and torch.equal(found.stream, torch.eye(32, dtype=torch.float64))

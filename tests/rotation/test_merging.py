@@ -7,7 +7,7 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import at_night
 from sweeps import state
-from turning import logits, parts_of, random_rotations, ties, uneven
+from turning import logits, random_rotations, rotated_of, ties, uneven
 
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity, load_windows
@@ -28,12 +28,12 @@ def test_the_function_stays_and_every_weight_comes_back(family, ids):
     """For any orthogonal matrices, with norm weights and biases that matter."""
     model, ids = uneven(make_model(family)), ids[:2]
     before, tied, config = state(model), ties(model), model.config
-    expected, parts = logits(model, ids), parts_of(model)
-    originals, unties = Originals(parts), parts.unties
-    assert unties == (tied[0] and parts.rotates_stream)
-    originals.merge(random_rotations(parts))
+    expected, rotated = logits(model, ids), rotated_of(model)
+    originals, unties = Originals(rotated), rotated.unties
+    assert unties == (tied[0] and rotated.rotates_stream)
+    originals.merge(random_rotations(rotated))
     assert close(logits(model, ids), expected) < 2e-5
-    for own in parts.blocks:
+    for own in rotated.blocks:
         for projection in own.projections:
             key = next(name for name, value in model.named_parameters() if value is projection.owner)
             assert not torch.equal(projection.owner, before[key]), f"{key} is rotated"
@@ -57,9 +57,9 @@ def test_the_function_stays_and_every_weight_comes_back(family, ids):
 def test_settings_of_llama(overrides, ids):
     """Biases of what writes into the stream, a head that is tied though llama's is not, many query heads for one."""
     model = uneven(make_model("llama", **overrides))
-    before, tied, expected, parts = state(model), ties(model), logits(model, ids[:2]), parts_of(model)
-    originals = Originals(parts)
-    originals.merge(random_rotations(parts))
+    before, tied, expected, rotated = state(model), ties(model), logits(model, ids[:2]), rotated_of(model)
+    originals = Originals(rotated)
+    originals.merge(random_rotations(rotated))
     assert close(logits(model, ids[:2]), expected) < 2e-5
     originals.restore()
     assert ties(model) == tied and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -71,12 +71,12 @@ def test_low_precision_is_rounded_once(dtype, ids):
     narrow = uneven(make_model("qwen2")).to(dtype)
     wide = make_model("qwen2").double()
     wide.load_state_dict(narrow.state_dict())
-    parts = parts_of(wide)
-    rotations = random_rotations(parts)
+    rotated = rotated_of(wide)
+    rotations = random_rotations(rotated)
     expected = logits(wide, ids[:2])
-    Originals(parts).merge(rotations)
+    Originals(rotated).merge(rotations)
     assert close(logits(wide, ids[:2]), expected) < 1e-5  # norms compute in float32
-    originals, before = Originals(parts_of(narrow)), state(narrow)
+    originals, before = Originals(rotated_of(narrow)), state(narrow)
     originals.merge(rotations)
     for (name, found), exact in zip(narrow.named_parameters(), wide.parameters()):
         assert found.dtype == dtype
@@ -90,20 +90,20 @@ def test_a_trained_model_in_bf16_loses_nothing_to_any_rotation():
     """Rounding changes a token's negative log-likelihood by less than 0.001 nats in the mean."""
     model, tokenizer = load_tiny_model()
     windows = load_windows(model.config, tokenizer, str(TINY_MODEL / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
-    parts = parts_of(model.bfloat16())
+    rotated = rotated_of(model.bfloat16())
     before = math.log(evaluate_perplexity(model, None, windows))
-    Originals(parts).merge(random_rotations(parts))
+    Originals(rotated).merge(random_rotations(rotated))
     assert 0 < abs(math.log(evaluate_perplexity(model, None, windows)) - before) < 1e-3
 
 
 def test_no_rotation_folds_the_norms_alone(llama, ids):
-    expected, before, parts = logits(uneven(llama), ids[:2]), state(llama), parts_of(llama)
-    Originals(parts).merge(Rotations.identity(parts))
+    expected, before, rotated = logits(uneven(llama), ids[:2]), state(llama), rotated_of(llama)
+    Originals(rotated).merge(Rotations.identity(rotated))
     assert close(logits(llama, ids[:2]), expected) < 1e-5
-    for own in parts.blocks:
+    for own in rotated.blocks:
         for norm, readers in own.folds:
             assert bool((norm.weight == 1).all()) and len(readers) >= 2
-    first = parts.blocks[0].block.module
+    first = rotated.blocks[0].block.module
     scale = before["model.layers.0.input_layernorm.weight"]
     expected = (before["model.layers.0.self_attn.q_proj.weight"].double() * scale.double()).float()
     assert torch.equal(first.self_attn.q_proj.weight, expected)
@@ -111,8 +111,8 @@ def test_no_rotation_folds_the_norms_alone(llama, ids):
 
 
 def test_merging_again_begins_from_the_originals(llama):
-    parts = parts_of(llama)
-    originals, first, second = Originals(parts), random_rotations(parts), random_rotations(parts)
+    rotated = rotated_of(llama)
+    originals, first, second = Originals(rotated), random_rotations(rotated), random_rotations(rotated)
     originals.merge(second)
     expected = state(llama)
     originals.merge(first)
@@ -123,8 +123,8 @@ def test_merging_again_begins_from_the_originals(llama):
 def test_another_model_with_the_same_config_stays_tied():
     model = make_model("gemma")
     other = type(model)(model.config)
-    originals = Originals(parts_of(model))
-    originals.merge(Rotations.identity(originals.parts))
+    originals = Originals(rotated_of(model))
+    originals.merge(Rotations.identity(originals.rotated))
     assert model.config is not other.config and other.config.tie_word_embeddings
     assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
     originals.restore()
@@ -132,20 +132,20 @@ def test_another_model_with_the_same_config_stays_tied():
 
 
 def test_by_name_and_back(llama):
-    for parts in (parts_of(llama), parts_of(make_model("gemma2"))):
-        rotations = random_rotations(parts)
+    for rotated in (rotated_of(llama), rotated_of(make_model("gemma2"))):
+        rotations = random_rotations(rotated)
         found = Rotations.of_tensors(dict(reversed(rotations.tensors().items())))
         assert (found.stream is None) == (rotations.stream is None)
         assert found.stream is None or torch.equal(found.stream, rotations.stream)
-        assert all(map(torch.equal, found.heads, rotations.heads)) and len(found.heads) == len(parts.blocks)
+        assert all(map(torch.equal, found.heads, rotations.heads)) and len(found.heads) == len(rotated.blocks)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, None])
 @pytest.mark.parametrize("always", [True, False])
 def test_restored_on_error(llama, error, always):
-    before, originals = state(llama), Originals(parts_of(llama))
+    before, originals = state(llama), Originals(rotated_of(llama))
     with pytest.raises(error) if error else nullcontext(), restored_on_error(originals, always):
-        originals.merge(random_rotations(originals.parts))
+        originals.merge(random_rotations(originals.rotated))
         if error is not None:
             raise error
     restored = all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())

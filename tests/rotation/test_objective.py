@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_model
 from forward import inputs_of
-from turning import parts_of, random_rotations, uneven
+from turning import random_rotations, rotated_of, uneven
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
@@ -18,15 +18,15 @@ from optimum_neuronal.rotation.objective import DAMPENING, LEAST_ROWS, block_los
 
 @contextmanager
 def terms_of(model, ids, fisher=None, **chosen):
-    """The terms of a model, by block, while its norms are folded; its parts and their originals."""
-    parts = parts_of(model, **chosen)
-    originals, runner = Originals(parts), BlockRunner(parts.decoder, 4, quiet=True)
+    """The terms of a model, by block, while its norms are folded; its rotated and their originals."""
+    rotated = rotated_of(model, **chosen)
+    originals, runner = Originals(rotated), BlockRunner(rotated.decoder, 4, quiet=True)
     with inference(model):
-        originals.merge(Rotations.identity(parts))
+        originals.merge(Rotations.identity(rotated))
         yield (
-            parts,
+            rotated,
             originals,
-            Rotation.find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0)),
+            Rotation.find_terms(rotated, runner, ids, fisher or dict.fromkeys(rotated.decoder.projections, 1.0)),
         )
 
 
@@ -64,28 +64,28 @@ def test_it_is_what_a_threshold_cuts_in_the_rotated_model(family, share, ids):
     """Grouped queries, biases, fused projections, norms of `1 + weight`, experts, heads alone."""
     model = uneven(make_model(family))
     fisher = {name: 1.0 + index for index, name in enumerate(find_decoder(model).projections)}
-    with terms_of(model, ids, fisher) as (parts, originals, terms):
+    with terms_of(model, ids, fisher) as (rotated, originals, terms):
         names = {term.projection.name for own in terms for term in own}
-        for rotations in (Rotations.identity(parts), random_rotations(parts)):
+        for rotations in (Rotations.identity(rotated), random_rotations(rotated)):
             found = objective(terms, rotations, share)
             originals.merge(rotations)
             assert found == pytest.approx(plain_objective(model, ids, fisher, share, names), rel=1e-3)
-            originals.merge(Rotations.identity(parts))
+            originals.merge(Rotations.identity(rotated))
     assert len(names) == (6 if family == "gemma2" else len(fisher)), "all that a rotation changes"
 
 
 @pytest.mark.parametrize("family", ["phi3", "mixtral", "gemma2"])
 def test_its_gradient(family, ids, monkeypatch):
     """Against finite differences in float64, at fixed thresholds, along a direction at random."""
-    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms), torch.enable_grad():
+    with terms_of(uneven(make_model(family)), ids[:4]) as (rotated, _originals, terms), torch.enable_grad():
         monkeypatch.setattr(torch.Tensor, "float", lambda self: self.double())
         for term in (term for own in terms for term in own):
             term.inverse = term.inverse.double()
-        generators = [0.1 * torch.randn_like(rotation) for rotation in Rotations.identity(parts).tensors().values()]
+        generators = [0.1 * torch.randn_like(rotation) for rotation in Rotations.identity(rotated).tensors().values()]
 
         def loss(generators, look=False):
-            stream = cayley(generators[0]) if parts.rotates_stream else None
-            rotations = [cayley(generator) for generator in generators[parts.rotates_stream :]]
+            stream = cayley(generators[0]) if rotated.rotates_stream else None
+            rotations = [cayley(generator) for generator in generators[rotated.rotates_stream :]]
             return sum(
                 block_loss(own, stream, turned, 0.6, torch.Generator() if look else None)
                 for own, turned in zip(terms, rotations)
@@ -104,8 +104,8 @@ def test_its_gradient(family, ids, monkeypatch):
 
 
 def test_thresholds_stay_until_they_are_looked_at(llama, ids):
-    with terms_of(llama, ids[:4]) as (parts, _originals, terms):
-        first, second = random_rotations(parts), random_rotations(parts)
+    with terms_of(llama, ids[:4]) as (rotated, _originals, terms):
+        first, second = random_rotations(rotated), random_rotations(rotated)
         objective(terms, first, 0.6)
         cuts = [term.cut.clone() for own in terms for term in own]
         block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, None)
@@ -115,7 +115,7 @@ def test_thresholds_stay_until_they_are_looked_at(llama, ids):
 
 
 def test_what_is_left_out_has_no_term(ids):
-    with terms_of(make_model("llama"), ids[:4], ignore=[r"layers\.1\.", "up_proj"]) as (_parts, _originals, terms):
+    with terms_of(make_model("llama"), ids[:4], ignore=[r"layers\.1\.", "up_proj"]) as (_rotated, _originals, terms):
         assert [len(own) for own in terms] == [6, 0, 6]
         assert not any("up_proj" in term.projection.name for own in terms for term in own)
 
@@ -126,7 +126,7 @@ def test_experts_without_tokens_have_no_term(ids):
     with torch.no_grad():
         for block in model.model.layers:
             block.mlp.gate.weight.zero_()
-    with terms_of(model, ids[:4]) as (_parts, _originals, terms):
+    with terms_of(model, ids[:4]) as (_rotated, _originals, terms):
         for own in terms:
             assert len({term.projection.expert for term in own} - {None}) == 2 and len(own) == 4 + 2 * 2
 
@@ -134,12 +134,12 @@ def test_experts_without_tokens_have_no_term(ids):
 @pytest.mark.parametrize("family", ["phi3", "mixtral", "gemma2"])
 def test_what_is_drawn_are_rotated_rows(family, ids):
     """Of writers columns; of heads' values some when they are rotated. They stand for the whole."""
-    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms):
-        rotations, generator = random_rotations(parts), torch.Generator().manual_seed(0)
+    with terms_of(uneven(make_model(family)), ids[:4]) as (rotated, _originals, terms):
+        rotations, generator = random_rotations(rotated), torch.Generator().manual_seed(0)
         stream = None if rotations.stream is None else rotations.stream.float()
         for term, heads in ((term, heads.float()) for own, heads in zip(terms, rotations.heads) for term in own):
-            diagonal, by_column = None, term.projection in {*term.parts.writers, term.parts.heads.reader}
-            if any(term.projection in readers for _, readers in term.parts.folds):
+            diagonal, by_column = None, term.projection in {*term.rotated.writers, term.rotated.heads.reader}
+            if any(term.projection in readers for _, readers in term.rotated.folds):
                 diagonal = ((term.inverse @ stream) * stream).sum(0)
             found = []
             for term.rows in (1.0, 0.25):
@@ -157,10 +157,10 @@ def test_what_is_drawn_are_rotated_rows(family, ids):
 
 @pytest.mark.parametrize("family", ["mixtral", "gemma2"])
 def test_most_rows_are_drawn_where_most_is_lost(family, ids):
-    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, by_block):
+    with terms_of(uneven(make_model(family)), ids[:4]) as (rotated, _originals, by_block):
         terms = [term for own in by_block for term in own]
         terms[0].weight *= 1000
-        lost, unrotated = {term: term.measure(0.6) for term in terms}, Rotations.identity(parts)
+        lost, unrotated = {term: term.measure(0.6) for term in terms}, Rotations.identity(rotated)
         assert sum(lost.values()) == pytest.approx(objective(by_block, unrotated, 0.6), rel=1e-4)
         divide_rows(lost, 0.5)
         drawn = sum(term.rows * term.projection.numel for term in terms) / sum(t.projection.numel for t in terms)

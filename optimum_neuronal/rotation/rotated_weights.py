@@ -48,7 +48,7 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockParts:
+class RotatedBlock:
     """The weights of a block that a rotation changes. `folds` and `writers` are empty if the stream is not rotated."""
 
     block: Block
@@ -69,16 +69,16 @@ class BlockParts:
     @property
     def pruned(self) -> list[Projection]:
         """The projections that are rotated and then pruned."""
-        rotated = set(self.projections)
-        return [projection for projection in self.block.pruned if projection in rotated]
+        changed = set(self.projections)
+        return [projection for projection in self.block.pruned if projection in changed]
 
 
 @dataclass(frozen=True, eq=False)
-class RotatedParts:
+class RotatedWeights:
     """The weights of a model that rotations change."""
 
     decoder: Decoder
-    blocks: Sequence[BlockParts]
+    blocks: Sequence[RotatedBlock]
     final_norm: nn.Module | None  # in front of the head; None if only the heads' values are rotated
 
     @property
@@ -129,7 +129,7 @@ def bias_of(projection: Projection) -> nn.Parameter | None:
     return getattr(projection.module, "bias", None) if projection.expert is None else None
 
 
-def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
+def find_rotated(decoder: Decoder, unties: bool = True) -> RotatedWeights:
     """Return the weights that rotations of a model change.
 
     Args:
@@ -151,7 +151,7 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
         raise _cannot_rotate(decoder)
     stream = rotates == STREAM and (unties or not has_tied_head(model))
     blocks = [_find_in_block(decoder, block, stream) for block in decoder.blocks]
-    return RotatedParts(decoder, blocks, _find_norm(decoder, decoder.module, ("norm",)) if stream else None)
+    return RotatedWeights(decoder, blocks, _find_norm(decoder, decoder.module, ("norm",)) if stream else None)
 
 
 def _cannot_rotate(decoder: Decoder) -> ValueError:
@@ -161,10 +161,10 @@ def _cannot_rotate(decoder: Decoder) -> ValueError:
     )
 
 
-def _find_in_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
+def _find_in_block(decoder: Decoder, block: Block, stream: bool) -> RotatedBlock:
     heads = _find_heads(decoder, block)
     if not stream:
-        return BlockParts(block, (), (), heads)
+        return RotatedBlock(block, (), (), heads)
     attention = _find_norm(decoder, block.module, ATTENTION_NORMS)
     mlp = _find_norm(decoder, block.module, MLP_NORMS)
     folds: dict[nn.Module, list[Projection]] = {attention: [], mlp: []}
@@ -179,7 +179,7 @@ def _find_in_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
             folds[mlp].append(projection)
         else:
             raise _cannot_rotate(decoder)
-    return BlockParts(block, list(folds.items()), writers, heads)
+    return RotatedBlock(block, list(folds.items()), writers, heads)
 
 
 def _find_norm(decoder: Decoder, module: nn.Module, names: Sequence[str]) -> nn.Module:

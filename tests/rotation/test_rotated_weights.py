@@ -7,12 +7,12 @@ from accelerate import cpu_offload
 from conftest import make_model
 from families import FAMILIES
 from kinds import KINDS
-from turning import parts_of
+from turning import rotated_of
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model import architectures
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.rotation.parts import find_parts
+from optimum_neuronal.rotation.rotated_weights import find_rotated
 
 from .test_merging import ROTATED
 
@@ -53,7 +53,7 @@ def without(name):
 )
 def test_what_cannot_be_rotated(make):
     with pytest.raises(ValueError, match=REFUSED):
-        parts_of(make())
+        rotated_of(make())
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_a_family_that_was_registered_wrongly_is_refused(family, rotates, monkey
     known = architectures.find_architecture(family)
     monkeypatch.setitem(architectures._ARCHITECTURES, family, replace(known, rotates=rotates))
     with pytest.raises(ValueError, match=REFUSED):
-        parts_of(make_model(family))
+        rotated_of(make_model(family))
 
 
 @pytest.mark.parametrize("family, heads", [("gemma", True), ("llama", False)])
 def test_a_tied_head_can_be_left_alone(family, heads):
-    parts = find_parts(find_decoder(make_model(family)), unties=False)
-    assert parts.rotates_stream is not heads and not parts.unties
-    assert find_parts(find_decoder(make_model(family))).rotates_stream
+    rotated = find_rotated(find_decoder(make_model(family)), unties=False)
+    assert rotated.rotates_stream is not heads and not rotated.unties
+    assert find_rotated(find_decoder(make_model(family))).rotates_stream
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_tied_head_can_be_left_alone(family, heads):
 )
 def test_where_heads_lie(family, writer, first, count, size, group):
     """By hand: hidden size 32, four query heads; the first row of each head's values."""
-    heads = parts_of(make_model(family)).blocks[1].heads
+    heads = rotated_of(make_model(family)).blocks[1].heads
     assert heads.writer.name.endswith(writer)
     assert heads.rows.tolist() == [row + number for row in first for number in range(size)]
     assert (heads.count, heads.size, heads.group) == (count, size, group)
 
 
 def test_what_reads_and_writes_the_stream():
-    own = parts_of(make_model("qwen2_moe")).blocks[1]
+    own = rotated_of(make_model("qwen2_moe")).blocks[1]
     (attention, first), (mlp, second) = own.folds
     module = own.block.module
     assert attention is module.input_layernorm and mlp is module.post_attention_layernorm
@@ -109,7 +109,7 @@ def test_what_reads_and_writes_the_stream():
 
 
 def test_what_is_not_pruned_is_rotated_too():
-    chosen = parts_of(make_model("llama"), targets=["q_proj"], ignore=[r"layers\.0\."])
+    chosen = rotated_of(make_model("llama"), targets=["q_proj"], ignore=[r"layers\.0\."])
     model = make_model("llama")
     assert len(list(chosen.parameters())) == len(list(model.parameters()))
     assert [len(own.pruned) for own in chosen.blocks] == [0, 1, 1]
