@@ -159,9 +159,7 @@ def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | Non
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
-def stored_tensors(
-    model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None
-) -> dict[str, torch.Tensor]:
+def stored_tensors(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors of [`untied_state`] by their names in the files that `save_pretrained` writes."""
     return as_stored(model, untied_state(model, state))
 

@@ -6,7 +6,7 @@ PEFT itself is imported only where adapters are found.
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,25 +72,19 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             parents[name]._modules[name.rpartition(".")[2]] = layer
 
 
-def unguarded_layers(model: nn.Module) -> list[Any]:
-    """Return PEFT's layers that [`guard_layer`] has not changed."""
-    return [m for m in model.modules() if hasattr(m, "get_base_layer") and not isinstance(m, _GuardedMerge)]
-
-
-def guard_layer(layer: Any, weight: Sparse, before_merge: Callable[[], None], exact: bool | None) -> bool:
+def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
     """Make an adapter layer keep the zeros of the weight that it updates when it is merged.
 
     Args:
         layer: of PEFT; its class becomes a subclass of its own.
         weight (`SparseWeight`): the weight that it updates.
-        before_merge (`Callable`): called before each merge; it is copied and pickled with the layer.
         exact (`bool`, *optional*):
-            True: the forward leaves out the update of pruned weights too. None: as before if the layer is guarded.
+            True: the forward leaves out the update of pruned weights too. None: False, or as before.
 
     Returns:
         `bool`: False if the layer stays as it was.
     """
-    layer.sparse_weight, layer.before_merge = weight, before_merge
+    layer.sparse_weight = weight
     if exact is None and isinstance(layer, _GuardedMerge):
         return False
     own: Any = type(layer)
@@ -100,15 +94,8 @@ def guard_layer(layer: Any, weight: Sparse, before_merge: Callable[[], None], ex
 
 @functools.lru_cache
 def _subclass(kind: type, own: type) -> type:
-    """Return PEFT's class with our methods before its own, so that a layer stays an instance of it."""
-    members = {"kind": kind, "peft_class": own, "__module__": own.__module__}
-    return type(f"Sparse{own.__name__}", (kind, own), members)
-
-
-def _new_layer(kind: type, own: type) -> nn.Module:
-    """Return a layer without attributes, for pickle, which cannot find the class by its name."""
-    cls: Any = _subclass(kind, own)
-    return cls.__new__(cls)
+    """Return a subclass of PEFT's class with the methods of `kind`."""
+    return type(f"Sparse{own.__name__}", (kind, own), {"peft_class": own, "__module__": own.__module__})
 
 
 def own_lora_config(config: Any) -> Any:
@@ -118,7 +105,9 @@ def own_lora_config(config: Any) -> Any:
     if isinstance(config, (str, os.PathLike)):
         config = LoraConfig.from_pretrained(config)
     if not isinstance(config, LoraConfig):
-        raise TypeError(f"Expected a LoraConfig or where an adapter of LoRA is saved, got a {type(config).__name__}.")
+        raise TypeError(
+            f"Expected a LoraConfig, or the path or Hub id of a LoRA adapter, got a {type(config).__name__}."
+        )
     return copy.deepcopy(config)
 
 
@@ -137,19 +126,8 @@ def _adapt_packed(*args: Any, **kwargs: Any) -> nn.Module:
 _PeftLayer: Any = object  # the classes below are mixed into classes of PEFT's
 
 
-class _Pickled(_PeftLayer):
-    """A layer of a class that [`_subclass`] made."""
-
-    kind: type
-    peft_class: type
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        _, _, *state = super().__reduce_ex__(protocol)
-        return _new_layer, (self.kind, self.peft_class), *state
-
-
-class _PackedLora(_Pickled):
-    """A layer of LoRA around a packed linear layer, whose weight stays packed, or is made dense later by `densify`."""
+class _PackedLora(_PeftLayer):
+    """A LoRA layer around a packed linear layer."""
 
     def __init__(self, base_layer: Any, adapter_name: str, config: Any, **kwargs: Any):
         base = base_layer.get_base_layer() if hasattr(base_layer, "get_base_layer") else base_layer
@@ -167,45 +145,38 @@ class _PackedLora(_Pickled):
         variant = super().resolve_lora_variant(config=config, **kwargs)
         if variant is not None and self._is_packed():
             raise ValueError(
-                f"The adapter is a {type(variant).__name__}, but beside packed weights LoRA and rsLoRA are understood alone: "
-                "leave that out of the LoraConfig, or call optimum_neuronal.densify(model) first."
+                f"The adapter is a {type(variant).__name__}, but packed weights support LoRA and rsLoRA only: change the "
+                "LoraConfig, or call optimum_neuronal.densify(model) first."
             )
         return variant
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
         if self._is_packed():
             raise ValueError(
-                "The model's weights are packed, and adapters cannot be merged into packed weights: call "
-                "optimum_neuronal.densify(model) first, and optimum_neuronal.keep_lora_sparse(model) to keep the zeros."
+                "Adapters cannot be merged into packed weights: call optimum_neuronal.densify(model) first, and "
+                "optimum_neuronal.keep_lora_sparse(model) to keep the zeros."
             )
         super().merge(*args, **kwargs)
 
 
-class _GuardedMerge(_Pickled):
-    """An adapter layer that puts the zeros of its base weight back after merging and unmerging.
-
-    This equals merging an update that is zero there: the pruned weights were zero before.
-    """
+class _GuardedMerge(_PeftLayer):
+    """An adapter layer that sets pruned weights to zero again after merging and unmerging."""
 
     sparse_weight: Sparse
-    before_merge: Callable[[], None]
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
-        self.before_merge()
         super().merge(*args, **kwargs)
-        self._put_zeros_back()
+        with torch.no_grad():
+            self.sparse_weight.apply()
 
     def unmerge(self) -> None:
         super().unmerge()
-        self._put_zeros_back()
-
-    @torch.no_grad()
-    def _put_zeros_back(self) -> None:
-        self.sparse_weight.apply()
+        with torch.no_grad():
+            self.sparse_weight.apply()
 
 
 class _ExactLora(_GuardedMerge):
-    """A layer of LoRA whose forward computes with the weight that merging would make."""
+    """A LoRA layer whose forward computes with the weight that merging would make."""
 
     def get_delta_weight(self, adapter: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         with torch.autocast(self.sparse_weight.owner.device.type, enabled=False):  # merging happens without it
@@ -216,38 +187,22 @@ class _ExactLora(_GuardedMerge):
         if self.disable_adapters or self.merged or not adapters:
             return super().forward(x, *args, **kwargs)
         if any(kwargs.pop(key, None) is not None for key in ("adapter_names", "alora_offsets")):
-            raise ValueError("keep_lora_sparse: batches of several adapters are not understood. Use exact=False.")
+            raise ValueError("keep_lora_sparse does not support batches with several adapters: use exact=False.")
         weight: torch.Tensor = self.sparse_weight.owner
         dropped = []
         for adapter in adapters:
             if self.training and getattr(self.lora_dropout[adapter], "p", 0):
                 dropped.append(adapter)
             else:
-                weight = weight + self._update(adapter, len(adapters))
+                weight = weight + self.get_delta_weight(adapter)
         result = self._compute(weight.to(self.sparse_weight.owner.dtype), x, args, kwargs)
         for adapter in dropped:
-            update = self._update(adapter, len(adapters)).to(x.dtype)
+            update = self.get_delta_weight(adapter).to(x.dtype)
             result = result + self._compute(update, self.lora_dropout[adapter](x), args, kwargs, bias=False)
         for adapter in adapters:
             if self.lora_bias[adapter]:
                 result = result + (self.lora_B[adapter].bias * self.scaling[adapter]).to(result.dtype)
         return result
-
-    def _update(self, adapter: str, active: int) -> torch.Tensor:
-        """Return what merging the adapter would add to the weight, in the weight's layout."""
-        update = self.get_delta_weight(adapter)
-        if adapter not in self.lora_variant:
-            return update
-        if active > 1:
-            raise ValueError(
-                "keep_lora_sparse: DoRA is understood only as the single active adapter. Use exact=False."
-            )
-        weight, transposed = self.sparse_weight.owner, self.fan_in_fan_out
-        magnitude = self.lora_magnitude_vector[adapter]
-        with torch.autocast(weight.device.type, enabled=False):
-            norm = magnitude.get_weight_norm(weight, update.T if transposed else update, scaling=1).detach()
-            factor = (magnitude.weight / norm).view((1, -1) if transposed else (-1, 1))
-            return factor * (weight + update) - weight
 
     def _compute(
         self, weight: torch.Tensor, x: torch.Tensor, args: tuple, kwargs: dict, bias: bool = True
@@ -263,18 +218,16 @@ class _ExactLora(_GuardedMerge):
 
 
 def check_understood(layer: Any) -> None:
-    """Raise `ValueError` for an adapter whose update is not known as a change of the weight."""
+    """Raise `ValueError` for an adapter whose update is not a product of LoRA's two matrices."""
     from peft.tuners.lora.layer import Linear, ParamWrapper
-    from peft.tuners.lora.variants import DoraLinearVariant
 
     if not isinstance(layer, (Linear, ParamWrapper)):
         raise ValueError(
-            f"Exactly merged can only be LoRA, but the model carries {type(layer).__module__}.{type(layer).__name__}: call "
-            "keep_lora_sparse(model, exact=False), which keeps the zeros at merging."
+            f"`exact=True` supports LoRA only, but the model has a {type(layer).__module__}.{type(layer).__name__}: use "
+            "keep_lora_sparse(model, exact=False), which keeps the zeros when adapters are merged."
         )
     for name, variant in layer.lora_variant.items():
-        if not isinstance(variant, DoraLinearVariant):
-            raise ValueError(
-                f"Of LoRA's variants only DoRA and rsLoRA are understood, but the adapter {name!r} is a "
-                f"{type(variant).__name__}: call keep_lora_sparse(model, exact=False)."
-            )
+        raise ValueError(
+            f"`exact=True` supports LoRA and rsLoRA only, but the adapter {name!r} is a {type(variant).__name__}: use "
+            "keep_lora_sparse(model, exact=False)."
+        )

@@ -134,22 +134,14 @@ class SparsityKeeper(AbstractContextManager):
                 "relied on them."
             )
 
-    def mask_from_now_on(self, under_way: Callable[[], bool] | None = None) -> None:
-        """Mask the gradients of the trained weights as they come, until [`~SparsityKeeper.release`].
-
-        Args:
-            under_way (`Callable`, *optional*):
-                Returns False when the training has ended: the next gradient then releases. None: never.
-        """
+    def mask_from_now_on(self) -> None:
+        """Mask the gradients of the trained weights as they are accumulated, until [`~SparsityKeeper.release`]."""
 
         def masking(weight: SparseWeight) -> Callable[[nn.Parameter], None]:
             @torch.no_grad()
             def mask(parameter: nn.Parameter) -> None:
-                if under_way is None or under_way():
-                    assert parameter.grad is not None  # it was accumulated just now
-                    weight.apply_to(parameter.grad)
-                else:
-                    self.release()
+                assert parameter.grad is not None  # it was accumulated just now
+                weight.apply_to(parameter.grad)
 
             return mask
 

@@ -19,7 +19,7 @@ from ..pruner import NeuronALPruner
 from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
-from .callbacks import SparsityCallback, Training
+from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
 
@@ -36,7 +36,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
     the optimizer's state of the pruned weights is cleared, and the best checkpoint is sought anew, so that
     `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. Earlier
     zeros stay, so that the sparsity can be above the requested one. Training that resumes from a checkpoint goes on
-    with the schedule. A callback is for one training at a time.
+    with the schedule. Make a callback for each Trainer.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -60,8 +60,8 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         if self.config.bits_per_weight is not None:
             raise ValueError(
-                f"config has bits_per_weight={self.config.bits_per_weight:g}, but quantised weights cannot be trained: train "
-                "first, and quantise the trained model by NeuronALPruner."
+                f"config has bits_per_weight={self.config.bits_per_weight:g}, but quantized weights cannot be trained: train "
+                "first, and quantize the trained model with NeuronALPruner."
             )
         if self.config.embedding_bits is not None:
             raise ValueError(
@@ -81,13 +81,11 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
-        self._training: Training | None = None
 
-    def _about(self) -> list[str]:
-        config = self.config
-        method = f"{config.saliency} + {config.topup}"
+    def _about(self) -> str:
+        method = f"{self.config.saliency} + {self.config.topup}"
         stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
-        return [*stages, *super()._about()]
+        return "; ".join([*stages, super()._about()])
 
     def state(self) -> dict:
         """Return the part of the callback that a checkpoint holds."""
@@ -105,10 +103,6 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        if self._training is not None and self._training.is_under_way() and not self._training.is_of(state):
-            raise ValueError(
-                "This NeuronALCallback prunes in a training that is under way: make one for each Trainer."
-            )
         model = unwrap(model)
         beyond = [step for step in self.schedule if step > state.max_steps]
         if beyond:
@@ -118,10 +112,9 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         if any(is_spread(parameter) for parameter in model.parameters()):
             raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
         self._check(model, train_dataloader)
-        self._training = Training(state)
-        self._forget(model)
+        self._forget()
         with suppress(DenseModelError):
-            self._keep(model, self._training)
+            self._keep(model)
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
 
@@ -129,10 +122,6 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self, args: Any, state: TrainerState, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         self._prune_if_due(unwrap(model), optimizer, state)
-
-    def on_train_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-        self._training = None
-        super().on_train_end(model=model)
 
     def _resume(self, model: PreTrainedModel, state: TrainerState) -> None:
         """Give the model, which has the checkpoint's weights, the checkpoint's sparsity_config too."""
@@ -158,13 +147,12 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         pruner = NeuronALPruner(stage)
         with _as_if_dense(model), untouched_randomness():
             pruner.prune(model, self.ids)
-        for keeper in self._keepers(model):
-            keeper.apply()  # some saliencies update the other weights, even weights that were zero already
-            assert pruner.report is not None  # it has just pruned
+        if self.keeper is not None:
+            self.keeper.apply()  # some saliencies update other weights, even those that were zero already
+            assert pruner.report is not None
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
-        assert self._training is not None  # it has begun
-        keeper = self._keep(model, self._training)
+        keeper = self._keep(model)
         keeper.clear_state(optimizer)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")

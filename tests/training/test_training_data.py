@@ -82,5 +82,5 @@ def test_what_cannot_serve():
         sequences(data, num_samples=11)
     with pytest.raises(ValueError, match="hold no input_ids"):
         sequences(data, lambda examples: {"pixels": torch.zeros(1)})
-    with pytest.raises(ValueError, match="seq_length=65, but this model admits 1 to 64"):
+    with pytest.raises(ValueError, match="seq_length=65, but this model allows 1 to 64"):
         sequences(data, seq_length=65)
