@@ -36,9 +36,9 @@ def results_with_bits(topups=("uniform", "search")):
         for sparsity in (0.5, 0.6)
         for index, topup in enumerate(topups)
     ]
-    quantised = {"saliency": "quantised", "topup": "rates", "sparsity": 0.0}
+    quantized = {"saliency": "quantized", "topup": "rates", "sparsity": 0.0}
     return sparse + [
-        result(**quantised, perplexity=(50 / bits, 100 / bits), budget=bits, bits_per_weight=bits)
+        result(**quantized, perplexity=(50 / bits, 100 / bits), budget=bits, bits_per_weight=bits)
         for bits in (2.4, 3.0)
     ]
 
@@ -56,21 +56,10 @@ def by_block(shares, title="llama"):
     return figures.plot_by_block(title, found, make_styles(shares))
 
 
-def by_row(rows, low, high, title="llama"):
-    return figures.plot_by_row(title, {name: [share] * 64 for name, share in rows.items()}, low, high)
-
-
-LAYER = {
-    f"model.layers.{block}.{name}": 0.5 + 0.01 * block
-    for block in range(4)
-    for name in ("self_attn.q_proj", "mlp.down_proj")
-}
 DRAWN = {
     "seconds": lambda: by_seconds(results((0.6, 0.7))),
     "bits": lambda: by_bits(results_with_bits()),
-    "lambda": lambda: figures.plot_by_lambda("llama", {0.1: 15.1, 0.05: 20.0, 0.2: 17}, 0.1),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
-    "rows": lambda: by_row(LAYER, 0.5, 0.53),
 }
 
 LONG = "owner/a-model-with-a-name-that-goes-on-for-ever-and-beyond-the-width-of-any-figure-2025-01-22-bf16"
@@ -91,13 +80,6 @@ HARD = {
     "one run": lambda: by_seconds([result()], "model", Result(0.0, "dense", "dense", {"wikitext2": 9, "c4": 9})),
     "blocks": lambda: by_block({name: np.linspace(0.6, 0.7 + 0.01 * i, 80) for i, name in enumerate(TUNED)}, LONG),
     "blocks alike": lambda: by_block({"uniform": [0.7] * 3}),
-    "lambda": lambda: figures.plot_by_lambda(LONG, {0.1: 25.6, 0.11: 25.7, 0.105: 25.65}, 0.1),
-    "rows": lambda: by_row(
-        {f"model.layers.{block}.mlp.{name}": 0.7 for block in range(32) for name in ("up", "down")},
-        *(0.7, 0.701, LONG + TUNED[0]),
-    ),
-    "rows alike": lambda: by_row({f"lm.layers.{block}.mlp.up_proj": 0.7 for block in range(3)}, 0.7, 0.7),
-    "many rows": lambda: by_row({f"model.layers.{block}.q": 0.01 * block for block in range(80)}, 0.0, 0.9),
 }
 
 

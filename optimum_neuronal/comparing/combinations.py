@@ -48,7 +48,7 @@ def find_combinations(
         check_texts("saliencies", saliencies, "['wanda']"),
         check_texts("topups", topups, "['search']"),
     )
-    sparsities, presets = list(sparsities), check_texts("presets", presets, "['paper']")
+    sparsities, presets = list(dict.fromkeys(sparsities)), check_texts("presets", presets, "['paper']")
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])

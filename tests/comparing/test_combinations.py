@@ -1,0 +1,74 @@
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.comparing.combinations import EVIDENCE, find_combinations
+
+
+GIVEN = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]]}
+
+
+def find(**changes):
+    return find_combinations(**GIVEN | changes)
+
+
+def test_each_occurs_once_methods_first_then_presets_then_budgets():
+    given = {
+        "saliencies": ["wanda", "wanda"],
+        "sparsities": (0.5, 0.6, 0.5),
+        "presets": iter(["fast", "best", "fast"]),
+    }
+    found = find(**given, bits_per_weight=iter([2.4, 3, 2.4]), config={"num_samples": 16, "seed": 3})
+    assert [result.method for result, _ in found] == [
+        "wanda + uniform, 50 % sparsity",
+        "wanda + uniform, 60 % sparsity",
+        *(f"preset {name}, {amount} % sparsity" for name in ("fast", "best") for amount in (50, 60)),
+        "quantized, 2.4 bits",
+        "quantized, 3 bits",
+    ]
+    assert all(config.num_samples == 16 and config.seed == 3 for _, config in found)
+    expected = NeuronALConfig.preset("best", sparsity=0.6, dataset=None, num_samples=16, seed=3)
+    assert found[5][1].to_dict() == expected.to_dict()
+    assert [config.bits_per_weight for _, config in found[-2:]] == [2.4, 3]
+
+
+def test_a_preset_with_an_amount_of_its_own_is_run_once():
+    found = find(sparsities=[0.6, 0.7], presets=["two-four", "few-bits"])[-2:]
+    assert [result.method for result, _ in found] == ["preset two-four, 50 % sparsity", "preset few-bits, 2.4 bits"]
+    assert [(config.sparsity, config.bits_per_weight) for _, config in found] == [(0.5, None), (None, 2.4)]
+
+
+def test_fields_of_sparse_prunes_are_left_out_of_quantized_ones():
+    config = {"reconstruct": "dense", "refit_epochs": 2, "rotate": True}
+    sparse, quantized = find(saliencies=["alps"], bits_per_weight=[2.4], config=config)
+    assert sparse[1].rotate and not quantized[1].rotate
+
+
+def test_an_impossible_combination_has_an_error():
+    found = find(saliencies=["wanda", "alps"], config={"refit_epochs": 2})
+    assert "does not update weights" in found[0][0].error
+    assert found[0][1] is None and found[1][1] is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"saliencies": ["wandq"]}, ValueError, "Did you mean 'wanda'"),
+        ({"topups": ["uniforn:x=1"]}, ValueError, "Did you mean 'uniform'"),
+        ({"topups": []}, ValueError, "nothing to compare"),
+        ({"sparsities": [1.5]}, ValueError, "sparsities is 1.5: expected a number from 0 to 1"),
+        ({"presets": ["fats"]}, ValueError, "Did you mean 'fast'"),
+        ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected several"),
+        ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
+    ],
+)
+def test_mistakes(changes, error, message):
+    with pytest.raises(error, match=message):
+        find(**changes)
+
+
+def test_every_combination_of_the_published_protocol_is_possible():
+    """Names of methods and fields change; a protocol that no longer fits would fail on a user's GPU."""
+    ways = ("saliencies", "topups", "sparsities", "bits_per_weight", "dataset")
+    config = {"num_samples": EVIDENCE["num_samples"], "seq_length": EVIDENCE["seq_length"]}
+    found = find_combinations(**{name: EVIDENCE[name] for name in ways}, config=config)
+    assert len(found) == 3 * 3 * 3 + 2 and all(result.error is None for result, _ in found)
