@@ -29,8 +29,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.rounded import pack
 from benchmarks.shared import zero_randomly
-from optimum_neuronal import sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
@@ -156,7 +156,7 @@ def packed_model(name: str, layers: int) -> LlamaForCausalLM:
         return model
     if PACKED[name] is None:
         zero_randomly(model, 0.7)
-    return sparsify(model, bits=PACKED[name])
+    return pack(model, PACKED[name])
 
 
 def measure_packed(model: LlamaForCausalLM, args: argparse.Namespace) -> Measure:

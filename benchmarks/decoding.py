@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.rounded import pack
 from benchmarks.shared import zero_randomly
-from optimum_neuronal import sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed
@@ -53,7 +53,7 @@ def two_models(shape: str, sparsity: float, bits: int | None) -> tuple[LlamaForC
     for model in (dense, packed):
         model.tie_weights()
         model.model.rotary_emb = rotary  # its frequencies are in no state dict
-    return dense, sparsify(packed, bits=bits)
+    return dense, pack(packed, bits)
 
 
 def shares_of_time(model: LlamaForCausalLM, tokens: int = 8) -> list[list[str]]:

@@ -21,8 +21,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 
+from benchmarks.rounded import pack
 from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
-from optimum_neuronal import lora_for_packed, sparsify
+from optimum_neuronal import lora_for_packed
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.common.machine import hand_back_freed
 
@@ -38,7 +39,7 @@ def make_model(case: str, args: argparse.Namespace) -> tuple[torch.nn.Module, in
     zero_randomly(model, 0.7)
     size = sum(weight.nbytes for name, weight in model.named_parameters() if "_proj" in name)
     if case != "dense":
-        sparsify(model, bits=args.bits if case == "quantized" else None)
+        pack(model, args.bits if case == "quantized" else None)
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     return get_peft_model(model, lora_for_packed(model, config)), size
 

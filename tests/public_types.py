@@ -63,7 +63,7 @@ def store(model: PreTrainedModel, folder: Path) -> None:
     save_pretrained(model, folder, format="packed")
     convert_checkpoint(folder, "dense")
     inspect_checkpoint(folder)
-    densify(sparsify(model, bits=4))
+    densify(sparsify(model, embedding_bits=8))
     SparseModelForCausalLM.from_pretrained(folder, dtype="auto")
 
 

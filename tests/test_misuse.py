@@ -201,10 +201,7 @@ REFUSED = {
     "save: a model that another pruner has pruned": (make_sparse, lambda m, d: pruned().save(m, d / "new")),
     "convert: no model there": (dense, lambda m, d: optimum_neuronal.convert_checkpoint(d, "packed", d / "new")),
     "sparsify: dense": (dense, lambda m, d: optimum_neuronal.sparsify(m)),
-    "sparsify: dense, few bits": (dense, lambda m, d: optimum_neuronal.sparsify(m, bits=9)),
-    "sparsify: twice, few bits": (packed_model, lambda m, d: optimum_neuronal.sparsify(m, bits=4)),
     "sparsify: twice, head": (packed_model, lambda m, d: optimum_neuronal.sparsify(m, embedding_bits=8)),
-    "sparsify: no such bits": (make_sparse, lambda m, d: optimum_neuronal.sparsify(m, bits=1)),
     "sparsify: with adapters": (lambda: adapted(make_sparse()), lambda m, d: optimum_neuronal.sparsify(m)),
     "load_state_dict: dense into packed": (packed_model, lambda m, d: m.load_state_dict(dense_weight_of(m), strict=False)),
     "load_state_dict: damaged into packed": (

@@ -10,10 +10,10 @@ from itertools import accumulate
 
 import torch
 
-from ..packed.formats.packed_matrix import PackedMatrix
+from ..packed.formats.packed_matrix import DTYPES, PackedMatrix
 from ..packed.formats.sparse import SparseWeight
-from ..packed.packed_tensor import PackedTensor
-from ..packed.packing import has_kernels, pays
+from ..packed.sparsify import pack_weight
+from .packed_rows import PackedRows
 
 
 @dataclass
@@ -63,14 +63,14 @@ class ArrivingWeight:
         return sum(part.shape[0] for part in self.parts.values())
 
     def _held(self, rows: torch.Tensor) -> PackedMatrix | torch.Tensor:
-        if isinstance(rows, PackedTensor):
-            sparse = isinstance(rows.matrix, SparseWeight)
-            if not rows.transposed and (not sparse or self.packs_sparse and pays(rows, False)):
+        if isinstance(rows, PackedRows):
+            is_smaller = rows.matrix.nbytes < rows.numel() * self.dtype.itemsize
+            if not isinstance(rows.matrix, SparseWeight) or self.packs_sparse and is_smaller:
                 return _owned(rows.matrix.to(self.device, self.dtype))
-            rows = rows.unpack()
+            rows = rows.matrix.unpack()
         dense = _own(rows.detach().to(self.device, self.dtype))
-        packs = self.packs_sparse and has_kernels(dense) and pays(dense, False)
-        return SparseWeight.pack(dense) if packs else dense
+        packed = pack_weight(dense) if self.packs_sparse and dense.dtype in DTYPES else None
+        return dense if packed is None else packed
 
 
 def _joined(parts: list[PackedMatrix | torch.Tensor]) -> list[PackedMatrix] | list[torch.Tensor]:

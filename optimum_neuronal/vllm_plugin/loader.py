@@ -14,7 +14,8 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.packed_files import QUANT_METHOD, read_weights
-from ..packed.packed_tensor import PackedTensor
+from ..packed.ops import unpack
+from .packed_rows import PackedRows
 
 
 @register_model_loader(QUANT_METHOD)
@@ -33,7 +34,7 @@ class PackedLoader(DefaultModelLoader):
             super().download_model(model_config)
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights; packed ones are [`PackedTensor`]s.
+        """Yield names and weights; packed ones are [`PackedRows`]s.
 
         Raises:
             `ValueError`: the checkpoint is damaged, or does not fit its model.
@@ -43,7 +44,9 @@ class PackedLoader(DefaultModelLoader):
             return
         self.counter_before_loading_weights = time.perf_counter()
         for name, weight, header in read_weights(self._find(model_config), packed=True):
-            yield name, weight if header is None else PackedTensor.of(weight, header.transposed)
+            if header is not None:
+                weight = unpack(weight).mT if header.transposed else PackedRows(weight)
+            yield name, weight
 
     def _find(self, model_config: ModelConfig) -> Path:
         return find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 from llama_cpp_programs import flags_of, write_programs
-from packed_models import make_zeroed
+from packed_models import make_zeroed, pack
 
 import optimum_neuronal
 from optimum_neuronal import SparseModelForCausalLM, sparsify
 from optimum_neuronal.evaluation import quantized
-from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.packed.packed_module import packed_modules
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_few_bits(run, sparse, tmp_path):
 
 
 def test_a_quantised_checkpoint_is_timed_dense_too(run, tmp_path):
-    sparsify(make_zeroed("llama"), bits=4).save_pretrained(tmp_path / "quantised")
+    pack(make_zeroed("llama"), bits=4).save_pretrained(tmp_path / "quantised")
     found = json.loads(run("speed", "--model", tmp_path / "quantised", *FEW, "--bits", 2, "--no-torchao", "--json"))
     assert found["packed_bytes"] < 0.7 * found["dense_bytes"]
 

@@ -7,7 +7,7 @@ from sweeps import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.model.packed_size import packed_size
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
 

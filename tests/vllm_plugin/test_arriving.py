@@ -4,8 +4,8 @@ import torch
 from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.formats.sparse import SparseWeight
-from optimum_neuronal.packed.packed_tensor import PackedTensor
 from optimum_neuronal.vllm_plugin.arriving import ArrivingRows, ArrivingWeight
+from optimum_neuronal.vllm_plugin.packed_rows import PackedRows
 
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def test_merged_rows_become_one_matrix(packed):
     """As vLLM's loader of q, k and v does it, in another order than they lie in, and with a slice of each."""
     whole, held = [weight(128, seed=1), weight(64, seed=2), weight(64, seed=3)], arriving(128)
     for first, count, part in [(96, 32, whole[2]), (0, 64, whole[0]), (64, 32, whole[1])]:
-        rows = PackedTensor.of(SparseWeight.pack(part)) if packed else part
+        rows = PackedRows(SparseWeight.pack(part)) if packed else part
         ArrivingRows(held).data.narrow(0, first, count).copy_(rows.narrow(0, 0, count))
     (matrix,) = held.finish("qkv_proj")
     assert isinstance(matrix, SparseWeight)
@@ -41,7 +41,7 @@ def test_parts_of_other_codes_stay_apart():
     parts = [QuantizedWeight.nearest(weight(64, seed=bits), bits) for bits in (2, 3, 3)]
     held = arriving(192)
     for number, part in enumerate(parts):
-        ArrivingRows(held).narrow(0, 64 * number, 64).copy_(PackedTensor.of(part))
+        ArrivingRows(held).narrow(0, 64 * number, 64).copy_(PackedRows(part))
     found = held.finish("qkv_proj")
     assert [(matrix.bits, matrix.shape[0]) for matrix in found] == [(2, 64), (3, 128)]
     assert torch.equal(dense_of(found), torch.cat([part.unpack() for part in parts]))
@@ -62,25 +62,25 @@ def test_embeddings_stay_packed_only_if_they_are_quantised():
     """And padding of the vocabulary is no row of them."""
     codes = QuantizedWeight.nearest(weight(100, share=0))
     for rows, kind in [
-        (PackedTensor.of(codes), list),
-        (PackedTensor.of(SparseWeight.pack(weight(100))), torch.Tensor),
+        (PackedRows(codes), list),
+        (PackedRows(SparseWeight.pack(weight(100))), torch.Tensor),
     ]:
         held = arriving(128, packs_sparse=False)
         ArrivingRows(held)[: rows.shape[0]].data.copy_(rows)
         ArrivingRows(held)[rows.shape[0] :].data.fill_(0)
         found = held.finish("embed_tokens")
         assert isinstance(found, kind) and held.padding == 28
-        assert torch.equal(dense_of(found), rows.unpack())
+        assert torch.equal(dense_of(found), rows.matrix.unpack())
 
 
 def test_of_a_slice_no_more_is_kept_in_memory_than_itself():
-    for whole in (weight(256), PackedTensor.of(SparseWeight.pack(weight(256))), weight(256, share=0)):
+    for whole in (weight(256), PackedRows(SparseWeight.pack(weight(256))), weight(256, share=0)):
         held = arriving(64)
         ArrivingRows(held).copy_(whole.narrow(0, 64, 64))
         found = held.finish("o_proj")
         tensors = [found] if isinstance(found, torch.Tensor) else found[0].tensors().values()
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
-        expected = whole.unpack() if isinstance(whole, PackedTensor) else whole
+        expected = whole.matrix.unpack() if isinstance(whole, PackedRows) else whole
         assert torch.equal(dense_of(found), expected[64:128])
 
 
@@ -97,7 +97,7 @@ def test_slices_of_columns_keep_their_codes(columns, bits):
     """As vLLM's loader of o_proj or down_proj cuts it for one of several processes."""
     codes, (first, last) = QuantizedWeight.nearest(weight(100, share=0), bits), columns
     held = arriving(100, last - first)
-    ArrivingRows(held).copy_(PackedTensor.of(codes).narrow(1, first, last - first))
+    ArrivingRows(held).copy_(PackedRows(codes).narrow(1, first, last - first))
     (matrix,) = held.finish("o_proj")
     assert isinstance(matrix, QuantizedWeight) and matrix.bits == bits
     matrix.check()

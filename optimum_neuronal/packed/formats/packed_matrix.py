@@ -146,19 +146,6 @@ class PackedMatrix(Change):
         cls.check_headers(shape, dtype, headers_of(found))
         return cls.of_tensors(found, shape, dtype)
 
-    def parts(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the tensors as a file stores them under a weight's name."""
-        stored = {key: tensor for key, tensor in self.tensors().items() if key not in self.derived}
-        return {name + PREFIX + key: tensor for key, tensor in stored.items()}
-
-    @classmethod
-    def of_parts(
-        cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
-    ) -> "PackedMatrix":
-        """Return the weight of what [`PackedMatrix.parts`] gave under a name."""
-        found = {key: tensors[name + PREFIX + key] for key in cls.names if name + PREFIX + key in tensors}
-        return cls.of_tensors(found, shape, dtype)
-
     @property
     def device(self) -> torch.device:
         """On which all tensors lie."""
