@@ -92,7 +92,7 @@ class PruneCommand(Command):
         if self.args.dry_run:
             from ..pruning.dry_run import plan_prune
 
-            options = {**load_options(self.args), "device": device_of(self.args), "batch_size": self.args.batch_size}
+            options = {**load_options(self.args), "device": device_of(self.args)}
             write(f"\n{plan_prune(self.args.model, config, **options)}")
         else:
             self._prune(config)

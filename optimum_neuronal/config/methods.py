@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from ..blocks.statistics import SquaredNorms
 from ..model.projections import Decoder
 from ..rotation.learning import Rotation
 from ..saliency import Saliency
@@ -45,6 +46,11 @@ class Methods:
             or self.topup.uses_calibration
             or self.topup.refines
         )
+
+    @property
+    def needs_final_runs(self) -> bool:
+        """True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
+        return self.saliency.uses_activations or self.topup.statistic is not SquaredNorms
 
     def suited_to(self, decoder: Decoder) -> "Methods":
         """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""

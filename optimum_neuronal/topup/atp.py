@@ -8,6 +8,7 @@ import torch
 
 from ..common.validation import check_count
 from ..model.projections import Decoder
+from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
@@ -38,6 +39,12 @@ class ATP(TopUp):
 
     def __post_init__(self):
         check_count("trials", self.trials, 2)
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return aligned * len(decoder.blocks) * (1 + self.trials)
+
+    def solves(self, saliency: Saliency) -> int:
+        return self.trials
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()

@@ -9,6 +9,7 @@ import torch
 from ..blocks.statistics import SquaredNorms
 from ..common.registry import Registry
 from ..model.projections import Decoder, Projection
+from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..trials import Trials
 
@@ -69,6 +70,14 @@ class TopUp(ABC):
                 "causal language-model head. Choose 'search', which then uses alignment errors, or 'neuronal'."
             )
         return self
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        """Return roughly how often `allocate` runs a block on one sequence, of so many alignment and calibration sequences."""
+        return 0
+
+    def solves(self, saliency: Saliency) -> int:
+        """Return roughly how often `allocate` masks or solves each projection."""
+        return 0
 
     @abstractmethod
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

@@ -16,6 +16,7 @@ from ..blocks.statistics import Norms
 from ..common.validation import check_count, check_number
 from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..packed.change import Zeros
+from ..saliency import Saliency
 from ..saliency.changes import score_projection
 from ..saliency.plan import SparsityPlan, row_counts
 from ..trials import Trials
@@ -75,6 +76,9 @@ class BESA(TopUp):
                     f"BESA learns by gradients, and {projection.name} has weights of {projection.owner.dtype}: load "
                     "the model in floating point, or choose another top-up."
                 )
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()

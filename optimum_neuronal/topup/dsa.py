@@ -11,6 +11,7 @@ import torch
 from ..blocks.statistics import wide_dtype
 from ..common.validation import check_count, check_number, check_numbers
 from ..model.projections import Block, Decoder
+from ..saliency import Saliency
 from ..trials import Trials
 from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
@@ -192,6 +193,12 @@ class DSA(TopUp):
             check_count(name, getattr(self, name), least)
         check_number("mutation", self.mutation, 0, 1)
         object.__setattr__(self, "lambdas", check_numbers("lambdas", self.lambdas, 0, 1))
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return (samples + aligned * (1 + self.solves(saliency))) * len(decoder.blocks)
+
+    def solves(self, saliency: Saliency) -> int:
+        return self.population + self.generations * self.offspring
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()

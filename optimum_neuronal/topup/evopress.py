@@ -9,6 +9,7 @@ import torch
 
 from ..common.validation import check_choice, check_count, check_number, check_several
 from ..model.projections import Decoder, Projection
+from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from .allocation import draw, index_of_smallest, pruned_blocks
@@ -80,6 +81,13 @@ class EvoPress(TopUp):
             raise ValueError(
                 f"step is {self.step!r} and levels is {self.levels}: expected a step above 0, and step * levels of at most 1."
             )
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return self.generations * self._sequences(aligned) * len(decoder.blocks)
+
+    def _sequences(self, aligned: int) -> int:
+        counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))
+        return sum(candidates * sequences for candidates, sequences in counts)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()

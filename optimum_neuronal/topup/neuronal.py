@@ -9,6 +9,7 @@ import torch
 
 from ..common.validation import check_choice, check_numbers
 from ..model.projections import Decoder
+from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
@@ -94,6 +95,12 @@ class NeuronAL(TopUp):
             for block in decoder.blocks:
                 for projection in block.pruned:
                     decoder.row_groups(block, projection)
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self.solves(saliency)
+
+    def solves(self, saliency: Saliency) -> int:
+        return (self.steps != "row") * len(self.block_lambdas) + (self.steps != "block") * len(self.row_lambdas)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         plan = SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))

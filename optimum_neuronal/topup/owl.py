@@ -6,7 +6,8 @@ from functools import partial
 import torch
 
 from ..common.validation import check_number
-from ..model.projections import Block
+from ..model.projections import Block, Decoder
+from ..saliency import Saliency
 from ..trials import Trials
 from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
@@ -35,6 +36,9 @@ class OWL(TopUp):
     def __post_init__(self):
         check_number("outlier_factor", self.outlier_factor, 0, above=True)
         check_number("half_width", self.half_width, 0, 1)
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         blocks = pruned_blocks(trials.decoder)

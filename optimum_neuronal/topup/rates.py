@@ -8,6 +8,7 @@ from typing import ClassVar
 from ..model.packed_size import has_steps
 from ..model.projections import Decoder, Projection
 from ..packed.formats.quantized import quantized_bytes
+from ..saliency import Saliency
 from ..saliency.plan import DENSE, RatePlan
 from ..trials import Trials
 from ..trials.solved import SolvedRates
@@ -64,6 +65,9 @@ class Rates(TopUp):
             if rate < RATES[-1] and own[rate + 1] - own[rate] <= spare:
                 chosen[name], spare = rate + 1, spare - (own[rate + 1] - own[rate])
         return units.plan(chosen)
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        return 0 if self.by == "uniform" else aligned * len(decoder.blocks) * (1 + len(decoder.projections) // 2)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if self.by == "uniform":

@@ -13,7 +13,7 @@ from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
-from ..trials.solved import SolvedSparsities
+from ..trials.solved import SHARES, SolvedSparsities
 from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
 from .base import Allocation, TopUp, register_topup
 from .search_space import Space
@@ -86,6 +86,13 @@ class Search(TopUp):
 
     def _solves_first(self, saliency: Saliency) -> bool:
         return self.solved and saliency.updates_weights and self.objective != ALIGNMENT
+
+    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+        passes = self.budget or (SOLVED_BUDGET if self._solves_first(saliency) else BUDGET)
+        return aligned * len(decoder.blocks) * passes
+
+    def solves(self, saliency: Saliency) -> int:
+        return len(SHARES) if self._solves_first(saliency) else self.budget or BUDGET
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
