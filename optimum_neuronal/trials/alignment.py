@@ -26,12 +26,12 @@ SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several 
 
 
 def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """Return `|| d - s ||_2` of normalised activations, shape (sequences, in) -> (sequences,)."""
+    """Return `|| d - s ||_2` of normalized activations, shape (sequences, in) -> (sequences,)."""
     return torch.linalg.vector_norm(dense - sparse, dim=-1)
 
 
 def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """Return `1 - cos(d, s)` of normalised activations, shape (sequences, in) -> (sequences,).
+    """Return `1 - cos(d, s)` of normalized activations, shape (sequences, in) -> (sequences,).
 
     Computed as `|| d / |d| - s / |s| ||^2 / 2`, which does not lose the digits of small angles and is never negative.
     """
@@ -41,9 +41,8 @@ def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 def kl(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     """Return `KL(d || s) = sum of d log(d / s) - d + s` in nats, shape (sequences, in) -> (sequences,).
 
-    Normalised activations are distributions, so `- d + s` cancels out. It keeps every term from being negative where
-    shares below `SMALLEST_SHARE` count as that much: the share of a feature that pruning has silenced is zero, and the
-    divergence would be infinite.
+    Smaller shares count as `SMALLEST_SHARE`: a feature that pruning silenced would make the divergence infinite. With
+    `- d + s`, which cancels out over a distribution, no term is negative even so.
     """
     dense, sparse = dense.clamp(min=SMALLEST_SHARE), sparse.clamp(min=SMALLEST_SHARE)
     return (dense * (dense / sparse).log() - dense + sparse).sum(dim=-1)
@@ -70,7 +69,7 @@ def alignment_error(
     """
     if scope == "pooled":
         dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
-    errors = METRICS[metric](_normalise(dense), _normalise(sparse))
+    errors = METRICS[metric](_normalize(dense), _normalize(sparse))
     return errors.sum() / dense.shape[-1]
 
 
@@ -79,33 +78,28 @@ def total_error(
 ) -> torch.Tensor:
     """Return the sum of the alignment errors of projections. Each distinct input is compared once.
 
-    The experts of a layer count as one projection, each with its share of the tokens that the dense model routes, so
-    that many experts with few tokens do not drown the rest of the model.
+    The experts of a layer count as one projection, each with its share of the tokens that the dense model routes.
     """
-    shares = _expert_shares(projections, dense)
+    tokens = Counter()
+    for projection in projections:
+        if projection.expert is not None:
+            tokens[projection.group] += dense[projection.name].tokens
     errors: dict[SquaredNorms, torch.Tensor] = {}  # projections that share an input share its norms
     total = torch.zeros(())
     for projection in projections:
         name = projection.name
         if sparse[name] not in errors:
             errors[sparse[name]] = alignment_error(dense[name].value, sparse[name].value, scope, metric)
-        total = total + shares.get(name, 1.0) * errors[sparse[name]]
+        share = 1.0 if projection.expert is None else dense[name].tokens / max(1, tokens[projection.group])
+        total = total + share * errors[sparse[name]]
     return total
-
-
-def _expert_shares(projections: Sequence[Projection], dense: Norms) -> dict[str, float]:
-    experts = [projection for projection in projections if projection.expert is not None]
-    tokens = Counter()
-    for projection in experts:
-        tokens[projection.group] += dense[projection.name].tokens
-    return {p.name: dense[p.name].tokens / max(1, tokens[p.group]) for p in experts}
 
 
 def _unit(vectors: torch.Tensor) -> torch.Tensor:
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-30)
 
 
-def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:
+def _normalize(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero rather than becoming 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)

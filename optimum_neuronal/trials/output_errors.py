@@ -1,7 +1,7 @@
 """The output error: the distance of a sparse model's next-token distributions from the dense model's, or from the text."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from ..blocks.calls import Call, Stream, Streams, grouped
 from ..blocks.statistics import SquaredNorms
-from ..model.projections import Block, ChangeOf, trial_weights
+from ..model.projections import Block, trial_weights
 from ..saliency.plan import Plan, SparsityPlan
 from .solved import SolvedWeights
 
@@ -29,8 +29,8 @@ Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def kl(dense: torch.Tensor) -> Compare:
     """Return a function for `KL(dense || sparse)` of the next-token distributions in nats, summed over positions.
 
-    Terms of the dense model alone are computed once for all candidates. Both models' logits are shifted by the dense
-    model's normaliser, so that nothing large cancels out.
+    Terms of the dense model are computed once for all candidates. Both models' logits are shifted by the dense model's
+    normalizer, so that nothing large cancels out.
 
     Args:
         dense (`Tensor`, shape (positions, vocabulary)): the dense model's logits, float32.
@@ -80,34 +80,22 @@ def output_errors(
                 chosen = [plans[same[0]] for same in alike]
                 if isinstance(reference, SolvedWeights):
                     changes = reference.changes(index, chosen)
+                elif given:
+                    changes = trials.changes(block, given[index], chosen, updates=False)
                 else:
-                    norms = given[index] if given else None
-                    if norms is None:
-                        norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
-                    changes = trials.changes(block, norms, chosen, updates=given is None)
-                _run_alike(trials, block, calls, streams, zip(alike, changes), outputs)
+                    norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
+                    changes = trials.changes(block, norms, chosen)
+                for same, change_of in zip(alike, changes):
+                    with trial_weights(block.pruned, change_of):
+                        output = trials.runner.output(block, streams[same[0]], calls)
+                    for member in same:
+                        outputs[member] = output
             return outputs
 
         streams = trials.runner.run(inputs, len(plans), visit, label)
     by_saliency = given is None and not isinstance(reference, SolvedWeights)
     dense = trials.dense(trials.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
     return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
-
-
-def _run_alike(
-    trials: "Trials",
-    block: Block,
-    calls: Sequence[Call],
-    streams: Streams,
-    changes: Iterable[tuple[list[int], ChangeOf]],
-    outputs: Streams,
-) -> None:
-    """Run a block once for all members that are alike, and fill in `outputs`."""
-    for same, change_of in changes:
-        with trial_weights(block.pruned, change_of):
-            output = trials.runner.output(block, streams[same[0]], calls)
-        for member in same:
-            outputs[member] = output
 
 
 def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[int]) -> list[list[int]]:

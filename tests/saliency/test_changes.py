@@ -13,7 +13,6 @@ from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.changes import (
     find_activations,
     prune_projections,
-    score_projection,
     trial_changes,
 )
 from optimum_neuronal.saliency.magnitude import Magnitude
@@ -60,10 +59,6 @@ def test_a_pattern_decides_instead_of_the_plan():
     changes = trial_changes(Wanda(), block, norms, [plan(0.0), plan(0.5)], ColumnPattern.parse("1:2"))
     assert masks_of(changes, block) == 2 * [[[False, True, True, False]]]
     assert masks_of(trial_changes(Wanda(), block, norms, [plan(0.5)]), block) == [[[False, False, True, True]]]
-
-
-def test_a_score_that_needs_no_activation_is_given_none(block):
-    assert score_projection(Magnitude(), block.pruned[0], {}).tolist() == [[3, 1], [1, 2]]
 
 
 @dataclass(frozen=True)
@@ -143,37 +138,6 @@ def test_projections_with_the_same_input_are_solved_together():
     norms = {"q": first, "o": second, "k": first}
     found, _ = prune_projections(Noted([]), projections, norms, SparsityPlan(dict.fromkeys("qok", 0.5)))
     assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
-
-
-@dataclass(frozen=True)
-class InPlace(Magnitude):
-    """Computes where its arguments lie."""
-
-    def score(self, weight, activation):
-        return weight.abs_().mul_(activation.add_(1))
-
-
-@dataclass(frozen=True)
-class UpdateInPlace(WeightUpdate):
-    def score(self, weight, activation):
-        return weight.square_()
-
-    def prune(self, weight, hessian, sparsity, pattern=None, name=""):
-        return weight.zero_()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("saliency", [InPlace(), UpdateInPlace()])
-def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype, block):
-    (projection,) = block.pruned
-    projection.module.to(dtype)
-    before = projection.weight.clone()
-    norms = {"block.0": hessian_of([1.0, 2.0])} if saliency.updates_weights else NORMS
-    activations, _ = find_activations(block.pruned, norms)
-    kept = activations["block.0"].clone()
-    score_projection(saliency, projection, activations)
-    trial_changes(saliency, block, norms, [plan(0.5)])[0](projection)
-    assert torch.equal(projection.weight, before) and torch.equal(activations["block.0"], kept)
 
 
 def test_a_saliency_that_scores_something_else(block):

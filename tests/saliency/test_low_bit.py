@@ -1,8 +1,6 @@
-import pytest
 import torch
 
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.low_bit import LowBit
 from optimum_neuronal.saliency.quantizer import Quantizer
 
@@ -24,14 +22,3 @@ def test_each_weight_gets_its_own_bits_and_the_projections_dtype():
         expected = QuantizedWeight.encode(codes, bits[name], scales, steps)
         assert torch.equal(change.codes, expected.codes) and torch.equal(change.scales, expected.scales)
         change.check()
-
-
-def test_it_stands_beside_the_methods_that_users_choose_from():
-    assert LowBit.name not in SALIENCIES.names()
-    assert LowBit.updates_weights and not LowBit.knows_rows and LowBit.reconstruct == "dense"
-
-
-def test_inputs_that_overflow_are_named():
-    weight, hessian = layer()
-    with pytest.raises(ValueError, match="The Hessian of q, k is not finite"):
-        LowBit().solve({"q": weight, "k": weight}, hessian * torch.inf, {"q": 2, "k": 2}, torch.float32)

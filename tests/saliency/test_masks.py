@@ -57,14 +57,6 @@ def test_masks_equal_a_stable_sort(shape, different, monkeypatch):
             assert torch.equal(apply_cut(saliency, find_cut(sort_rows(saliency), counts)), expected)
 
 
-def test_one_ranking_serves_many_cuts():
-    saliency = torch.rand(8, 16, generator=torch.Generator().manual_seed(0))
-    ranked = sort_rows(saliency)
-    for count in (0, 3, 16):
-        counts = torch.full((8,), count)
-        assert torch.equal(apply_cut(saliency, find_cut(ranked, counts)), mask_rows(saliency, counts))
-
-
 CHANGES = {
     "zeros": lambda mask, new: Zeros(mask),
     "packed mask": lambda mask, new: PackedMask.pack(mask),
@@ -106,12 +98,3 @@ class TestColumnPattern:
         for text in ("", "2", "4:2", "2:2", "0:4", "a:b", "-1:4", 24, None):
             with pytest.raises(ValueError, match="expected 'N:M'"):
                 ColumnPattern.parse(text)
-
-    def test_torch_accepts_the_result_where_it_supports_it(self):
-        weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).half()
-        weight.masked_fill_(~mask_groups(weight.abs().float(), ColumnPattern(2, 4)), 0)
-        if not torch.cuda.is_available():  # the compression kernels are CUDA's
-            assert ((weight.view(32, -1, 4) != 0).sum(dim=-1) <= 2).all()
-            return
-        sparse = torch.sparse.to_sparse_semi_structured(weight.cuda())
-        assert torch.equal(sparse.to_dense().cpu(), weight)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimum_neuronal.saliency.plan import SparsityPlan, row_counts, row_sparsity
+from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
 
 
 def test_counts_carry_the_remainder_from_row_to_row():
@@ -29,7 +29,3 @@ def test_plan_outside_zero_and_one_is_refused():
         SparsityPlan({"q": 1.2})
     with pytest.raises(ValueError, match="'q' leaves"):
         SparsityPlan({"q": torch.tensor([0.5, float("nan")])})
-
-
-def test_row_sparsity_counts_zeros():
-    assert row_sparsity(torch.tensor([[0.0, 1.0], [0.0, -0.0]])).tolist() == [0.5, 1.0]

@@ -102,43 +102,6 @@ def test_rows_of_zeros_and_inputs_that_are_always_zero(bits, steps):
     assert bool(torch.isfinite(quantize(weight, torch.zeros(20, 20), bits, steps).values()).all())
 
 
-def test_weights_of_inputs_that_are_always_zero_do_not_move_scales():
-    weight, x = weights(6, 20), 1e-3 * inputs(20, 100)
-    x[:, 5:8] = 0
-    found = quantize(weight, x.T @ x, 2)
-    weight[:, 5:8] *= 100
-    assert all(torch.equal(a, b) for a, b in zip(found[:2], quantize(weight, x.T @ x, 2)[:2]))
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (65, 3), (3, 65)])
-def test_odd_shapes(shape):
-    weight = weights(*shape)
-    for bits in (2, 8):
-        found = quantize(weight, hessian_of(shape[1]), bits)
-        assert found.codes.shape == shape and len(found.scales) == shape[0]
-
-
-def test_rows_do_not_depend_on_each_other():
-    """Nor on how many are quantized at once, apart from the last digits."""
-    weight, hessian = weights(40, 30), hessian_of(30)
-    quantizer = Quantizer(hessian)
-    whole, part = quantizer.quantize(weight, 3), quantizer.quantize(weight[:7], 3)
-    assert float((whole.codes[:7] == part.codes).float().mean()) > 0.98
-
-
-def test_the_same_twice_and_nothing_is_changed():
-    weight, hessian = weights(20, 70), hessian_of(70)
-    before = weight.clone(), hessian.clone()
-    first, second = (quantize(weight, hessian, 2, steps=True) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3]))
-    assert torch.equal(weight, before[0]) and torch.equal(hessian, before[1])
-
-
-def test_a_hessian_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="The Hessian of q_proj is not finite"):
-        quantize(weights(2, 3), torch.full((3, 3), torch.inf), 2, name="q_proj")
-
-
 def test_several_paths_lose_less_than_one():
     weight, hessian = weights(32, 150), hessian_of(150)
     quick, whole = (Quantizer(hessian, quick=quick).quantize(weight, 2) for quick in (True, False))

@@ -1,5 +1,4 @@
 import math
-from collections import Counter
 from itertools import product
 from types import SimpleNamespace
 
@@ -13,8 +12,6 @@ from optimum_neuronal.topup.allocation import (
     bisect,
     block_scores,
     block_sizes,
-    draw,
-    index_of_smallest,
     plan_of_blocks,
     pruned_blocks,
     shift_to_mean,
@@ -80,32 +77,6 @@ def test_shift_to_mean_by_hand():
         assert shifted.tolist() == pytest.approx(expected)
 
 
-def test_index_of_smallest():
-    inf = math.inf
-    for values, index in [
-        ([3.0], 0),
-        ([3.0, 1.0, 2.0], 1),
-        ([inf, inf, 5.0], 2),
-        ([2.0, 1.0, 1.0], 1),
-        ([inf, inf], 0),
-    ]:
-        assert index_of_smallest(values) == index, "of equal ones the first"
-    with pytest.raises(ValueError):
-        index_of_smallest([])
-
-
-def test_bisect_halves_the_interval_exactly_as_often_as_told():
-    asked = []
-
-    def is_too_small(value):
-        asked.append(value)
-        return value < 0.3
-
-    assert bisect(is_too_small, 0.0, 1.0, 3) == (0.25, 0.375)
-    assert asked == [0.5, 0.25, 0.375]
-    assert bisect(is_too_small, 0.0, 1.0, 0) == (0.0, 1.0)
-
-
 def test_bisect_goes_on_until_the_ends_are_neighbours_and_leaves_the_end_that_was_never_wrong():
     low, high = bisect(lambda value: value < 0.3, -2.0, 2.0, 100)
     assert high == 0.3 and low == math.nextafter(0.3, 0)
@@ -114,12 +85,3 @@ def test_bisect_goes_on_until_the_ends_are_neighbours_and_leaves_the_end_that_wa
     weights = torch.tensor([0.25, 0.75], dtype=torch.float64)  # a condition may be a tensor
     low, high = bisect(lambda shift: ((weights + shift).clamp(0, 1) / 2).sum() < 0.6, -2.0, 2.0, 60)
     assert high == pytest.approx(0.1, abs=1e-15) and low <= high
-
-
-def test_draws_are_those_of_the_generator_and_cover_all_numbers():
-    drawn = [draw(torch.Generator().manual_seed(0), 5) for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    generator = torch.Generator().manual_seed(0)
-    counts = Counter(draw(generator, 3) for _ in range(300))
-    assert sorted(counts) == [0, 1, 2] and all(isinstance(value, int) for value in counts)
-    assert min(counts.values()) > 70

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from by_hand import by_block, refuses
+from by_hand import by_block
 from sweeps import make_sweep
 
 from optimum_neuronal.blocks.block_inputs import inference
@@ -79,14 +79,3 @@ def test_a_model_by_its_spectra(llama, ids):
     assert alphas == sorted(alphas, reverse=True)
     first, _, last = by_block(sweep.decoder.blocks, allocation.plan)
     assert first / last == pytest.approx(1.3 / 0.7) and sweep.runner.block_forwards == 0
-
-
-def test_defaults():
-    assert (AlphaPruning().spread, AlphaPruning().bins) == (0.3, 100)
-    assert not AlphaPruning.uses_calibration
-
-
-def test_bad_values():
-    for name, value in (("spread", 1.0), ("spread", -0.1), ("bins", 0)):
-        refuses(AlphaPruning, ValueError, f"{name} is .*: expected a", **{name: value})
-    refuses(AlphaPruning, TypeError, "bins is .*: expected a", bins=2.5)

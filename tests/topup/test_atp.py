@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from by_hand import FakeSweep, by_block, make_block, refuses
+from by_hand import FakeSweep, by_block, make_block
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -39,12 +39,6 @@ def test_lowest_error_wins_and_the_first_of_equals():
     assert [candidate["error"] for candidate in decision["candidates"]] == [3.0, 2.0, 2.0, 4.0]
 
 
-def test_defaults_cost_one_pass_over_the_calibration_set():
-    """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
-    config = NeuronALConfig(0.7, topup="atp", saliency="wanda")
-    assert (1 + ATP().trials) * config.num_alignment_samples <= config.num_samples
-
-
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_a_single_block_leaves_no_choice(layers, ids):
     model = make_model("llama", num_hidden_layers=layers)
@@ -62,8 +56,3 @@ def test_a_single_block_leaves_no_choice(layers, ids):
     candidates = pruner.report.decisions["atp"]["candidates"]
     assert len(candidates) == (0 if layers == 1 else 3)
     assert all(math.isfinite(candidate["error"]) for candidate in candidates)
-
-
-def test_bad_values():
-    for value, error in ((1, ValueError), (2.0, TypeError), (True, TypeError)):
-        refuses(ATP, error, "trials is .*: expected a whole number of at least 2", trials=value)

@@ -44,3 +44,20 @@ def test_the_default_refinement_or_its_own_keeps_the_counts(name):
     projection = next(iter(find_decoder(make_model("llama")).projections.values()))
     refined = TOPUPS.get(name)().refine(projection, mask, mask.float(), None)
     assert torch.equal(refined.sum(dim=1), mask.sum(dim=1))
+
+
+@pytest.mark.parametrize(
+    "name, fields, message",
+    [
+        ("atp", {"trials": 1}, "trials is 1: expected a whole number of at least 2"),
+        ("besa", {"candidate_step": 0.3}, "candidate_step is 0.3: expected a number that 1 is a multiple of"),
+        ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
+        ("evopress", {"survivors": (2, 1)}, "expected equally many numbers"),
+        ("evopress", {"step": 0.5}, "step \\* levels of at most 1"),
+        ("neuronal", {"block_lambdas": (0.1, 0.1)}, "expected each number once"),
+        ("search", {"objective": "kll"}, "Did you mean 'kl'"),
+    ],
+)
+def test_bad_hyper_parameters(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        TOPUPS.get(name)(**fields)

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from by_hand import refuses
 from conftest import FEW, make_model
 from sweeps import make_sweep, state, unchanged
 
@@ -124,10 +123,6 @@ def test_every_family_learns_and_meets_the_target(family, ids):
     assert all(parameter.grad is None for parameter in parameters) and unchanged(model, before)
 
 
-def test_the_batch_size_does_not_matter(llama, ids):
-    assert allocate(llama, ids, batch_size=1).plan == allocate(llama, ids, batch_size=3).plan
-
-
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
     """At another target the second block's inputs differ, and so does what it learns at the same one."""
     with inference(llama):
@@ -136,10 +131,6 @@ def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
             sweep = make_sweep(llama, ids, targets=targets)
             found.append(BESA().allocate(sweep, 0.6).plan.sparsity[name])
     assert found[0] != found[1]
-
-
-def test_without_epochs_it_is_uniform(llama, ids):
-    assert set(allocate(llama, ids, epochs=0).plan.sparsity.values()) == {0.6}
 
 
 def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
@@ -152,11 +143,3 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         allocate(llama, ids)
     assert all(parameter.requires_grad for parameter in llama.parameters()) and unchanged(llama, before)
-
-
-def test_bad_hyper_parameters():
-    refuses(BESA, ValueError, "epochs is -1: expected a whole number of at least 0", epochs=-1)
-    refuses(BESA, TypeError, "learning_rate is 'fast': expected a number of at least 0", learning_rate="fast")
-    refuses(BESA, ValueError, "penalty is nan", penalty=math.nan)
-    refuses(BESA, ValueError, "candidate_step is 0.3: expected a number that 1 is a multiple of", candidate_step=0.3)
-    refuses(BESA, ValueError, "candidate_step is 0.0: expected a number from 0.0001 to 0.5", candidate_step=0.0)

@@ -8,7 +8,6 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import quantized_bytes
 from optimum_neuronal.saliency.low_bit import LowBit
-from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.rates import Rates
 
 
@@ -65,13 +64,6 @@ def test_more_bits_where_the_model_loses_more(monkeypatch):
     assert len(set(found.plan.bits.values())) > 1
 
 
-def test_uniform_rates_ask_nothing():
-    sweep = build_sweep(find_decoder(make_model("llama", **WIDE)), LowBit(), make_ids(), 2)
-    rates = Rates(3.0, "uniform")
-    assert rates.allocate(sweep, 3.0).plan == rates.even(sweep.decoder)
-    assert sweep.runner.block_forwards == 0
-
-
 def test_a_budget_below_the_fewest_bits_is_told_with_what_would_do():
     decoder = find_decoder(make_model("llama", **WIDE))
     with pytest.raises(
@@ -86,7 +78,3 @@ def test_without_next_tokens_rates_are_even():
     assert Rates(3.0).suited_to(decoder) == Rates(3.0)
     decoder.model.can_generate = lambda: False
     assert Rates(3.0).suited_to(decoder) == Rates(3.0, "uniform")
-
-
-def test_it_stands_beside_the_methods_that_users_choose_from():
-    assert Rates.name not in TOPUPS.names()

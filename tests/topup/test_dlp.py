@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 import torch
-from by_hand import FakeSweep, make_block, refuses
+from by_hand import FakeSweep, make_block
 
 from optimum_neuronal.topup.dlp import DLP, median_metric
 
@@ -35,12 +35,3 @@ def test_blocks_of_small_medians_are_spared():
     scaled = (importance - importance.min()) / (importance.max() - importance.min()) * 0.3
     assert list(allocation.plan.sparsity.values()) == pytest.approx((0.7 + scaled.mean() - scaled).tolist())
     assert list(allocation.plan.sparsity.values()) == pytest.approx([0.7 - 0.4 / 3, 0.7 + 0.5 / 3, 0.7 - 0.1 / 3])
-
-
-def test_defaults():
-    assert DLP().half_width == 0.15
-
-
-def test_bad_values():
-    for value, error in ((-0.1, ValueError), (2, ValueError), ("0.1", TypeError), (True, TypeError)):
-        refuses(DLP, error, "half_width is .*: expected a number from 0 to 1", half_width=value)

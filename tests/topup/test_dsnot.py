@@ -1,6 +1,6 @@
 import pytest
 import torch
-from by_hand import make_projection, refuses
+from by_hand import make_projection
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -112,16 +112,3 @@ def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids)
     assert sum(map(torch.sum, uniform.values())) == sum(map(torch.sum, refined.values()))
     assert any(not torch.equal(uniform[name], refined[name]) for name in uniform)
     assert all(torch.equal(refined[name], batched[name]) for name in refined)
-
-
-def test_defaults():
-    assert (DSnoT().cycles, DSnoT().threshold) == (50, 0.1)
-    assert DSnoT.refines and DSnoT.statistic is InputSums
-
-
-def test_bad_values():
-    for name, value, error in [
-        ("cycles", -1, ValueError), ("cycles", 1.5, TypeError), ("threshold", -0.1, ValueError),
-        ("threshold", "a", TypeError),
-    ]:  # fmt: skip
-        refuses(DSnoT, error, f"{name} is .*: expected a", **{name: value})

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 import torch
-from by_hand import FakeOutputs, by_block, refuses
+from by_hand import FakeOutputs, by_block
 from conftest import make_model
 from sweeps import build_sweep, make_sweep, uniform
 
@@ -49,11 +49,6 @@ def test_mutants_are_different_and_exchange():
     assert set(moved) == {1, 2, 3}
 
 
-def test_a_small_model_has_few_mutants():
-    """Two units with levels of at most 1: (1, -1) and (-1, 1)."""
-    assert set(mutants(torch.Generator().manual_seed(0), (0, 0), 8, 1)) == {(1, -1), (-1, 1)}
-
-
 def test_the_best_known_plan_is_found(llama):
     """The error is smallest where the first block has 0.525 and the last 0.675: three levels away."""
     wanted = [0.525, 0.6, 0.675]
@@ -72,15 +67,6 @@ def test_selection_narrows_step_by_step(llama):
     asked = [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
     assert sweep.asked == [(plans, "kl", sequences) for plans, sequences in asked]
     assert set(allocation.plan.sparsity.values()) == {0.6}, "equal errors do not replace the parent"
-
-
-def test_the_seed_decides(llama):
-    def searched(seed):
-        sweep = FakeOutputs(find_decoder(llama), lambda found: found[0])
-        return EvoPress(generations=1, search_seed=seed).allocate(sweep, 0.6).plan
-
-    assert searched(0) == searched(0)
-    assert any(searched(0) != searched(seed) for seed in range(1, 6))
 
 
 def test_without_anything_to_exchange_it_is_uniform():
@@ -103,31 +89,3 @@ def test_output_errors_on_some_sequences(llama, ids):
                 for sequences in (3, 4, None)
             )
             assert some == pytest.approx([sum(single) / 3], rel=1e-5) and every == default != some
-
-
-def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
-    """With Wanda the masks are those of all alignment sequences."""
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        alone = build_sweep(sweep.decoder, sweep.saliency, ids, 1)
-        ours = sweep.output_errors([uniform(sweep)], "nll", label=None, sequences=1)
-        assert ours != alone.output_errors([uniform(sweep)], "nll", label=None)
-
-
-def test_the_default_costs_what_neuronal_does():
-    sequences = 8
-    topup = EvoPress()
-    of_generation = topup.offspring * topup.sequences[0] + topup.survivors[0] * sequences
-    forwards = sequences + topup.generations * of_generation
-    assert 0.95 * 58 * sequences < forwards <= 58 * sequences
-
-
-def test_bad_hyper_parameters():
-    refuses(EvoPress, TypeError, "generations is 1.5: expected a whole number", generations=1.5)
-    refuses(EvoPress, ValueError, "offspring is 0: expected a whole number of at least 1", offspring=0)
-    together = r"survivors is \(2, 1\) and sequences is \(2,\): expected equally many"
-    refuses(EvoPress, ValueError, together, survivors=(2, 1))
-    refuses(EvoPress, TypeError, "sequences is '2'", sequences="2")
-    refuses(EvoPress, ValueError, "unit is 'blocks'.*Did you mean 'block'", unit="blocks")
-    refuses(EvoPress, ValueError, "step is 0.2 and levels is 8.*at most 1", step=0.2)
-    refuses(EvoPress, TypeError, "step is 'small': expected a number", step="small")

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 import torch
-from by_hand import by_block, refuses
+from by_hand import by_block
 from conftest import make_model
 from sweeps import make_sweep, uniform
 
@@ -79,13 +79,6 @@ def test_lowest_error_wins_and_the_first_of_equals(llama):
     assert allocation.plan is sweep.asked[1][1][1]
 
 
-def test_rows_stay_alone_when_none_is_better(llama):
-    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.9, 0.8], "base": 0.7})
-    allocation = NeuronAL(block_lambdas=(0.1,), row_lambdas=(0.0, 0.1, 0.2)).allocate(sweep, 0.7)
-    assert allocation.decisions["row"]["lambda"] == 0.0
-    assert all(isinstance(value, float) for value in allocation.plan.sparsity.values())
-
-
 def test_single_steps(llama):
     for steps, label in [("block", "Block step"), ("row", "Row step")]:
         sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
@@ -125,21 +118,6 @@ def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
     with pytest.raises(ValueError, match=r"row step does not understand model\.layers\.0\.self_attn\.q_proj.*'block'"):
         NeuronAL().check(decoder)
     NeuronAL(steps="block").check(decoder)
-
-
-def test_bad_hyper_parameters():
-    for name, value, message in [
-        ("steps", "rows", "steps is 'rows'.*Did you mean 'row'"),
-        ("reference", "sparse", "reference is 'sparse'.*Did you mean 'sparse-stream'"),
-        ("alignment_scope", "all", "alignment_scope is 'all'"),
-        ("metric", "l1", "metric is 'l1'.*'reconstruction'"),
-        ("schedule", "exp", "schedule is 'exp'.*'exponential'"),
-        ("block_lambdas", (), "block_lambdas is"),
-        ("row_lambdas", (0.1, 0.1), "expected each number once"),
-        ("block_lambdas", (1.5,), "from 0 to 1"),
-    ]:
-        refuses(NeuronAL, ValueError, message, **{name: value})
-    refuses(NeuronAL, TypeError, "expected several", block_lambdas="abc")
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])

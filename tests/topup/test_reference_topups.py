@@ -5,15 +5,13 @@ import hashlib
 import authors
 import numpy as np
 import pytest
-import torch
 from profiles import at_night, by_day
-from test_reference import FIGURES, Reference, run
+from test_reference import Reference, run
 
 from optimum_neuronal import evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.alpha_pruning import hill_exponent
 
 
 SETTINGS = [("wanda", 0.7), ("magnitude", 0.6), ("multiflow", 0.8)]  # one of each
@@ -74,32 +72,3 @@ def test_alpha_pruning_hits_the_target_that_the_authors_code_misses():
     assert np.mean(ours) == pytest.approx(0.8) and max(ours) == pytest.approx(0.99)
     by_alpha = np.argsort(decisions["alpha_pruning"]["alphas"])
     assert (np.diff(np.array(ours)[by_alpha]) > 0).all(), "the lighter the tail, the sparser"
-
-
-def best_fit(spectrum: torch.Tensor, lowest: float) -> float:
-    """The exponent of the best-fitting of all tails that begin between `lowest` and 1.5 times the spectrum's peak."""
-    logs = spectrum.log10()
-    counts = torch.histc(logs, 100, min=logs[0].item(), max=logs[-1].item())
-    peak = 10 ** torch.linspace(logs[0], logs[-1], 101)[counts.argmax()].item()
-    fits = []
-    for first, start in enumerate(spectrum[:-1].tolist()):
-        if lowest * peak <= start <= 1.5 * peak:
-            tail = spectrum[first:] / start
-            alpha = 1 + len(tail) / tail.log().sum().item()
-            ranks = torch.arange(len(tail)) / len(tail)
-            fits.append(((1 - tail ** (1 - alpha) - ranks).abs().max().item(), alpha))
-    return min(fits)[1]
-
-
-def test_alpha_prunings_exponents_differ_for_one_reason():
-    """Their search for the beginning of the tail has no lower bound in effect: that reproduces their exponents. Ours
-    begins at the peak. Bounded below as they meant it, theirs comes closer to ours, on average."""
-    unbounded, bounded = [], []
-    projections = Reference().decoder.projections.values()
-    for projection, theirs in zip(projections, FIGURES["alpha_peak"], strict=True):
-        spectrum = torch.linalg.svdvals(projection.weight).square().sort().values
-        assert best_fit(spectrum, lowest=0) == pytest.approx(theirs, rel=1e-2), projection.name
-        ours = hill_exponent(spectrum)
-        unbounded.append(abs(theirs - ours))
-        bounded.append(abs(best_fit(spectrum, lowest=0.95) - ours))
-    assert np.mean(bounded) < np.mean(unbounded)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from by_hand import mean, refuses
+from by_hand import mean
 from conftest import make_model, make_model_on_disk
 from profiles import by_day
 from sweeps import build_sweep, make_sweep, state, unchanged
@@ -82,15 +82,6 @@ def test_the_budget_is_what_it_costs(family, ids):
             assert 0.7 * spent <= forwards <= spent <= budget, "less where candidates share blocks"
 
 
-def test_the_error_falls_on_a_real_model(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        allocation, space = Search().allocate(sweep, 0.6), Space.of(sweep.decoder, 0.6)
-        plans = [space.plan(space.uniform), allocation.plan]
-        uniform, found = sweep.output_errors(plans, "kl", None, "sparse-stream")
-    assert found < uniform
-
-
 def test_one_block_or_one_projection():
     one = find_decoder(make_model("llama", num_hidden_layers=1))
     space = Space.of(one, 0.7)
@@ -168,15 +159,6 @@ def test_levels_go_with_the_search(ids, tmp_path):
     assert unchanged(models["disk"], expected) and unchanged(models["recorded"], expected)
     assert torch.equal(logits["offloaded"], logits["memory"])
     assert not torch.equal(logits["none"], logits["memory"])
-
-
-def test_bad_hyper_parameters():
-    refuses(Search, TypeError, "solved is 'yes': expected True or False", solved="yes")
-    refuses(Search, ValueError, "budget is 3: expected a whole number of at least 8", budget=3)
-    refuses(Search, ValueError, "Did you mean 'kl'", objective="kll")
-    refuses(Search, TypeError, "rows is 1: expected True or False", rows=1)
-    refuses(Search, ValueError, "widths is 2.0", widths=(2.0,))
-    refuses(Search, ValueError, "widths is empty", widths=())
 
 
 def test_the_step_follows_the_line(llama):

@@ -8,7 +8,7 @@ from sweeps import build_sweep, state, unchanged
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.saliency.low_bit import LowBit
 from optimum_neuronal.saliency.plan import DENSE, RatePlan
 from optimum_neuronal.trials.solved import SolvedRates
@@ -67,21 +67,9 @@ def test_trials_lose_more_with_fewer_bits(known):
     assert unchanged(sweep.decoder.model, before)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 5}, {"max_hidden_bytes": 0}], ids=str)
-def test_no_bit_depends_on_the_batches_or_on_where_they_lie(known, options):
-    expected, found = codes(*known, 2), codes(*solved_sweep(**options), 2)
-    for name, change in expected.items():
-        assert torch.equal(change.codes, found[name].codes) and torch.equal(change.scales, found[name].scales)
-
-
 def test_recorded_ones_are_not_solved_again(known, tmp_path, monkeypatch):
     solved_sweep(records=Records(tmp_path))
     assert len(list(tmp_path.glob("rates-*.safetensors"))) == 3
     monkeypatch.setattr(LowBit, "solve", lambda *args: pytest.fail("solved again"))
     found = codes(*solved_sweep(records=Records(tmp_path)), 2)
     assert all(torch.equal(change.codes, found[name].codes) for name, change in codes(*known, 2).items())
-
-
-def test_bytes_by_hand(known):
-    projection = known[0].decoder.projections["model.layers.0.mlp.up_proj"]
-    assert SolvedRates((2, 3)).nbytes(projection) == sum(quantized_bytes((48, 32), bits, True) for bits in (2, 3))

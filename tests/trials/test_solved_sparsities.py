@@ -150,17 +150,6 @@ def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solv
     assert not folder.exists()
 
 
-def test_a_budget_that_is_enough_keeps_them_in_memory(ids):
-    model = make_model("llama", num_hidden_layers=1)
-    (block,) = find_decoder(model).blocks
-    size = sum(SolvedSparsities.around(0.6).nbytes(projection) for projection in block.pruned)
-    assert Solved(model, ids, max_hidden_bytes=size).levels.blocks
-    solved = Solved(model, ids, max_hidden_bytes=size - 1)
-    assert not solved.levels.blocks
-    held = sum(file.stat().st_size for file in Path(solved.levels.records.directory).glob("solved-*"))
-    assert held == pytest.approx(size, rel=0.25), "names and padding beside"
-
-
 def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monkeypatch):
     calls = interrupt_at_second_block(monkeypatch, solved_module, "_solve_block")
     with pytest.raises(ConnectionError):
@@ -192,11 +181,3 @@ def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
     monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))
     Solved(make_model("llama", num_hidden_layers=1), ids, ALPS(iterations=100))
     assert seen and set(seen) == {ALPS(iterations=60)}
-
-
-def test_bytes_by_hand(llama):
-    """Values of four bytes, and a word of 8 bytes for every row of 32 weights, at every level."""
-    projection = find_decoder(llama).blocks[0].projections["model.layers.0.mlp.up_proj"]
-    weights = 32 * 48
-    assert SolvedSparsities((0.5,)).nbytes(projection) == weights * 2 + 48 * 8
-    assert SolvedSparsities((0.5, 0.75)).nbytes(projection) == weights * 3 + 2 * 48 * 8

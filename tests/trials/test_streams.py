@@ -4,7 +4,6 @@ from forward import squared_norms
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference, next_token_logits
-from optimum_neuronal.blocks.calls import Stream
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.common.processes import Processes
 from optimum_neuronal.files.records import Records
@@ -14,30 +13,6 @@ from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.cache import Cache
-
-
-def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(sweep):
-    engine, costs = sweep, []
-    for ask in (None, SquaredNorms, Hessian, None, "release", None):
-        before = engine.runner.block_forwards
-        found = engine.cache.release() if ask == "release" else engine.dense(ask)
-        costs.append((engine.runner.block_forwards - before) // (4 * 3))
-        if ask is Hessian:
-            assert found.norms[0]["model.layers.0.mlp.up_proj"].hessian.shape == (32, 32)
-    assert costs == [1, 0, 1, 0, 0, 1], "of four sequences in three blocks"
-
-
-def test_norms_are_the_dense_models_or_those_of_the_hidden_states_at_hand(sweep):
-    engine = sweep
-    inputs, block = engine.alignment_inputs(), engine.decoder.blocks[0]
-    twice = Stream([2 * states for states in inputs.hidden])
-    dense, own = (
-        engine.reference_norms(reference, 0, block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
-        for reference in ("dense", "sparse-stream")
-    )
-    expected = engine.runner.inputs_of(block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
-    assert dense is engine.dense().norms[0]["model.layers.0.self_attn.o_proj"]
-    assert torch.equal(own.value, expected.value) and not torch.equal(own.value, dense.value)
 
 
 class Second(Processes):
@@ -74,15 +49,6 @@ def test_norms_of_all_processes_come_together_once_for_those_that_share_them(lla
     assert engine.processes.joined == [12, 12]
     norms = {"q": shared}
     assert engine.joined(norms, Hessian) is norms
-
-
-def test_dense_norms_are_the_models_own_of_the_first_sequences(any_model, ids):
-    with inference(any_model):
-        sweep = make_sweep(any_model, ids)
-        ours = {name: norms for block in sweep.dense().norms for name, norms in block.items()}
-    for name, expected in squared_norms(any_model, ids[:4], sweep.decoder.projections).items():
-        assert isinstance(ours[name], SquaredNorms)
-        torch.testing.assert_close(ours[name].value, expected)
 
 
 def test_dense_output_is_the_models_own(any_model, ids):

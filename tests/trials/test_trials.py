@@ -12,7 +12,6 @@ from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials import Trials
 
@@ -129,12 +128,3 @@ def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(sweep, lla
         torch.testing.assert_close(untouched[name], expected, rtol=1e-4, atol=1e-4)
         first = name.startswith("model.layers.0.")
         assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
-
-
-def test_a_saliency_that_is_nan_is_named(llama, ids, monkeypatch):
-    """It would be a plan of NaN otherwise, of which nobody could tell where it came from."""
-    monkeypatch.setattr(Wanda, "score", lambda self, weight, activation: weight * torch.nan)
-    message = r"saliency of model.layers.0.self_attn.q_proj is not finite"
-    with inference(llama), pytest.raises(ValueError, match=message):
-        sweep = make_sweep(llama, ids)
-        sweep.row_saliency(uniform(sweep), None)
