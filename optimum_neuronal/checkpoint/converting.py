@@ -9,6 +9,7 @@ from typing import Any
 from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
+from ..model.weight_names import token_weights
 from ..packed.sparsify import densify, sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import make_card
@@ -17,7 +18,7 @@ from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES, is_of_weights
 from .own_files import MARK, may_write_card
 from .packed_files import is_packed, read_json
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
-from .sparsity_config import read_sparsity_config
+from .sparsity_config import read_sparsity_config, record_embedding_bits
 
 
 def convert_checkpoint(
@@ -59,7 +60,8 @@ def convert_checkpoint(
     _check(source, format, embedding_bits)
     model = load_model(source)
     if embedding_bits is not None:
-        sparsify(densify(model), embedding_bits=embedding_bits)
+        record_embedding_bits(model.config, token_weights(densify(model)))
+        sparsify(model, embedding_bits=embedding_bits)
     with replaced_checkpoint(target, is_of_weights) as staging:
         write_model(model, staging, format, max_shard_size)
         if not is_same(source, target):

@@ -13,6 +13,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ..common.display import escaped
 from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, Header, PackedMatrix
 from ..packed.replacing import PackedHeader
 from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
@@ -119,6 +120,8 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
         about = json.loads((metadata or {})[METADATA])
         if about["version"] != VERSION:
             raise ValueError(f"it has version {about['version']!r}, expected {VERSION}")
+        if hidden := [name for name in about["weights"] if not name.isprintable()]:
+            raise ValueError(f"it names a weight {escaped(hidden[0], 80)!r}")
         return dict(about["weights"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(

@@ -58,11 +58,6 @@ def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> Non
         setattr(config, KEY, {**value, **about_head(names)})
 
 
-def forget_sparsity(config: PreTrainedConfig) -> None:
-    """Remove the sparsity_config of a model whose zeros are gone."""
-    config.__dict__.pop(KEY, None)
-
-
 def about_head(names: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a sparsity_config for embeddings and head in 8 bits, by their names in the files."""
     return {"embedding_bits": 8, "head_weights": sorted(names)}

@@ -54,6 +54,6 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
             raise failure
 
         monkeypatch.setattr(HfApi, "whoami", fail)
-        with pytest.raises(ConnectionError, match="cannot be reached, so that 'me/llama' cannot be published now: "):
+        with pytest.raises(ConnectionError, match="'me/llama' cannot be published, because the Hub cannot be reached: "):
             check_push("me/llama")
     assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError
