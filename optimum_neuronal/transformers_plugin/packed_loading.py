@@ -15,7 +15,7 @@ from ..checkpoint.names import PACKED_INDEX
 from ..checkpoint.packed_files import QUANT_METHOD, QUANTIZATION_CONFIG, check_version, read_headers, weight_files
 from ..compat import hf_private
 from ..packed.packed_module import packed_modules
-from ..packed.replacing import put_empty
+from ..packed.replacing import PackedHeader, put_empty
 from ..packed.sparsify import DenseSaving, finish_packing
 
 
@@ -67,7 +67,7 @@ class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
         files = sorted(map(Path, checkpoint_files or ()))
         if not files or files != weight_files(files[0].parent, packed=True):
             raise ValueError(f"{PACKED_INDEX} does not name the files of this checkpoint: download or save it again.")
-        put_empty(model, read_headers(files), dtype or model.dtype)
+        put_empty(model, _renamed(read_headers(files), model), dtype or model.dtype)
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         """Check all packed weights before anything is computed, and remove the marks of a quantized model."""
@@ -80,3 +80,14 @@ class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
         hf_private.forget_conversions(model)
         finish_packing(model)
         return model
+
+
+def _renamed(headers: dict[str, PackedHeader], model: PreTrainedModel) -> dict[str, PackedHeader]:
+    """Return headers by the names of a model that is loaded without the head of the checkpoint's model, or with one."""
+    prefix = f"{model.base_model_prefix}."
+    has_head, is_named = hasattr(model, model.base_model_prefix), any(name.startswith(prefix) for name in headers)
+    if has_head == is_named:
+        return headers
+    if has_head:
+        return {prefix + name: header for name, header in headers.items()}
+    return {name[len(prefix) :]: header for name, header in headers.items() if name.startswith(prefix)}

@@ -69,7 +69,9 @@ def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     make_model("llama", vocab_size=256).save_pretrained("dense")
     make_tokenizer().save_pretrained("dense")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8 " * 80)
-    config = NeuronALConfig(0.6, saliency="wanda", topup="uniform", num_samples=8, seq_length=8, seed=3, dataset="text.txt")
+    config = NeuronALConfig(
+        0.6, saliency="wanda", topup="uniform", num_samples=8, seq_length=8, seed=3, dataset="text.txt"
+    )
     pruner = NeuronALPruner.from_pretrained("dense", config=config)
     model = pruner.quantize("pruned")
     words = command((tmp_path / "pruned" / "README.md").read_text())

@@ -54,6 +54,8 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
             raise failure
 
         monkeypatch.setattr(HfApi, "whoami", fail)
-        with pytest.raises(ConnectionError, match="'me/llama' cannot be published, because the Hub cannot be reached: "):
+        with pytest.raises(
+            ConnectionError, match="'me/llama' cannot be published, because the Hub cannot be reached: "
+        ):
             check_push("me/llama")
     assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError

@@ -73,7 +73,13 @@ def test_one_format_replaces_the_other_and_other_files_stay(tmp_path):
     pruner, model = pruned()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "model_of_mine.safetensors").write_text("mine")
-    for format, size in (("dense", "1GB"), ("packed", "20KB"), ("packed", "1GB"), ("dense", "20KB"), ("packed", "1GB")):
+    for format, size in (
+        ("dense", "1GB"),
+        ("packed", "20KB"),
+        ("packed", "1GB"),
+        ("dense", "20KB"),
+        ("packed", "1GB"),
+    ):
         save_pretrained(model, tmp_path, format, max_shard_size=size)
         weights = {name for name in names(tmp_path) if "safetensors" in name and "mine" not in name}
         assert all(name.startswith("model" if format == "dense" else "packed") for name in weights), (format, weights)
@@ -94,7 +100,9 @@ def test_a_packed_model_saves_what_the_dense_one_does(family, make, tmp_path):
     save_pretrained(other, tmp_path / "packed again", format="packed")
     for name in ("dense", "packed"):
         assert same(tensors_of(tmp_path / name), tensors_of(tmp_path / f"{name} again")), name
-        config, again = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in (name, f"{name} again"))
+        config, again = (
+            json.loads((tmp_path / folder / "config.json").read_text()) for folder in (name, f"{name} again")
+        )
         assert config == again
 
 

@@ -53,8 +53,6 @@ def test_what_sparsify_makes(family, overrides, size, device_map, tmp_path):
     expected = sparsify(copy.deepcopy(model))
     assert_same(loaded, expected)
     assert dict(packed_modules(loaded)).keys() == dict(packed_modules(expected)).keys() != set()
-    with torch.no_grad():
-        assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
     assert_same(densify(loaded), model)
 
 
@@ -79,9 +77,11 @@ def test_another_dtype(make, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
 
 
-def test_without_the_head(packed):
-    base = AutoModel.from_pretrained(packed)
-    assert_same(base, AutoModelForCausalLM.from_pretrained(packed).model)
+def test_without_the_head(packed, tmp_path):
+    base, whole = AutoModel.from_pretrained(packed), AutoModelForCausalLM.from_pretrained(packed)
+    assert_same(base, whole.model)
+    save_pretrained(base, tmp_path, "packed")
+    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path).model, whole.model)
 
 
 def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
@@ -90,7 +90,7 @@ def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
     assert vars(loaded).keys() - vars(plain).keys() == {"hf_quantizer", "packing"}
     assert vars(loaded.config).keys() == vars(plain.config).keys()
     densify(loaded)
-    assert vars(loaded).keys() == vars(plain).keys()
+    assert vars(loaded).keys() ^ vars(plain).keys() == {"_weight_conversions"}  # of the names in its files
     loaded(IDS, labels=IDS).loss.backward()
     assert all(parameter.grad is not None for parameter in loaded.parameters())
 
@@ -107,7 +107,9 @@ def test_configs_that_are_passed(packed):
         config = NeuronALConfig(0.8, saliency="magnitude", topup="uniform")
         LlamaForCausalLM.from_pretrained(packed, quantization_config=config)
     with pytest.raises(ValueError, match="The checkpoint is not packed"):
-        LlamaForCausalLM.from_pretrained(packed.parent, config=make_zeroed("llama").config, quantization_config=PackedConfig())
+        LlamaForCausalLM.from_pretrained(
+            packed.parent, config=make_zeroed("llama").config, quantization_config=PackedConfig()
+        )
 
 
 def test_offloading_is_refused(packed, tmp_path):

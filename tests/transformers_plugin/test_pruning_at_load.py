@@ -73,7 +73,7 @@ def test_a_sparse_checkpoint_is_refused_unless_forced(dense):
     (sparse / "model.safetensors").rename(sparse / "elsewhere")
     more = config(dense, topup="uniform", saliency="magnitude")
     more.sparsity = 0.8
-    with pytest.raises(ValueError, match="is sparse already .* sparsity_config=None"):
+    with pytest.raises(ValueError, match="is pruned already.*sparsity_config=None"):
         AutoModelForCausalLM.from_pretrained(sparse, quantization_config=more)
     (sparse / "elsewhere").rename(sparse / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(sparse, quantization_config=more, sparsity_config=None)
