@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+
+OWN = "neuronal:block_lambdas=[0.1],row_lambdas=[0.0,0.1]"
+
+
+@pytest.fixture
+def arguments(dense, tmp_path):
+    text = tmp_path / "text.txt"
+    own = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--max-windows", 4)
+    files = ("--model", dense, "--dataset", text, "--evaluate", text, "--output", tmp_path / "out")
+    return ["compare", *files, *own]
+
+
+def test_tables_files_and_figures(run, arguments, tmp_path):
+    pytest.importorskip("matplotlib")
+    ways = ("--saliency", "wanda", "magnitude", "--topup", "uniform", OWN, "--presets", "fast", "--sparsity", 0.5, 0.7)
+    shown = run(*arguments, *ways, "--bits-per-weight", 6, "--plots")
+    assert "perplexity x dense, 70%" in shown and "perplexity x dense, 6 bits" in shown and "preset fast" in shown
+    out = tmp_path / "out"
+    results = json.loads((out / "comparison.json").read_text())["results"]
+    assert len(results) == 8 + 2 + 1 and results[-1]["bits_per_weight"] < results[0]["bits_per_weight"]
+    assert (out / "perplexity-by-bits.svg").exists() and "perplexity-by-bits.svg" in shown
+    names = {path.name for path in out.iterdir() if path.suffix not in (".png", ".svg")}
+    assert names == {"comparison.csv", "comparison.json", "comparison.md", "results.jsonl"}
+    assert run(*arguments, *ways, "--bits-per-weight", 6, "--plots") == shown, "resumed, seconds included"
+
+
+def test_flags_override_the_published_protocol(run, arguments, tmp_path):
+    run(*arguments, "--evidence", "--saliency", "magnitude", "--sparsity", 0.5, "--bits-per-weight", 6)
+    results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
+    assert [one["topup"] for one in results] == ["uniform", "owl", "search", "rates"]
+    assert "8 x 16 tokens of text.txt" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_the_exit_status_says_that_something_failed(run, arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(*arguments, "--saliency", "wanda", "--topup", "uniform", "besa", "--sparsity", 0.5, "--refit-epochs", 0,
+            "--num-samples", 2, "--num-alignment-samples", 2, "--reconstruct", "dense")  # fmt: skip
+    assert "combinations failed, see the table" in stop.value.code or "No combination is possible" in stop.value.code
+
+
+def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "comparison.md").write_text("mine")
+    for arguments, message in (
+        (("--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
+        (("--sparsity", "70"), "sparsities is 70"),
+        (("--output", "."), "comparison.md was not written by a comp.* --overwrite"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run("compare", "--model", "me/never-looked-at", *arguments)

@@ -1,0 +1,57 @@
+import json
+
+import pytest
+from packed_models import make_zeroed
+from transformers import AutoTokenizer
+
+import optimum_neuronal
+from optimum_neuronal import save_pretrained
+from optimum_neuronal.cli.evaluate_command import task_rows
+from optimum_neuronal.evaluation.tasks import TaskResult
+
+
+def test_tasks_and_perplexity(run, dense, tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "tasks").mkdir()
+    AutoTokenizer.from_pretrained(dense, bos_token="w0").save_pretrained(dense)
+    rows = [{"q": f"w{i} w{i + 1}", "choices": ["w1", "w2"], "gold": i % 2} for i in range(6)]
+    (tmp_path / "tasks" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks" / "pairs.yaml").write_text(
+        f"task: pairs\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/tasks/rows.json\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: gold\nmetric_list:\n  - metric: acc\n"
+    )
+    tasks = ("--tasks", "pairs", "--include-path", tmp_path / "tasks")
+    text = tmp_path / "text.txt"
+    shown = run("evaluate", "--model", dense, "--dataset", text, "--seq-length", 16, "--max-windows", 2, *tasks)
+    assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "perplexity" in shown
+    shown = run("evaluate", "--model", dense, *tasks)
+    assert "accuracy" in shown and "perplexity" not in shown
+    methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4, "--seq-length", 16)
+    files = ("--dataset", text, "--evaluate", text, "--output", tmp_path / "out", "--max-windows", 2)
+    shown = run("compare", "--model", dense, *files, *methods, *tasks)
+    assert "accuracy retained, 50%" in shown and "mean accuracy" in shown
+
+
+def test_the_mean_of_tasks_comes_last():
+    results = {
+        "boolq": TaskResult(accuracy=0.5, stderr=0.025, metric="acc", samples=400),
+        "rte": TaskResult(accuracy=0.75, stderr=None, metric="acc", samples=1),
+    }
+    assert task_rows(results) == [["boolq", "50.00%", "2.50%"], ["rte", "75.00%", "-"], ["mean", "62.50%", ""]]
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_speed(run, tmp_path, format):
+    save_pretrained(make_zeroed("llama"), tmp_path / "sparse", format=format)
+    few = ("--batches", 1, 2, "--prompt-tokens", 8, "--new-tokens", 2, "--rounds", 1)
+    found = json.loads(run("speed", "--model", tmp_path / "sparse", *few, "--json"))
+    assert found["packed_bytes"] < 0.9 * found["dense_bytes"]
+    assert [one["work"] for one in found["timings"]] == ["decode, batch 1", "decode, batch 2", "prefill, 8 tokens"]
+
+
+def test_env_shows_what_computes_here(run):
+    found = json.loads(run("env", "--json"))
+    assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["threads"] >= 1
+    table = run("env")
+    assert all(name in table for name in found)
