@@ -36,8 +36,8 @@ EXPORT int neuronal_supports(int kernel) {
     if (kernel < ON_AVX2 || kernel >= KERNELS)
         return 0;
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt")))
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+          __builtin_cpu_supports("popcnt")))
         return 0;
     int can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -59,8 +59,7 @@ static int avx_vnni = 0;
  * them use AVX-VNNI. */
 static void __attribute__((constructor)) look_for_avx_vnni(void) {
     unsigned eax = 0, ebx, ecx, edx;
-    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 &&
-        __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
         avx_vnni = eax >> 4 & 1;
 }
 #endif

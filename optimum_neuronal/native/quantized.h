@@ -1,4 +1,4 @@
-/* Products with quantised weights, and their dense copies. */
+/* Products with quantized weights, and their dense copies. */
 #pragma once
 
 #include "processors.h"
@@ -15,13 +15,11 @@
 #endif
 
 static QuantizedKernel planes_kernel(int kernel) {
-    QuantizedKernel found = {.round = portable_fill_tables,
-                             .sums = portable_planes,
-                             .elements = portable_plane_elements};
+    QuantizedKernel found = {
+        .round = portable_fill_tables, .sums = portable_planes, .elements = portable_plane_elements};
 #if defined(HAS_X86)
     if (kernel >= ON_AVX2)
-        found = (QuantizedKernel){
-            .round = avx2_fill_tables, .sums = avx2_planes, .elements = avx2_plane_elements};
+        found = (QuantizedKernel){.round = avx2_fill_tables, .sums = avx2_planes, .elements = avx2_plane_elements};
 #elif defined(HAS_NEON)
     if (kernel >= ON_NEON)
         found.sums = neon_planes;
@@ -35,8 +33,7 @@ static QuantizedKernel bytes_kernel(int kernel) {
         .round = portable_round_bytes, .sums = portable_bytes, .elements = portable_byte_elements};
 #if defined(HAS_X86)
     if (kernel >= ON_AVX2)
-        found = (QuantizedKernel){
-            .round = avx2_round_bytes, .sums = avx2_bytes, .elements = avx2_byte_elements};
+        found = (QuantizedKernel){.round = avx2_round_bytes, .sums = avx2_bytes, .elements = avx2_byte_elements};
 #if defined(HAS_AVX_VNNI)
     if (kernel >= ON_AVX2 && has_dot_products())
         found.sums = avx_vnni_bytes;
@@ -67,8 +64,7 @@ static float power_below(uint32_t bits) {
 static float widen_steps(const uint16_t *steps, int64_t columns, int normalize, float *to) {
     for (int64_t i = 0; i < columns; i++)
         to[i] = steps ? from_bf16(steps[i]) : 1;
-    const float power = normalize && steps ? power_below(largest_bits(to, columns)) : 1,
-                inverse = 1 / power;
+    const float power = normalize && steps ? power_below(largest_bits(to, columns)) : 1, inverse = 1 / power;
     for (int64_t i = 0; i < columns && power != 1; i++)
         to[i] *= inverse;
     return power;
@@ -77,8 +73,7 @@ static float widen_steps(const uint16_t *steps, int64_t columns, int normalize, 
 /* Writes a row of x, divided by a power of 2 so that its largest number is about 1, times steps.
  * Returns that power; or NaN, having written zeros, if not all of x is finite: the row's results
  * then are NaN. */
-static float scale_inputs(const void *x, int dtype, int64_t row, int64_t columns,
-                          const float *steps, float *to) {
+static float scale_inputs(const void *x, int dtype, int64_t row, int64_t columns, const float *steps, float *to) {
     if (dtype == BF16)
         for (int64_t i = 0; i < columns; i++)
             to[i] = from_bf16(((const uint16_t *)x)[row * columns + i]);
@@ -132,15 +127,13 @@ static void *round_for_thread(void *context, int thread) {
     *own = *shared;
     const int64_t columns = own->weight.columns, padded = padded_columns(&own->weight),
                   numbers = own->inputs.count * padded;
-    float *wide_x = (float *)(void *)(memory + OF_PRODUCT + table_bytes(own)),
-          *wide_steps = wide_x + numbers;
+    float *wide_x = (float *)(void *)(memory + OF_PRODUCT + table_bytes(own)), *wide_steps = wide_x + numbers;
     own->inputs.numbers = memory + OF_PRODUCT;
     own->inputs.scales = wide_steps + columns;
     memset(wide_x, 0, sizeof(float) * (size_t)numbers);
     const double of_steps = widen_steps(own->weight.steps, columns, 1, wide_steps);
     for (int m = 0; m < own->inputs.count; m++)
-        own->powers[m] = of_steps * scale_inputs(own->x, own->dtype, m, columns, wide_steps,
-                                                 wide_x + m * padded);
+        own->powers[m] = of_steps * scale_inputs(own->x, own->dtype, m, columns, wide_steps, wide_x + m * padded);
     own->how.round(wide_x, padded, &own->inputs);
     return own;
 }
@@ -155,8 +148,8 @@ static void multiply_blocks(void *context, int64_t first, int64_t last) {
             for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
                 const int64_t row = block * BLOCK_ROWS + i;
                 /* as double, in which neither scale nor power overflows */
-                float sum = (float)((double)sums[BLOCK_ROWS * m + i] *
-                                    from_bf16(weight->scales[row]) * product->powers[m]);
+                float sum =
+                    (float)((double)sums[BLOCK_ROWS * m + i] * from_bf16(weight->scales[row]) * product->powers[m]);
                 if (product->bias)
                     sum += load_number(product->bias, row, product->dtype);
                 store_number(product->y, m * weight->rows + row, product->dtype, sum);
@@ -167,28 +160,23 @@ static void multiply_blocks(void *context, int64_t first, int64_t last) {
 /* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS. x (taken, columns), bias (rows) or
  * NULL, and y (taken, rows) have one dtype; scales (rows) and steps (columns), or NULL where all
  * are 1, are bfloat16. */
-EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64_t taken,
-                                     const uint8_t *codes, int bits, const uint16_t *scales,
-                                     const uint16_t *steps, const void *bias, void *y, int64_t rows,
-                                     int64_t columns, int threads) {
+EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *codes,
+                                     int bits, const uint16_t *scales, const uint16_t *steps, const void *bias,
+                                     void *y, int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES || bits < 2 || bits > BYTE_BITS)
         return NO_SUCH_KERNEL;
     if (taken > MOST_ROWS)
         return TOO_MANY_ROWS;
     if (taken == 0 || rows == 0)
         return OK;
-    QuantizedProduct product = {.weight = {.codes = codes,
-                                           .bits = bits,
-                                           .rows = rows,
-                                           .columns = columns,
-                                           .scales = scales,
-                                           .steps = steps},
-                                .how = quantized_kernel(kernel, bits),
-                                .inputs = {.count = (int)taken},
-                                .dtype = dtype,
-                                .x = x,
-                                .bias = bias,
-                                .y = y};
+    QuantizedProduct product = {
+        .weight = {.codes = codes, .bits = bits, .rows = rows, .columns = columns, .scales = scales, .steps = steps},
+        .how = quantized_kernel(kernel, bits),
+        .inputs = {.count = (int)taken},
+        .dtype = dtype,
+        .x = x,
+        .bias = bias,
+        .y = y};
     const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     product.bytes = bytes_of_thread(&product);
     const int64_t every = product.bytes * smaller(threads > 1 ? threads : 1, blocks);
@@ -219,25 +207,20 @@ static void copy_blocks(void *context, int64_t first, int64_t last) {
 
 /* Writes the dense matrix (rows, columns) of a dtype: every level times its scale and step, rounded
  * once. */
-EXPORT int neuronal_quantized_unpack(int kernel, int dtype, const uint8_t *codes, int bits,
-                                     const uint16_t *scales, const uint16_t *steps, void *dense,
-                                     int64_t rows, int64_t columns, int threads) {
+EXPORT int neuronal_quantized_unpack(int kernel, int dtype, const uint8_t *codes, int bits, const uint16_t *scales,
+                                     const uint16_t *steps, void *dense, int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES || bits < 2 || bits > BYTE_BITS)
         return NO_SUCH_KERNEL;
     float *wide_steps = malloc(sizeof(float) * (size_t)columns + 1);
     if (!wide_steps)
         return NO_MEMORY;
     widen_steps(steps, columns, 0, wide_steps);
-    QuantizedCopy copy = {.weight = {.codes = codes,
-                                     .bits = bits,
-                                     .rows = rows,
-                                     .columns = columns,
-                                     .scales = scales,
-                                     .steps = steps},
-                          .steps = wide_steps,
-                          .write = quantized_kernel(kernel, bits).elements,
-                          .dense = dense,
-                          .dtype = dtype};
+    QuantizedCopy copy = {
+        .weight = {.codes = codes, .bits = bits, .rows = rows, .columns = columns, .scales = scales, .steps = steps},
+        .steps = wide_steps,
+        .write = quantized_kernel(kernel, bits).elements,
+        .dense = dense,
+        .dtype = dtype};
     each_chunk((rows + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, threads, NULL, copy_blocks, &copy);
     free(wide_steps);
     return OK;

@@ -1,4 +1,4 @@
-/* What kernels of quantised weights are given and give back: how codes and rounded inputs lie.
+/* What kernels of quantized weights are given and give back: how codes and rounded inputs lie.
  *
  * An element is scale[row] * step[column] * level. With 2 to 7 bits its level is the odd number
  * 2 * code - (2^bits - 1), and codes lie in bit planes. With 8 bits its level is its code, and
@@ -16,7 +16,7 @@ enum { BLOCK_ROWS = 64, BYTE_BITS = 8 };
 /* Inputs that are all smaller, beside the row's largest of about 1, are rounded to 0. */
 #define LEAST_INPUT 0x1p-60f
 
-/* A quantised weight. */
+/* A quantized weight. */
 typedef struct {
     const void *codes; /* planes or bytes, as `bits` says */
     int bits;
@@ -38,12 +38,11 @@ typedef struct {
 typedef void (*RoundInputs)(const float *x, int64_t apart, RoundedInputs *to);
 /* Computes the products of a block of up to 64 rows with all rows of x, less the weight's scales:
  * sums (count, 64). */
-typedef void (*BlockSums)(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
-                          float *sums);
+typedef void (*BlockSums)(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block, float *sums);
 /* Writes the elements of a block of up to 64 rows to dense (rows, columns) of a dtype; steps
  * (columns). */
-typedef void (*BlockElements)(const QuantizedMatrix *weight, const float *steps, int64_t block,
-                              void *dense, int dtype);
+typedef void (*BlockElements)(const QuantizedMatrix *weight, const float *steps, int64_t block, void *dense,
+                              int dtype);
 
 /* How one instruction set multiplies and copies weights of one format. */
 typedef struct {
@@ -83,13 +82,9 @@ INLINE int nearest_whole(float number) { return (int)(number + 0x1.8p23f - 0x1.8
 
 enum { PLANE_GROUP = 4, PLANE_TILE = 64, TILE_GROUPS = 16, PLANE_BYTES = 32, LARGEST_SUM = 2045 };
 
-INLINE int64_t tiles_of(const QuantizedMatrix *weight) {
-    return (weight->columns + PLANE_TILE - 1) / PLANE_TILE;
-}
+INLINE int64_t tiles_of(const QuantizedMatrix *weight) { return (weight->columns + PLANE_TILE - 1) / PLANE_TILE; }
 
-INLINE int64_t groups_of(const QuantizedMatrix *weight) {
-    return (weight->columns + PLANE_GROUP - 1) / PLANE_GROUP;
-}
+INLINE int64_t groups_of(const QuantizedMatrix *weight) { return (weight->columns + PLANE_GROUP - 1) / PLANE_GROUP; }
 
 INLINE int groups_of_tile(const QuantizedMatrix *weight, int64_t tile) {
     return (int)smaller(TILE_GROUPS, groups_of(weight) - tile * TILE_GROUPS);
@@ -105,16 +100,13 @@ INLINE const uint8_t *tables_of(const RoundedInputs *x, int64_t tile, int m) {
     return (const uint8_t *)x->numbers + (tile * x->count + m) * TILE_GROUPS * PLANE_BYTES;
 }
 
-INLINE float tile_scale(const RoundedInputs *x, int64_t tile, int m) {
-    return x->scales[tile * x->count + m];
-}
+INLINE float tile_scale(const RoundedInputs *x, int64_t tile, int m) { return x->scales[tile * x->count + m]; }
 
 /* Of each sum in a table, whether it has + or - of each of the four inputs. */
-static const int16_t SIGN[PLANE_GROUP][16] = {
-    {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-    {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
-    {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
-    {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1}};
+static const int16_t SIGN[PLANE_GROUP][16] = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
+                                              {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
+                                              {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
+                                              {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1}};
 
 /* Fills the tables of all rows of x (count, apart), by a function for one tile of x (64) that
  * returns its scale. */
@@ -162,23 +154,20 @@ INLINE const int8_t *whole_codes(const int8_t *codes, const int8_t *stop, int8_t
     return stop - codes < 64 ? copy_last(codes, stop, 64, buffer) : codes;
 }
 
-INLINE float sum_lanes(const float *l) {
-    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-}
+INLINE float sum_lanes(const float *l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
 
 /* Defines NAME, a BlockSums for bytes, from an inlined NAME_row(weight, inputs, row, m, sums, M),
  * which multiplies a row with M rows of x from row m on, and writes sums 64 apart. */
-#define BYTE_SUMS(TARGET, NAME)                                                         \
-    TARGET static void NAME(const QuantizedMatrix *weight, const RoundedInputs *inputs, \
-                            int64_t block, float *sums) {                               \
-        for (int64_t i = 0; i < rows_of_block(weight, block); i++, sums++) {            \
-            const int64_t row = block * BLOCK_ROWS + i;                                 \
-            int m = 0;                                                                  \
-            for (; m + 4 <= inputs->count; m += 4)                                      \
-                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 4);           \
-            for (; m + 2 <= inputs->count; m += 2)                                      \
-                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 2);           \
-            if (m < inputs->count)                                                      \
-                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 1);           \
-        }                                                                               \
+#define BYTE_SUMS(TARGET, NAME)                                                                                       \
+    TARGET static void NAME(const QuantizedMatrix *weight, const RoundedInputs *inputs, int64_t block, float *sums) { \
+        for (int64_t i = 0; i < rows_of_block(weight, block); i++, sums++) {                                          \
+            const int64_t row = block * BLOCK_ROWS + i;                                                               \
+            int m = 0;                                                                                                \
+            for (; m + 4 <= inputs->count; m += 4)                                                                    \
+                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 4);                                         \
+            for (; m + 2 <= inputs->count; m += 2)                                                                    \
+                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 2);                                         \
+            if (m < inputs->count)                                                                                    \
+                NAME##_row(weight, inputs, row, m, sums + BLOCK_ROWS * m, 1);                                         \
+        }                                                                                                             \
     }

@@ -1,6 +1,6 @@
 /* The kernels in plain C, for any processor, and what the others have to compute.
  *
- * Sparse products are added in an order of each instruction set's own. Quantised ones are the same
+ * Sparse products are added in an order of each instruction set's own. Quantized ones are the same
  * to the bit in all. */
 #pragma once
 
@@ -20,8 +20,8 @@ INLINE const void *spread(uint64_t mask, const void *p, int dtype, float *dense)
 /* Multiplies one row of a sparse weight (rows, columns) with x (M, columns), which lies in blocks
  * of 64 columns: sums (M). Every 16th column is added to the same of 16 sums, as compilers make
  * vectors of them. R is 1. */
-INLINE void portable_step(const SparseJob *job, int64_t row, int64_t apart, float *sums,
-                          const int R, const int M, const int careful, const int dtype) {
+INLINE void portable_step(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M,
+                          const int careful, const int dtype) {
     float parts[MOST_ROWS][16] = {{0}}, dense[64];
     const uint8_t *bits = job->bits + row * job->stride;
     const void *p = (const char *)job->values + job->offsets[row] * size_of(dtype);
@@ -45,8 +45,7 @@ SPARSE_KERNEL(, portable_fp16, portable_step, FP16, 1, 1, 1, 1)
 SPARSE_KERNEL(, portable_fp32, portable_step, FP32, 1, 1, 1, 1)
 
 /* Writes one dense row (columns) of a sparse weight, whose elements have `size` bytes. */
-INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p, char *dense,
-                            const int size) {
+INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p, char *dense, const int size) {
     memset(dense, 0, (size_t)(columns * size));
     for (int64_t column = 0; column < columns; column += 64)
         for (uint64_t mask = load_word(bits + column / 8); mask; mask &= mask - 1, p += size) {
@@ -56,14 +55,12 @@ INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p,
         }
 }
 
-static void portable_unpack2(const uint8_t *bits, int64_t columns, const void *p, const void *end,
-                             void *dense) {
+static void portable_unpack2(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *dense) {
     (void)end;
     portable_unpack(bits, columns, p, dense, 2);
 }
 
-static void portable_unpack4(const uint8_t *bits, int64_t columns, const void *p, const void *end,
-                             void *dense) {
+static void portable_unpack4(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *dense) {
     (void)end;
     portable_unpack(bits, columns, p, dense, 4);
 }
@@ -85,8 +82,8 @@ static float portable_fill_tile(const float *x, uint8_t *tables) {
     for (int group = 0; group < TILE_GROUPS; group++, tables += PLANE_BYTES) {
         const int16_t *four = whole + PLANE_GROUP * group;
         for (int i = 0; i < 16; i++) {
-            const int16_t sum = (int16_t)(four[0] * SIGN[0][i] + four[1] * SIGN[1][i] +
-                                          four[2] * SIGN[2][i] + four[3] * SIGN[3][i]);
+            const int16_t sum =
+                (int16_t)(four[0] * SIGN[0][i] + four[1] * SIGN[1][i] + four[2] * SIGN[2][i] + four[3] * SIGN[3][i]);
             tables[i] = (uint8_t)sum;
             tables[i + 16] = (uint8_t)(sum >> 8);
         }
@@ -99,8 +96,7 @@ static void portable_fill_tables(const float *x, int64_t apart, RoundedInputs *t
 }
 
 /* Multiplies up to 64 rows of planes with x: sums (rows of x, 64). */
-static void portable_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
-                            float *sums) {
+static void portable_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block, float *sums) {
     memset(sums, 0, sizeof(float) * (size_t)(BLOCK_ROWS * x->count));
     for (int64_t tile = 0; tile < tiles_of(weight); tile++)
         for (int m = 0; m < x->count; m++) {
@@ -118,8 +114,7 @@ static void portable_planes(const QuantizedMatrix *weight, const RoundedInputs *
 }
 
 /* Decodes one tile of planes: codes (64 rows, 64 columns). */
-INLINE void decode_tile(const uint8_t *planes, int groups, int bits,
-                        int8_t codes[BLOCK_ROWS][PLANE_TILE]) {
+INLINE void decode_tile(const uint8_t *planes, int groups, int bits, int8_t codes[BLOCK_ROWS][PLANE_TILE]) {
     for (int group = 0; group < groups; group++) {
         uint32_t fours[BLOCK_ROWS] = {0};
         for (int bit = 0; bit < bits; bit++, planes += PLANE_BYTES)
@@ -135,38 +130,34 @@ INLINE void decode_tile(const uint8_t *planes, int groups, int bits,
 /* Writes elements of one row from column `first` on, whose levels are factor * code - offset: codes
  * (count), steps (columns). No -0 of a scale of 0. To bfloat16 without a look for NaN, so that
  * compilers make vectors of the loop. */
-INLINE void write_row(const QuantizedMatrix *weight, int64_t row, int64_t first,
-                      const int8_t *codes, int64_t count, const int factor, const int offset,
-                      const float *steps, void *dense, int dtype) {
+INLINE void write_row(const QuantizedMatrix *weight, int64_t row, int64_t first, const int8_t *codes, int64_t count,
+                      const int factor, const int offset, const float *steps, void *dense, int dtype) {
     const float scale = from_bf16(weight->scales[row]);
     const int64_t at = row * weight->columns + first;
     steps += first;
     for (int64_t i = 0; i < count && dtype == BF16; i++) {
-        const uint32_t element =
-            to_bits((float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
+        const uint32_t element = to_bits((float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
         ((uint16_t *)dense)[at + i] = (uint16_t)((element + 0x7fff + (element >> 16 & 1)) >> 16);
     }
     for (int64_t i = 0; i < count && dtype != BF16; i++)
-        store_number(dense, at + i, dtype,
-                     (float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
+        store_number(dense, at + i, dtype, (float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
 }
 
 /* Writes the elements of one tile, of codes (64 rows, 64 columns). */
-INLINE void write_tile(const QuantizedMatrix *weight, const float *steps, int64_t block,
-                       int64_t tile, int8_t codes[BLOCK_ROWS][PLANE_TILE], void *dense, int dtype) {
+INLINE void write_tile(const QuantizedMatrix *weight, const float *steps, int64_t block, int64_t tile,
+                       int8_t codes[BLOCK_ROWS][PLANE_TILE], void *dense, int dtype) {
     const int64_t first = tile * PLANE_TILE, here = smaller(PLANE_TILE, weight->columns - first);
     for (int64_t i = 0; i < rows_of_block(weight, block); i++)
-        write_row(weight, block * BLOCK_ROWS + i, first, codes[i], here, 2, (1 << weight->bits) - 1,
-                  steps, dense, dtype);
+        write_row(weight, block * BLOCK_ROWS + i, first, codes[i], here, 2, (1 << weight->bits) - 1, steps, dense,
+                  dtype);
 }
 
 /* Writes the elements of up to 64 rows of planes to dense (rows, columns); steps (columns). */
-static void portable_plane_elements(const QuantizedMatrix *weight, const float *steps,
-                                    int64_t block, void *dense, int dtype) {
+static void portable_plane_elements(const QuantizedMatrix *weight, const float *steps, int64_t block, void *dense,
+                                    int dtype) {
     for (int64_t tile = 0; tile < tiles_of(weight); tile++) {
         int8_t codes[BLOCK_ROWS][PLANE_TILE];
-        decode_tile(planes_of(weight, block, tile), groups_of_tile(weight, tile), weight->bits,
-                    codes);
+        decode_tile(planes_of(weight, block, tile), groups_of_tile(weight, tile), weight->bits, codes);
         write_tile(weight, steps, block, tile, codes, dense, dtype);
     }
 }
@@ -175,8 +166,7 @@ static void portable_plane_elements(const QuantizedMatrix *weight, const float *
  * 128. */
 INLINE void portable_round_bytes(const float *x, int64_t apart, RoundedInputs *to) {
     int8_t *whole = to->numbers;
-    for (int64_t group = 0; group < to->count * apart / BYTE_GROUP;
-         group++, x += BYTE_GROUP, whole += BYTE_GROUP) {
+    for (int64_t group = 0; group < to->count * apart / BYTE_GROUP; group++, x += BYTE_GROUP, whole += BYTE_GROUP) {
         const float largest = from_bits(largest_bits(x, BYTE_GROUP));
         const float inverse = largest >= LEAST_INPUT ? LARGEST_BYTE / largest : 0;
         for (int i = 0; i < BYTE_GROUP; i++)
@@ -186,12 +176,10 @@ INLINE void portable_round_bytes(const float *x, int64_t apart, RoundedInputs *t
 }
 
 /* Multiplies up to 64 rows of bytes with x: sums (rows of x, 64). */
-static void portable_bytes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
-                           float *sums) {
+static void portable_bytes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block, float *sums) {
     for (int64_t i = 0; i < rows_of_block(weight, block); i++)
         for (int m = 0; m < x->count; m++) {
-            const int8_t *codes = bytes_of_row(weight, block * BLOCK_ROWS + i),
-                         *whole = byte_inputs(weight, x, m);
+            const int8_t *codes = bytes_of_row(weight, block * BLOCK_ROWS + i), *whole = byte_inputs(weight, x, m);
             float lanes[BYTE_LANES] = {0};
             for (int64_t first = 0; first < weight->columns; first += BYTE_GROUP) {
                 int32_t sum = 0;
@@ -205,11 +193,10 @@ static void portable_bytes(const QuantizedMatrix *weight, const RoundedInputs *x
 }
 
 /* Writes the elements of up to 64 rows of bytes to dense (rows, columns); steps (columns). */
-INLINE void portable_byte_elements(const QuantizedMatrix *weight, const float *steps, int64_t block,
-                                   void *dense, int dtype) {
+INLINE void portable_byte_elements(const QuantizedMatrix *weight, const float *steps, int64_t block, void *dense,
+                                   int dtype) {
     for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
         const int64_t row = block * BLOCK_ROWS + i;
-        write_row(weight, row, 0, bytes_of_row(weight, row), weight->columns, 1, 0, steps, dense,
-                  dtype);
+        write_row(weight, row, 0, bytes_of_row(weight, row), weight->columns, 1, 0, steps, dense, dtype);
     }
 }

@@ -47,12 +47,11 @@ static const SparseSet SPARSE_SETS[KERNELS] = {
                                 [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
                          .unpack2 = vbmi2_unpack2,
                          .unpack4 = avx512_unpack4},
-    [ON_AVX512_BF16] =
-        {.of = {[BF16] = {.block = 32, .half = 1, .rows = {ROWS_OF(dot_bf16), dot_bf16_8}},
-                [FP16] = {.block = 32, .rows = {ROWS_OF(halves_fp16)}},
-                [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
-         .unpack2 = vbmi2_unpack2,
-         .unpack4 = avx512_unpack4},
+    [ON_AVX512_BF16] = {.of = {[BF16] = {.block = 32, .half = 1, .rows = {ROWS_OF(dot_bf16), dot_bf16_8}},
+                               [FP16] = {.block = 32, .rows = {ROWS_OF(halves_fp16)}},
+                               [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
+                        .unpack2 = vbmi2_unpack2,
+                        .unpack4 = avx512_unpack4},
 #endif
 };
 
@@ -66,8 +65,8 @@ static int64_t chunk_rows(int64_t rows, int threads) {
 
 /* Lays `taken` rows (taken, columns) of x out as a kernel wants them, for `count` of which it was
  * compiled: the others are zero. */
-static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, int count,
-                    const SparseKernel *kernel, void *to) {
+static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, int count, const SparseKernel *kernel,
+                    void *to) {
     const int block = kernel->block, half = block / 2;
     for (int m = 0; m < taken; m++)
         for (int64_t column = 0; column < columns; column += block) {
@@ -110,8 +109,8 @@ static void multiply_rows(void *context, int64_t first, int64_t last) {
 /* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows),
  * all of one dtype. */
 EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
-                           const void *values, int64_t kept, const int64_t *offsets,
-                           const void *bias, void *y, int64_t rows, int64_t columns, int threads) {
+                           const void *values, int64_t kept, const int64_t *offsets, const void *bias, void *y,
+                           int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
     if (taken > MOST_ROWS)
@@ -122,14 +121,14 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
     /* As floats, x would leave the first cache: twice a few rows are faster. */
     if (taken > 6 && !how->half) {
         const int size = size_of(dtype);
-        int result = neuronal_linear(kernel, dtype, x, 4, bits, values, kept, offsets, bias, y,
-                                     rows, columns, threads);
+        int result =
+            neuronal_linear(kernel, dtype, x, 4, bits, values, kept, offsets, bias, y, rows, columns, threads);
         x = (const char *)x + 4 * columns * size;
         y = (char *)y + 4 * rows * size;
         if (result)
             return result;
-        return neuronal_linear(kernel, dtype, x, taken - 4, bits, values, kept, offsets, bias, y,
-                               rows, columns, threads);
+        return neuronal_linear(kernel, dtype, x, taken - 4, bits, values, kept, offsets, bias, y, rows, columns,
+                               threads);
     }
     int which = 0;
     while (ROW_COUNTS[which] < taken)
@@ -177,14 +176,13 @@ typedef struct {
 static void copy_rows(void *context, int64_t first, int64_t last) {
     const SparseCopy *c = context;
     for (int64_t row = first; row < last; row++)
-        c->unpack(c->bits + row * c->stride, c->columns, c->values + c->offsets[row] * c->size,
-                  c->end, c->dense + row * c->columns * c->size);
+        c->unpack(c->bits + row * c->stride, c->columns, c->values + c->offsets[row] * c->size, c->end,
+                  c->dense + row * c->columns * c->size);
 }
 
 /* Writes the dense weight (rows, columns), whose elements have `size` bytes: 2 or 4. */
-EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void *values,
-                           int64_t kept, const int64_t *offsets, void *dense, int64_t rows,
-                           int64_t columns, int threads) {
+EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void *values, int64_t kept,
+                           const int64_t *offsets, void *dense, int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || (size != 2 && size != 4))
         return NO_SUCH_KERNEL;
     const SparseSet *set = &SPARSE_SETS[kernel];

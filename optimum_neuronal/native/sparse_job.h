@@ -25,8 +25,7 @@ typedef struct {
 /* Computes rows first to last - 1 for all M rows of x: sums[(row - first) * M + m]. */
 typedef void (*SparseRows)(const SparseJob *job, int64_t first, int64_t last, float *sums);
 /* Writes one dense row (columns); its values lie from `p` on, and may be read up to `end`. */
-typedef void (*UnpackRow)(const uint8_t *bits, int64_t columns, const void *p, const void *end,
-                          void *dense);
+typedef void (*UnpackRow)(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *dense);
 
 /* Numbers of rows of x that kernels are compiled for; 8 only for halves. */
 static const int ROW_COUNTS[] = {1, 2, 4, 6, 8};
@@ -62,17 +61,16 @@ INLINE uint64_t load_word(const uint8_t *bits) {
  * so that each of the R streams of values goes on without a gap: prefetching then reaches across
  * the ends of rows, in software and in hardware. With neighbours, rows of 2048 columns took half as
  * long again. */
-#define SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R, M)                                              \
-    TARGET static void NAME##_##M(const SparseJob *job, int64_t row, int64_t last, float *sums) { \
-        const int64_t apart = (last - row) / R, end = row + apart, *offsets = job->offsets;       \
-        for (; row < end && offsets[row + (R - 1) * apart + 1] + SLACK <= job->kept;              \
-             row++, sums += M)                                                                    \
-            STEP(job, row, apart, sums, R, M, 0, DTYPE);                                          \
-        for (; row < end; row++, sums += M)                                                       \
-            for (int r = 0; r < R; r++)                                                           \
-                STEP(job, row + r * apart, 0, sums + r * apart * M, 1, M, 1, DTYPE);              \
-        for (row += (R - 1) * apart, sums += (R - 1) * apart * M; row < last; row++, sums += M)   \
-            STEP(job, row, 0, sums, 1, M, 1, DTYPE);                                              \
+#define SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R, M)                                                   \
+    TARGET static void NAME##_##M(const SparseJob *job, int64_t row, int64_t last, float *sums) {      \
+        const int64_t apart = (last - row) / R, end = row + apart, *offsets = job->offsets;            \
+        for (; row < end && offsets[row + (R - 1) * apart + 1] + SLACK <= job->kept; row++, sums += M) \
+            STEP(job, row, apart, sums, R, M, 0, DTYPE);                                               \
+        for (; row < end; row++, sums += M)                                                            \
+            for (int r = 0; r < R; r++)                                                                \
+                STEP(job, row + r * apart, 0, sums + r * apart * M, 1, M, 1, DTYPE);                   \
+        for (row += (R - 1) * apart, sums += (R - 1) * apart * M; row < last; row++, sums += M)        \
+            STEP(job, row, 0, sums, 1, M, 1, DTYPE);                                                   \
     }
 /* Defines NAME_1 to NAME_6; R1 to R6 are as many rows of the weight as registers allow. */
 #define SPARSE_KERNEL(TARGET, NAME, STEP, DTYPE, R1, R2, R4, R6) \
@@ -84,22 +82,21 @@ INLINE uint64_t load_word(const uint8_t *bits) {
 
 /* Defines NAME, an UnpackRow for values of a TYPE, from WORD(mask, p, end, out, careful), which
  * writes 64 columns. */
-#define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                                  \
-    TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values,         \
-                            const void *end, void *dense) {                                   \
-        const TYPE *p = values, *stop = end;                                                  \
-        TYPE *out = dense, last[64];                                                          \
-        int64_t column = 0;                                                                   \
-        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {              \
-            const uint64_t mask = load_word(bits + column / 8);                               \
-            prefetch_row(p, bits + column / 8);                                               \
-            WORD(mask, p, stop, out + column, 0);                                             \
-            p += __builtin_popcountll(mask);                                                  \
-        }                                                                                     \
-        for (; column < columns; column += 64) {                                              \
-            const uint64_t mask = load_word(bits + column / 8);                               \
-            WORD(mask, p, stop, last, 1);                                                     \
-            memcpy(out + column, last, (size_t)smaller(64, columns - column) * sizeof(TYPE)); \
-            p += __builtin_popcountll(mask);                                                  \
-        }                                                                                     \
+#define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                                                          \
+    TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values, const void *end, void *dense) { \
+        const TYPE *p = values, *stop = end;                                                                          \
+        TYPE *out = dense, last[64];                                                                                  \
+        int64_t column = 0;                                                                                           \
+        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {                                      \
+            const uint64_t mask = load_word(bits + column / 8);                                                       \
+            prefetch_row(p, bits + column / 8);                                                                       \
+            WORD(mask, p, stop, out + column, 0);                                                                     \
+            p += __builtin_popcountll(mask);                                                                          \
+        }                                                                                                             \
+        for (; column < columns; column += 64) {                                                                      \
+            const uint64_t mask = load_word(bits + column / 8);                                                       \
+            WORD(mask, p, stop, last, 1);                                                                             \
+            memcpy(out + column, last, (size_t)smaller(64, columns - column) * sizeof(TYPE));                         \
+            p += __builtin_popcountll(mask);                                                                          \
+        }                                                                                                             \
     }

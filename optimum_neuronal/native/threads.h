@@ -18,9 +18,7 @@ static int forked = 0;
 #if defined(__unix__) || defined(__APPLE__)
 static void after_fork(void) { forked = 1; }
 
-static void __attribute__((constructor)) watch_forks(void) {
-    pthread_atfork(NULL, NULL, after_fork);
-}
+static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
 #endif
 
 /* Whether it was compiled with OpenMP: otherwise the number of threads is ignored. */
@@ -38,8 +36,7 @@ typedef void *(*Start)(void *context, int thread);
 
 /* Calls `work` for all rows, `step` at a time, shared among threads, of which each calls `start`
  * first, unless that is NULL. */
-static void each_chunk(int64_t rows, int64_t step, int threads, Start start, Work work,
-                       void *context) {
+static void each_chunk(int64_t rows, int64_t step, int threads, Start start, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
 #ifdef _OPENMP
     if (threads > 1 && chunks > 1 && !forked) {

@@ -1,4 +1,4 @@
-"""Multiplying with quantised weights on GPUs, by Triton: codes are read as files hold them.
+"""Multiplying with quantized weights on GPUs, by Triton: codes are read as files hold them.
 
 A program computes 32 rows, with a fixed order of sums. Of bit planes these are the rows of 16 neighbouring bytes: 16 in their
 low halves, and 16 in their high halves, 32 rows further. Inputs stay floating: results are close to those of processors, not

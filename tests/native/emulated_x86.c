@@ -1,4 +1,4 @@
-/* The kernels for quantised weights with AVX-512 and VNNI, and with AVX2 and AVX-VNNI, on
+/* The kernels for quantized weights with AVX-512 and VNNI, and with AVX2 and AVX-VNNI, on
  * processors without them: SIMDe (https://github.com/simd-everywhere/simde) does what their
  * instructions would. Each product has to be that of the portable kernels, to the bit; buffers end
  * exactly where they must. */
@@ -36,8 +36,8 @@ static __m256i emulated_dot(__m256i sums, __m256i sizes, __m256i x) {
 }
 
 /* A processor that has AVX-VNNI and nothing else of this leaf. */
-static int emulated_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx,
-                          unsigned *ecx, unsigned *edx) {
+static int emulated_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx,
+                          unsigned *edx) {
     *eax = leaf != 7 ? 0 : subleaf == 0 ? 1 : subleaf == 1 ? 1 << 4 : 0;
     *ebx = *ecx = *edx = 0;
     return 1;

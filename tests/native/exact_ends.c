@@ -9,8 +9,7 @@
 #include "trials.h"
 #include "quantized_trials.h"
 
-static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken,
-                    unsigned density) {
+static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken, unsigned density) {
     const int size = size_of(dtype);
     const int64_t stride = (columns + 63) / 64 * 8;
     uint8_t *bits = exactly(rows * stride);
@@ -42,8 +41,7 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
             fail("unpack", kernel, dtype, rows, columns, 0);
     }
 
-    char *x = exactly(taken * columns * size), *y = exactly(taken * rows * size),
-         *bias = exactly(rows * size);
+    char *x = exactly(taken * columns * size), *y = exactly(taken * rows * size), *bias = exactly(rows * size);
     for (int64_t i = 0; i < taken * columns; i++)
         store_number(x, i, dtype, number());
     for (int64_t i = 0; i < rows; i++)
@@ -59,15 +57,11 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
                 sum += term;
                 size_of += fabs(term);
             }
-            const double rounding = dtype == BF16   ? 1.0 / 128
-                                    : dtype == FP16 ? 1.0 / 1024
-                                                    : 1.0 / 1000000;
-            if (!(fabs(load_number(y, m * rows + row, dtype) - sum) <=
-                  rounding * (fabs(sum) + 1e-6 * size_of)))
+            const double rounding = dtype == BF16 ? 1.0 / 128 : dtype == FP16 ? 1.0 / 1024 : 1.0 / 1000000;
+            if (!(fabs(load_number(y, m * rows + row, dtype) - sum) <= rounding * (fabs(sum) + 1e-6 * size_of)))
                 fail("linear", kernel, dtype, rows, columns, taken);
         }
-    free(bits), free(every), free(dense), free(again), free(offsets), free(values), free(x),
-        free(y), free(bias);
+    free(bits), free(every), free(dense), free(again), free(offsets), free(values), free(x), free(y), free(bias);
 }
 
 int main(int count, char **arguments) {
@@ -77,8 +71,7 @@ int main(int count, char **arguments) {
             continue;
         for (int dtype = 0; dtype < DTYPES; dtype++)
             for (int trial = 0; trial < trials; trial++) {
-                const int64_t columns = trial % 4 ? draw() % 200 : 64 * (draw() % 5),
-                              rows = draw() % 40;
+                const int64_t columns = trial % 4 ? draw() % 200 : 64 * (draw() % 5), rows = draw() % 40;
                 try_one(kernel, dtype, rows, columns, 1 + draw() % MOST_ROWS, draw() % 101);
             }
         printf("kernel %d\n", kernel);

@@ -1,4 +1,4 @@
-"""Kernels for quantised weights: near to float64, and all of them the same to the bit."""
+"""Kernels for quantized weights: near to float64, and all of them the same to the bit."""
 
 from dataclasses import replace
 

@@ -48,7 +48,7 @@ def kernels(backend):
 
 
 def quantized(bits, count=None):
-    """Return the constants of a kernel for quantised weights, as at a call; `count` of a product."""
+    """Return the constants of a kernel for quantized weights, as at a call; `count` of a product."""
     own = {"BITS": bits, "ROWS": triton_quantized.ROWS, "COLUMNS": triton_quantized.COLUMNS // (count or 1)}
     return own if count is None else {"COUNT": count, **own}
 

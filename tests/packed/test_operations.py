@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from weights import TOLERANCE, all_matrices, error, finite, quantised
+from weights import TOLERANCE, all_matrices, error, finite, quantized
 
 from optimum_neuronal.native.library import Kernel, find_kernel
 from optimum_neuronal.packed import ops
@@ -74,7 +74,7 @@ def test_what_is_not_finite_stays_in_its_row(special):
 
 
 def test_what_does_not_fit_is_refused():
-    x, sparse, codes = torch.zeros(1, 70), SparseWeight.pack(finite((4, 70), torch.float32)), quantised(4, 70)
+    x, sparse, codes = torch.zeros(1, 70), SparseWeight.pack(finite((4, 70), torch.float32)), quantized(4, 70)
     for matrix in (sparse, codes):
         for inputs, bias, message in (
             (x.bfloat16(), None, "x is torch.bfloat16 on cpu, but the weight torch.float32"),
@@ -129,7 +129,7 @@ def test_torch_knows_the_operations_well():
 
 def test_traces_call_the_operation():
     """A trace would otherwise hold the products of the example's inputs as constants."""
-    matrix = quantised(4, 70)
+    matrix = quantized(4, 70)
     traced = torch.jit.trace(lambda x: ops.linear(matrix, x), torch.ones(1, 70), check_trace=False)
     x = torch.randn(1, 70)
     assert torch.equal(traced(x), ops.linear(matrix, x))

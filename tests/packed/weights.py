@@ -32,7 +32,7 @@ def finite(shape, dtype, density=0.3, seed=0) -> torch.Tensor:
     return weight.masked_fill_(torch.rand(shape, generator=generator) >= density, 0).to(dtype)
 
 
-def quantised(out, columns, bits=3, dtype=torch.float32, steps=False, seed=0) -> QuantizedWeight:
+def quantized(out, columns, bits=3, dtype=torch.float32, steps=False, seed=0) -> QuantizedWeight:
     """Return a weight of random codes; one of its scales is 0."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**bits, (out, columns), generator=generator)
@@ -44,11 +44,11 @@ def quantised(out, columns, bits=3, dtype=torch.float32, steps=False, seed=0) ->
 
 
 def all_matrices(out, columns, dtype=torch.float32) -> list[PackedMatrix]:
-    """Return a matrix of every format, quantised ones with and without steps."""
+    """Return a matrix of every format, quantized ones with and without steps."""
     return [
         SparseWeight.pack(finite((out, columns), dtype)),
         *(
-            quantised(out, columns, bits, dtype, steps)
+            quantized(out, columns, bits, dtype, steps)
             for bits, steps in ((2, True), (3, False), (8, False), (8, True))
         ),
     ]

@@ -4,8 +4,7 @@
 #include "../processors.h"
 #include "../quantized_job.h"
 
-static void neon_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
-                        float *sums) {
+static void neon_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block, float *sums) {
     const uint8x16_t half = vdupq_n_u8(15);
     memset(sums, 0, sizeof(float) * (size_t)(BLOCK_ROWS * x->count));
     for (int64_t tile = 0; tile < tiles_of(weight); tile++)
@@ -25,12 +24,9 @@ static void neon_planes(const QuantizedMatrix *weight, const RoundedInputs *x, i
                     EACH(i, 4) {
                         const uint8x16_t both = vld1q_u8(from + 16 * (i & 1)),
                                          which = i < 2 ? vandq_u8(both, half) : vshrq_n_u8(both, 4);
-                        const uint8x16_t lows = vqtbl1q_u8(low, which),
-                                         highs = vqtbl1q_u8(high, which);
-                        parts[2 * i] =
-                            vaddq_s16(parts[2 * i], vreinterpretq_s16_u8(vzip1q_u8(lows, highs)));
-                        parts[2 * i + 1] = vaddq_s16(parts[2 * i + 1],
-                                                     vreinterpretq_s16_u8(vzip2q_u8(lows, highs)));
+                        const uint8x16_t lows = vqtbl1q_u8(low, which), highs = vqtbl1q_u8(high, which);
+                        parts[2 * i] = vaddq_s16(parts[2 * i], vreinterpretq_s16_u8(vzip1q_u8(lows, highs)));
+                        parts[2 * i + 1] = vaddq_s16(parts[2 * i + 1], vreinterpretq_s16_u8(vzip2q_u8(lows, highs)));
                     }
                 }
                 const int16x4_t place = vdup_n_s16((int16_t)(1 << bit));
@@ -41,8 +37,7 @@ static void neon_planes(const QuantizedMatrix *weight, const RoundedInputs *x, i
             }
             for (int i = 0; i < 16; i++) {
                 float *to = sums + BLOCK_ROWS * m + 4 * i;
-                vst1q_f32(to, vaddq_f32(vld1q_f32(to), vmulq_n_f32(vcvtq_f32_s32(found[i]),
-                                                                   tile_scale(x, tile, m))));
+                vst1q_f32(to, vaddq_f32(vld1q_f32(to), vmulq_n_f32(vcvtq_f32_s32(found[i]), tile_scale(x, tile, m))));
             }
         }
 }

@@ -26,24 +26,20 @@ AVX512 INLINE uint32_t readable(const void *p, const void *end, int size, int la
 }
 
 VBMI2 INLINE __m512i spread32(uint32_t mask, const void *p, const void *end, const int careful) {
-    __m512i v =
-        careful ? _mm512_maskz_loadu_epi16(readable(p, end, 2, 32), p) : _mm512_loadu_si512(p);
+    __m512i v = careful ? _mm512_maskz_loadu_epi16(readable(p, end, 2, 32), p) : _mm512_loadu_si512(p);
     __asm__("" : "+v"(v));
     return _mm512_mask_expand_epi16(zeros(), mask, v);
 }
 
 /* 16 columns of any dtype, as floats. */
-AVX512 INLINE __m512 spread16(uint16_t mask, const void *p, const void *end, const int careful,
-                              const int dtype) {
+AVX512 INLINE __m512 spread16(uint16_t mask, const void *p, const void *end, const int careful, const int dtype) {
     __m512 v;
     if (dtype == FP32) {
-        v = careful ? _mm512_maskz_loadu_ps((__mmask16)readable(p, end, 4, 16), p)
-                    : _mm512_loadu_ps(p);
+        v = careful ? _mm512_maskz_loadu_ps((__mmask16)readable(p, end, 4, 16), p) : _mm512_loadu_ps(p);
     } else {
         __m256i h = careful ? _mm256_maskz_loadu_epi16((__mmask16)readable(p, end, 2, 16), p)
                             : _mm256_loadu_si256((const __m256i *)p);
-        v = dtype == FP16 ? _mm512_cvtph_ps(h)
-                          : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+        v = dtype == FP16 ? _mm512_cvtph_ps(h) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
     }
     __asm__("" : "+v"(v));
     return _mm512_mask_expand_ps(_mm512_castsi512_ps(zeros()), mask, v);
@@ -51,9 +47,9 @@ AVX512 INLINE __m512 spread16(uint16_t mask, const void *p, const void *end, con
 
 /* Three ways to multiply R rows' next 64 columns; p[r] stands at the first value of mask[r]. */
 
-VDPBF16 INLINE void dot_columns(const uint64_t *mask, const char **p, const char *end,
-                                const uint16_t *x, __m512 parts[][MOST_ROWS], const int R,
-                                const int M, const int careful, const int dtype) {
+VDPBF16 INLINE void dot_columns(const uint64_t *mask, const char **p, const char *end, const uint16_t *x,
+                                __m512 parts[][MOST_ROWS], const int R, const int M, const int careful,
+                                const int dtype) {
     (void)dtype; /* bfloat16 alone */
     EACH(half, 2) {
         __m512i v[4];
@@ -70,9 +66,9 @@ VDPBF16 INLINE void dot_columns(const uint64_t *mask, const char **p, const char
     }
 }
 
-VBMI2 INLINE void halves_columns(const uint64_t *mask, const char **p, const char *end,
-                                 const float *x, __m512 parts[][MOST_ROWS], const int R,
-                                 const int M, const int careful, const int dtype) {
+VBMI2 INLINE void halves_columns(const uint64_t *mask, const char **p, const char *end, const float *x,
+                                 __m512 parts[][MOST_ROWS], const int R, const int M, const int careful,
+                                 const int dtype) {
     EACH(half, 2)
         EACH(r, R) {
             uint32_t part = (uint32_t)(mask[r] >> 32 * half);
@@ -95,44 +91,43 @@ VBMI2 INLINE void halves_columns(const uint64_t *mask, const char **p, const cha
         }
 }
 
-AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const char *end,
-                                  const float *x, __m512 parts[][MOST_ROWS], const int R,
-                                  const int M, const int careful, const int dtype) {
+AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const char *end, const float *x,
+                                  __m512 parts[][MOST_ROWS], const int R, const int M, const int careful,
+                                  const int dtype) {
     EACH(quarter, 4)
         EACH(r, R) {
             uint16_t part = (uint16_t)(mask[r] >> 16 * quarter);
             __m512 v = spread16(part, p[r], end, careful, dtype);
             p[r] += __builtin_popcount(part) * size_of(dtype);
             EACH(m, M)
-                parts[r][m] =
-                    _mm512_fmadd_ps(v, _mm512_load_ps(x + 16 * (M * quarter + m)), parts[r][m]);
+                parts[r][m] = _mm512_fmadd_ps(v, _mm512_load_ps(x + 16 * (M * quarter + m)), parts[r][m]);
         }
 }
 
 /* Defines NAME, the loop over columns, from one of these three ways. */
-#define AVX512_STEP(TARGET, NAME, X, COLUMNS)                                                  \
-    TARGET INLINE void NAME(const SparseJob *job, int64_t row, int64_t apart, float *sums,     \
-                            const int R, const int M, const int careful, const int dtype) {    \
-        const char *p[4], *end = (const char *)job->values + job->kept * size_of(dtype);       \
-        const uint8_t *bits = job->bits + row * job->stride;                                   \
-        const X *x = job->x;                                                                   \
-        __m512 parts[4][MOST_ROWS];                                                            \
-        EACH(r, R) {                                                                           \
-            p[r] = (const char *)job->values + job->offsets[row + r * apart] * size_of(dtype); \
-            EACH(m, M)                                                                         \
-                parts[r][m] = _mm512_setzero_ps();                                             \
-        }                                                                                      \
-        for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {                   \
-            uint64_t mask[4];                                                                  \
-            EACH(r, R) {                                                                       \
-                mask[r] = load_word(bits + r * apart * job->stride + byte);                    \
-                prefetch_row(p[r], bits + r * apart * job->stride + byte);                     \
-            }                                                                                  \
-            COLUMNS(mask, p, end, x, parts, R, M, careful, dtype);                             \
-        }                                                                                      \
-        EACH(r, R)                                                                             \
-            EACH(m, M)                                                                         \
-                sums[r * apart * M + m] = _mm512_reduce_add_ps(parts[r][m]);                   \
+#define AVX512_STEP(TARGET, NAME, X, COLUMNS)                                                                        \
+    TARGET INLINE void NAME(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M, \
+                            const int careful, const int dtype) {                                                    \
+        const char *p[4], *end = (const char *)job->values + job->kept * size_of(dtype);                             \
+        const uint8_t *bits = job->bits + row * job->stride;                                                         \
+        const X *x = job->x;                                                                                         \
+        __m512 parts[4][MOST_ROWS];                                                                                  \
+        EACH(r, R) {                                                                                                 \
+            p[r] = (const char *)job->values + job->offsets[row + r * apart] * size_of(dtype);                       \
+            EACH(m, M)                                                                                               \
+                parts[r][m] = _mm512_setzero_ps();                                                                   \
+        }                                                                                                            \
+        for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {                                         \
+            uint64_t mask[4];                                                                                        \
+            EACH(r, R) {                                                                                             \
+                mask[r] = load_word(bits + r * apart * job->stride + byte);                                          \
+                prefetch_row(p[r], bits + r * apart * job->stride + byte);                                           \
+            }                                                                                                        \
+            COLUMNS(mask, p, end, x, parts, R, M, careful, dtype);                                                   \
+        }                                                                                                            \
+        EACH(r, R)                                                                                                   \
+            EACH(m, M)                                                                                               \
+                sums[r * apart * M + m] = _mm512_reduce_add_ps(parts[r][m]);                                         \
     }
 
 AVX512_STEP(VDPBF16, dot_step, uint16_t, dot_columns)
@@ -147,19 +142,18 @@ SPARSE_KERNEL(AVX512, floats_bf16, floats_step, BF16, 4, 4, 4, 4)
 SPARSE_KERNEL(AVX512, floats_fp16, floats_step, FP16, 4, 4, 4, 4)
 SPARSE_KERNEL(AVX512, floats_fp32, floats_step, FP32, 4, 4, 4, 4)
 
-VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end,
-                                     uint16_t *out, const int careful) {
+VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out,
+                                     const int careful) {
     _mm512_storeu_si512(out, spread32((uint32_t)mask, p, end, careful));
-    _mm512_storeu_si512(out + 32, spread32((uint32_t)(mask >> 32),
-                                           p + __builtin_popcount((uint32_t)mask), end, careful));
+    _mm512_storeu_si512(out + 32,
+                        spread32((uint32_t)(mask >> 32), p + __builtin_popcount((uint32_t)mask), end, careful));
 }
 
-AVX512 INLINE void avx512_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end,
-                                       uint32_t *out, const int careful) {
+AVX512 INLINE void avx512_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out,
+                                       const int careful) {
     EACH(quarter, 4) {
         uint16_t part = (uint16_t)(mask >> 16 * quarter);
-        __m512i v = careful ? _mm512_maskz_loadu_epi32((__mmask16)readable(p, end, 4, 16), p)
-                            : _mm512_loadu_si512(p);
+        __m512i v = careful ? _mm512_maskz_loadu_epi32((__mmask16)readable(p, end, 4, 16), p) : _mm512_loadu_si512(p);
         _mm512_storeu_si512(out + 16 * quarter, _mm512_mask_expand_epi32(zeros(), part, v));
         p += __builtin_popcount(part);
     }

@@ -27,12 +27,7 @@ def chunk_rows(rows: int, columns: int) -> Iterator[slice]:
 
 
 def encode_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the planes of codes.
-
-    Args:
-        codes (`Tensor`): uint8, shape (rows, columns), below 2**bits.
-        bits (`int`): 2 to 7.
-    """
+    """Return the planes of codes: uint8, shape (rows, columns), below 2**bits."""
     rows, columns = codes.shape
     planes = codes.new_empty(planes_shape(rows, columns, bits))
     for chunk in chunk_rows(rows, columns):
@@ -48,16 +43,7 @@ def encode_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def decode_rows(planes: torch.Tensor, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return the codes of some rows.
-
-    Args:
-        planes (`Tensor`): from [`encode_planes`].
-        rows (`Tensor` of int64, shape (count,)): numbers of rows.
-        columns (`int`): of the matrix.
-
-    Returns:
-        `Tensor` of uint8, shape (count, columns).
-    """
+    """Return the codes of some rows, uint8, shape (count, columns); `rows` are their numbers, int64, shape (count,)."""
     found = planes[rows // BLOCK_ROWS, :, :, rows % PLANE_BYTES]  # (count, groups, bits)
     halves = torch.where((rows % BLOCK_ROWS < PLANE_BYTES)[:, None, None], found & 15, found >> 4)
     codes = halves.new_zeros(*halves.shape[:2], GROUP_COLUMNS)
@@ -76,7 +62,7 @@ def decode_planes(planes: torch.Tensor, rows: int, columns: int) -> torch.Tensor
 
 
 def has_bits_behind(planes: torch.Tensor, rows: int, columns: int) -> bool:
-    """Return whether bits are set behind the last row or column of a matrix of this shape, where zeros are expected."""
+    """Return True if any bit after the last row or column of a matrix is set."""
     last, filled, behind = planes[-1], rows % BLOCK_ROWS, False
     if filled:
         low, high = min(filled, PLANE_BYTES), max(filled - PLANE_BYTES, 0)  # rows in low and in high halves of bytes

@@ -15,14 +15,14 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 @lru_cache
 def _eight_booleans(device: torch.device) -> torch.Tensor:
-    """Return of every byte its eight bits as booleans, side by side in one int64: a mask is unpacked by looking its bytes up."""
+    """Return a table: byte -> its eight bits as booleans in one int64. A mask is unpacked by looking up its bytes."""
     bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
     return bits.bool().view(torch.int64).flatten()
 
 
 @dataclass(frozen=True)
 class PackedMask(Change):
-    """A mask of a weight's kept elements; as a change, the others become zero.
+    """A mask of a weight's kept elements. As a change, it sets the others to zero.
 
     Args:
         bits (`Tensor`): uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest,

@@ -1,4 +1,4 @@
-"""The base of all packed formats. A new one is a class of [`PackedMatrix`] in a file of this folder, and its kernels."""
+"""The base of all packed formats. A new format is a subclass of [`PackedMatrix`] in a file of this folder, and its kernels."""
 
 import math
 from abc import abstractmethod
@@ -22,16 +22,16 @@ Header = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
 
 
 class PackedMatrix(Change):
-    """A weight of shape (..., in) whose elements are packed; all but the last dimension count rows.
+    """A packed weight of shape (..., in). All dimensions but the last count rows.
 
-    Files store its tensors, modules hold them, and kernels compute with them as they are.
+    Files store its tensors, modules hold them, and kernels compute with them.
 
     Attributes:
         name (`str`): of the format, in files.
-        names (`tuple[str, ...]`): of its tensors, in the order of files and ops; those that may be missing come last.
-        optional (`tuple[str, ...]`): those.
-        derived (`tuple[str, ...]`): those that follow from the others, and are in no file.
-        fixed (`Mapping[str, dtype]`): floating tensors that keep their dtype when a model is converted to another.
+        names (`tuple[str, ...]`): of its tensors, in the order of ops; optional ones come last.
+        optional (`tuple[str, ...]`): names of tensors that may be missing.
+        derived (`tuple[str, ...]`): names of tensors that are computed from the others and are not stored.
+        fixed (`Mapping[str, dtype]`): floating-point tensors that keep their dtype when a model is converted.
     """
 
     name: ClassVar[str]  # set by the decorator
@@ -48,16 +48,16 @@ class PackedMatrix(Change):
     def of_tensors(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "PackedMatrix":
-        """Return the weight of these tensors, by `names`. Nothing is checked; what is derived may be missing."""
+        """Return the weight of these tensors without checks. Derived tensors may be missing."""
 
     @classmethod
     @abstractmethod
     def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        """Raise `ValueError` unless tensors with these headers can be those of a weight, before any of them is read."""
+        """Raise `ValueError` unless tensors with these dtypes and shapes make a weight."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `ValueError` if the tensors disagree, or hold what no weight has: kernels believe what they say."""
+        """Raise `ValueError` unless all that kernels rely on holds. They check nothing themselves."""
 
     @abstractmethod
     def unpack(self) -> torch.Tensor:
@@ -74,37 +74,37 @@ class PackedMatrix(Change):
 
     @abstractmethod
     def rows(self, first: int, last: int) -> "PackedMatrix":
-        """Return the rows from `first` on, up to `last`, as a matrix; shared where the format allows."""
+        """Return the rows from `first` up to `last` as a matrix, which shares tensors where the format allows."""
 
     def window(self, first: int, last: int) -> "PackedMatrix":
-        """Return rows to compute with alone, as cheaply as can be: they may share more than they need."""
+        """Return some rows to compute with, as cheaply as possible. They may share more than they need."""
         return self.rows(first, last)
 
     def columns(self, first: int, last: int) -> "PackedMatrix | None":
-        """Return the columns from `first` up to `last` as a matrix. None: the format cannot cut them without unpacking."""
+        """Return the columns from `first` up to `last` as a matrix; None if the format cannot cut there."""
         return None
 
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence["PackedMatrix"]) -> "PackedMatrix":
-        """Return the rows of all parts, one after the other, as a matrix."""
+        """Concatenate rows. Raise `ValueError` if they do not [`join`][PackedMatrix.joins]."""
 
     @abstractmethod
     def joins(self, other: "PackedMatrix") -> bool:
-        """Return True if rows of another weight can follow these."""
+        """Return True if rows of another weight can be appended."""
 
     @abstractmethod
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedMatrix":
-        """Return this weight on another device, or of another dtype. None: as it is."""
+        """Return this weight on another device, or with another dtype."""
 
     @property
     @abstractmethod
     def kept(self) -> int:
-        """The number of elements that are kept."""
+        """Number of kept elements."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what is particular about it, for the `repr` of its module: `"sparsity=0.7000"`."""
+        """Return a text for the `repr` of its module: `"sparsity=0.7000"`."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return its tensors by name."""
@@ -173,7 +173,7 @@ register_format = FORMATS.register
 
 
 def check_shape(shape: Any, dtype: Any) -> None:
-    """Raise `ValueError` unless a packed weight can have this shape, a sequence, and dtype, None if it is not known."""
+    """Raise `ValueError` unless shape and dtype, as a file has them, are possible."""
     whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
     if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
         raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers above 0")
@@ -184,17 +184,11 @@ def check_shape(shape: Any, dtype: Any) -> None:
 def check_tensors(
     headers: Mapping[str, Header], expected: Mapping[str, Header], shape: Sequence[int], what: str = "a weight"
 ) -> None:
-    """Raise `ValueError` unless tensors have the expected dtypes and shapes.
-
-    Args:
-        headers (`Mapping`): by name.
-        expected (`Mapping`): of some or all of them.
-        shape (`Sequence[int]`), what (`str`): of the weight, and what it is, for the message.
-    """
+    """Raise `ValueError` unless tensors have the expected dtypes and shapes; `shape` and `what` are for the message."""
     for name, (dtype, sizes) in expected.items():
         found = headers.get(name)
         if found is None:
-            raise ValueError(f"it has no {name}: expected {dtype} and {list(sizes)} for {what} of shape {list(shape)}")
+            raise ValueError(f"it has no {name}")
         if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
             raise ValueError(
                 f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for "
@@ -236,14 +230,14 @@ def multiply_by_blocks(
     unpack: Callable[[slice, torch.Tensor], None],
     scratch_rows: int = SCRATCH_ROWS,
 ) -> torch.Tensor:
-    """Return `x @ W.T + bias`, W unpacked some rows at a time into scratch memory.
+    """Return `x @ W.T + bias`. W is unpacked about `scratch_rows` rows at a time.
 
     Args:
         x (`Tensor`): shape (count, columns), contiguous.
         rows (`int`): of W.
         bias (`Tensor`, *optional*): shape (rows,).
-        unpack (`Callable`): unpacks a slice of rows into a tensor of shape (those, columns), of the dtype of x.
-        scratch_rows (`int`): rows that are unpacked at a time, about.
+        unpack (`Callable`): unpacks a slice of rows into a tensor of shape (rows of the slice, columns).
+        scratch_rows (`int`): see above.
     """
     columns = x.shape[1]
     y, scratch, wide = x.new_empty(len(x), rows), None, None

@@ -1,4 +1,4 @@
-"""Quantised weights: dense matrices of 2 to 8 bits, with a scale for each row and perhaps a step for each column.
+"""Quantized weights: dense matrices of 2 to 8 bits, with a scale for each row and perhaps a step for each column.
 
 Codes of 2 to 7 bits stand for odd levels, -(2**bits - 1) to 2**bits - 1: with a zero, one side would have a level less.
 Codes of 8 bits are their levels, -127 to 127.
@@ -26,7 +26,6 @@ from .quantized_checks import (
 )
 
 
-CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # what follows a weight's name in a file
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
 UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 
@@ -34,7 +33,7 @@ UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 @register_format("quantized")
 @dataclass(frozen=True)
 class QuantizedWeight(PackedMatrix):
-    """A dense weight of few bits. As a change, it takes the place of another weight.
+    """A dense low-bit weight. As a change, it replaces another weight.
 
     An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The
     level is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
@@ -73,7 +72,7 @@ class QuantizedWeight(PackedMatrix):
 
         Args:
             codes (`Tensor`): uint8, below 2**bits; with 8 bits int8. Shape (..., columns).
-            bits (`int`), scales (`Tensor`), steps (`Tensor`, *optional*), dtype (`torch.dtype`): see the class.
+            bits, scales, steps, dtype: see the class.
         """
         check_bits(bits)
         expected = torch.int8 if bits == BYTE_BITS else torch.uint8
@@ -89,14 +88,10 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
-        """Round a weight to the nearest levels. The largest magnitude of a row becomes the largest level.
-
-        Args:
-            weight (`Tensor`): shape (..., columns), finite; float16, bfloat16 or float32.
-            bits (`int`): of a code, 2 to 8.
+        """Round a weight, shape (..., columns), to the nearest levels. A row's largest magnitude becomes the largest level.
 
         Raises:
-            `ValueError`: the weight has fewer than two dimensions, another dtype, or numbers that are not finite.
+            `ValueError`: the weight has fewer than two dimensions, no kernels for its dtype, or infinite values or NaN.
         """
         check_dense(weight)
         check_bits(bits)
@@ -124,13 +119,11 @@ class QuantizedWeight(PackedMatrix):
         return f"bits={self.bits}"
 
     def check(self) -> None:
-        """Raise `ValueError` unless codes, scales and steps can be those of one weight."""
         self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
         check_places(self.tensors())
         check_contents(self.codes, self.scales, self.steps, self.bits, self.shape, self.dtype)
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
-        """Return this weight on another device or of another dtype. Codes, scales and steps keep their bits."""
         codes, scales = self.codes.to(device=device), self.scales.to(device=device)
         steps = None if self.steps is None else self.steps.to(device=device)
         return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
@@ -142,18 +135,10 @@ class QuantizedWeight(PackedMatrix):
         return dense.view(self.shape)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, W of shape (rows, columns).
+        """Return `x @ W.T + bias`. See [`PackedMatrix.linear`].
 
-        On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with
-        codes of 8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other
-        cases W is unpacked, some rows at a time.
-
-        Args:
-            x (`Tensor`): shape (count, columns), floating, contiguous, on the device of the codes.
-            bias (`Tensor`, *optional*): shape (rows,), of the dtype of x, contiguous.
-
-        Returns:
-            `Tensor`: shape (count, rows), of the dtype of x.
+        CPU kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with 8-bit codes
+        the result is off by one percent, with fewer bits by a tenth of that. Otherwise W is unpacked, some rows at a time.
         """
         kernel, rows = self._kernel(x.dtype), len(self.scales)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
@@ -172,10 +157,7 @@ class QuantizedWeight(PackedMatrix):
         return self._elements(flat, self.scales.index_select(0, flat)).to(self.dtype).view(*ids.shape, self.shape[-1])
 
     def rows(self, first: int, last: int) -> "QuantizedWeight":
-        """Return the rows from `first` up to `last`, shape (last - first, columns).
-
-        They are shared with this weight if codes have 8 bits, or if `first` and `last` are multiples of 64 or the end.
-        """
+        """Return some rows, shared if codes have 8 bits or if `first` and `last` are multiples of 64 or the end."""
         if self.bits == BYTE_BITS:
             codes = self.codes[first:last]
         elif first % BLOCK_ROWS == 0 and (last % BLOCK_ROWS == 0 or last == len(self.scales)):
@@ -186,10 +168,6 @@ class QuantizedWeight(PackedMatrix):
         return replace(self, codes=codes, scales=self.scales[first:last], shape=(last - first, self.shape[-1]))
 
     def columns(self, first: int, last: int) -> "QuantizedWeight | None":
-        """Return the columns from `first` up to `last`, shape (rows, last - first), copied; None if codes cannot be cut there.
-
-        With fewer than 8 bits `first` has to be a multiple of 4, and `last` too, or the end.
-        """
         if self.bits == BYTE_BITS:
             codes = self.codes[:, first:last]
         elif first % 4 == 0 and (last % 4 == 0 or last == self.shape[-1]):
@@ -201,19 +179,9 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
-        """Return the rows of all parts, one after the other, as a matrix. A single part is shared, several are copied.
-
-        Raises:
-            `ValueError`: they differ in bits, columns, dtype or steps.
-        """
         first = parts[0]
-        for part in parts[1:]:
-            if not first.joins(part):
-                raise ValueError(
-                    f"a weight of {part.bits} bits, {part.shape[-1]} columns and {part.dtype} cannot follow one of "
-                    f"{first.bits} bits, {first.shape[-1]} columns and {first.dtype}: expected the same, "
-                    "with equal steps"
-                )
+        if not all(first.joins(part) for part in parts[1:]):
+            raise ValueError("weights cannot be joined: expected the same bits, columns, dtype, device and steps")
         rows, columns = [len(part.scales) for part in parts], first.shape[-1]
         if len(parts) == 1:
             codes = first.codes
@@ -226,13 +194,12 @@ class QuantizedWeight(PackedMatrix):
         return replace(first, codes=codes, scales=scales, shape=(sum(rows), columns))
 
     def joins(self, other: "QuantizedWeight") -> bool:
-        """Return whether rows of another weight can follow these: bits, columns, dtype, device and steps are equal."""
         mine = (self.bits, self.shape[-1], self.dtype, self.codes.device, self.steps is None)
         theirs = (other.bits, other.shape[-1], other.dtype, other.codes.device, other.steps is None)
         return mine == theirs and (self.steps is None or torch.equal(self.steps, other.steps))
 
     def error(self, weight: torch.Tensor) -> float:
-        """Return the squared error as a share of the sum of squares of a dense weight of this shape; 0 where all are 0."""
+        """Return the squared error relative to the sum of squares of a dense weight; 0 if that is 0."""
         total = lost = 0.0
         dense = weight.detach().reshape(-1, self.shape[-1])
         for part in chunk_rows(*dense.shape):
@@ -243,10 +210,7 @@ class QuantizedWeight(PackedMatrix):
         return lost / total if total else 0.0
 
     def _kernel(self, dtype: torch.dtype) -> Kernel | None:
-        """Return the kernels that compute with these codes in a dtype; None for torch."""
-        if self.codes.device.type != "cpu" or dtype not in DTYPES:
-            return None
-        return find_kernel()
+        return find_kernel() if self.codes.device.type == "cpu" and dtype in DTYPES else None
 
     def _fill(self, rows: slice, dense: torch.Tensor) -> None:
         """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (those, columns) and any dtype."""
@@ -260,7 +224,6 @@ class QuantizedWeight(PackedMatrix):
             dense[chunk] = self._elements(some, self.scales[some]).to(dense.dtype)
 
     def _elements(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return the elements of some rows in float32, by the rows' numbers, shape (count,), and their scales."""
         if self.bits == BYTE_BITS:
             levels = self.codes.index_select(0, rows).float()
         else:
@@ -270,7 +233,7 @@ class QuantizedWeight(PackedMatrix):
 
 
 def quantized_bytes(shape: Sequence[int], bits: int, steps: bool = False) -> int:
-    """Return the bytes that a quantised weight takes: codes, scales, and steps if it has some."""
+    """Return the bytes that a quantized weight takes: codes, scales, and steps if it has some."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     return math.prod(codes_header(rows, columns, bits)[1]) + 2 * rows + (2 * columns if steps else 0)
 

@@ -1,4 +1,4 @@
-"""Checks of a quantised weight from a file: first what headers say of its tensors, then their contents."""
+"""Checks of a quantized weight from a file: first what headers say of its tensors, then their contents."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,7 @@ def check_bits(bits: Any) -> None:
 
 
 def check_headers(shape: Any, bits: Any, dtype: Any, headers: Mapping[str, Header]) -> None:
-    """Raise `ValueError` unless the headers of a quantised weight agree with each other.
-
-    Args:
-        shape (`Sequence[int]`), bits (`int`): as the metadata have them, of any type.
-        dtype (`torch.dtype`): of the dense weight, as the metadata have it; None if it is unknown.
-        headers (`Mapping[str, tuple]`): dtype and shape of "codes" and "scales", and of "steps" if there are any.
-    """
+    """Raise `ValueError` unless the headers of a quantized weight agree with each other."""
     check_shape(shape, dtype)
     if dtype not in DTYPES:
         raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
@@ -66,11 +60,7 @@ def check_contents(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> None:
-    """Raise `ValueError` unless all numbers are in range and nothing is set behind the last row and column.
-
-    Args:
-        codes, scales, steps, bits, shape, dtype: as a [`QuantizedWeight`] has them, with headers that agree.
-    """
+    """Raise `ValueError` unless all numbers are in range and nothing is set behind the last row and column."""
     if not bool((scales.isfinite() & (scales >= 0)).all()):
         raise ValueError(
             f"its scales reach from {float(scales.min())} to {float(scales.max())}: expected finite, at least 0"
@@ -95,12 +85,12 @@ def check_contents(
 
 
 def check_dense(weight: torch.Tensor) -> None:
-    """Raise `ValueError` unless a dense weight can be quantised."""
+    """Raise `ValueError` unless a dense weight can be quantized."""
     if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
         raise ValueError(
-            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantised: expected a matrix, "
+            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantized: expected a matrix, "
             f"or a stack of them, of one of {', '.join(map(str, DTYPES))}"
         )
     rows = weight.reshape(-1, weight.shape[-1])
     if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):
-        raise ValueError("a weight with NaN or infinite values cannot be quantised: mend it first")
+        raise ValueError("a weight with NaN or infinite values cannot be quantized: mend it first")

@@ -1,6 +1,6 @@
-"""Sparse weights: a bitmask of the elements that are kept, and these, row by row.
+"""Sparse weights: a bitmask of the kept elements, and their values row by row.
 
-Kept is what has any bit set, so -0.0 and NaN survive and a weight comes back bit-equal.
+An element with any bit set is kept, -0.0 and NaN too, so that a weight comes back bit-equal.
 """
 
 import math
