@@ -16,7 +16,7 @@ from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pr
 from .common.clock import Clock
 from .common.machine import default_device, reset_peak_memory
 from .common.processes import Processes
-from .common.validation import check_path, names_closest_keyword
+from .common.validation import check_path
 from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
@@ -53,7 +53,6 @@ class NeuronALPruner(OptimumQuantizer):
         report ([`PruningReport`]): of the last prune; None before.
     """
 
-    @names_closest_keyword
     def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | None = None):
         super().__init__()
         if not isinstance(config, NeuronALConfig):
@@ -163,7 +162,6 @@ class NeuronALPruner(OptimumQuantizer):
             folder.remove()
         return model
 
-    @names_closest_keyword
     def prune(
         self,
         model: PreTrainedModel,

@@ -29,13 +29,13 @@ SHEET = {  # a style sheet of matplotlib
     "svg.fonttype": "none",  # text stays text, for search and for screen readers
     "svg.hashsalt": "optimum-neuronal",  # without it, identifiers are random
 }
-# Okabe and Ito's palette, then some of Tol's: the colour-blind can distinguish them.
-COLOURS = (
+# Okabe and Ito's palette, then some of Tol's: the color-blind can distinguish them.
+COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933", "#332288", "#661100",
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 1)), (0, (4, 1)))
-GREY = "#666666"
+GRAY = "#666666"
 
 Files = dict[str, bytes]  # ".png" and ".svg" -> content
 
@@ -97,17 +97,17 @@ def add_legend(figure, handles: Sequence) -> None:
 
 
 def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return options of a line for each name, by order of first appearance. Forty differ in colour or filling."""
+    """Return options of a line for each name, by order of first appearance. Forty differ in color or filling."""
     looks = [
-        {"color": colour, "marker": marker, "ls": dash, "mfc": face or colour, "mec": colour if face else "black"}
+        {"color": color, "marker": marker, "ls": dash, "mfc": face or color, "mec": color if face else "black"}
         for face in (None, "white", "#cccccc", "black")
-        for colour, marker, dash in zip(COLOURS, itertools.cycle(MARKERS), itertools.cycle(DASHES))
+        for color, marker, dash in zip(COLORS, itertools.cycle(MARKERS), itertools.cycle(DASHES))
     ]
     return dict(zip(dict.fromkeys(names), itertools.cycle(looks)))
 
 
 def show_percent(axis) -> None:
-    """Show the shares along an axis in per cent."""
+    """Show the shares along an axis in percent."""
     axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
 
 

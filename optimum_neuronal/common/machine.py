@@ -18,36 +18,29 @@ Result = TypeVar("Result")
 
 
 def default_device() -> torch.device:
-    """Return the device to compute on if the user names none: the accelerator, or the CPU."""
+    """Return the accelerator, or the CPU if there is none."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 matrix products in float32: without TensorFloat-32 or bfloat16 inside, whatever the user has set.
+    """Compute float32 matrix products in float32, without TensorFloat-32 or bfloat16 inside; restore the user's setting.
 
     The user may have set a precision for all backends (`torch.set_float32_matmul_precision`) or for one
-    (`torch.backends.cuda.matmul.fp32_precision`): both are restored.
+    (`torch.backends.cuda.matmul.fp32_precision`).
     """
-    before = _precision_of_all()
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    own = [backend.fp32_precision for backend in backends]
+    own, of_all = [backend.fp32_precision for backend in backends], None
+    with suppress(RuntimeError):  # one backend differs
+        of_all = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        if before is not None:
-            torch.set_float32_matmul_precision(before)
+        if of_all is not None:
+            torch.set_float32_matmul_precision(of_all)
         for backend, precision in zip(backends, own):
             backend.fp32_precision = precision
-
-
-def _precision_of_all() -> str | None:
-    """Return the precision set for all backends, or None if one backend differs: torch then raises."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -65,40 +58,30 @@ def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
         batch_size (`int`): sequences per forward.
 
     Raises:
-        `MemoryError`: it ran out again, or the batch is one sequence. The message quotes the allocator and says what to
-            change.
+        `MemoryError`: it ran out again, or the batch is one sequence. The message says what to change.
     """
-    try:
-        return work(batch_size)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if batch_size == 1:
-            raise MemoryError(_advice(batch_size, error)) from error
-        logger.warning(f"Memory ran out: going on with batch_size={batch_size // 2} instead of {batch_size}. {error}")
-    if torch.accelerator.is_available():
-        torch.accelerator.memory.empty_cache()
-    try:
-        return work(batch_size // 2)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise MemoryError(_advice(batch_size // 2, error)) from error
-
-
-def _advice(batch_size: int, error: BaseException) -> str:
-    smaller = f"a batch_size below {batch_size}, " if batch_size > 1 else ""
-    return (
-        f"Memory ran out, with batch_size={batch_size}; no weight was changed. Try {smaller}a shorter seq_length, "
-        "max_hidden_bytes=0 (hidden states wait in CPU memory), or leave the weights on disk (--stream, or "
-        f"device_map and offload_folder of from_pretrained). The allocator's message: {error}"
-    )
+    for size in (batch_size, batch_size // 2):
+        try:
+            return work(size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if size < batch_size or size == 1:
+                raise MemoryError(
+                    f"Memory ran out with batch_size={size}; no weight was changed. Try a smaller batch_size or seq_length, "
+                    "max_hidden_bytes=0 (hidden states in CPU memory), or weights on disk (--stream, or device_map and "
+                    f"offload_folder of from_pretrained). The allocator's message: {error}"
+                ) from error
+            logger.warning(f"Memory ran out with batch_size={size}: continuing with {size // 2}. {error}")
+        if torch.accelerator.is_available():
+            torch.accelerator.memory.empty_cache()
+    raise AssertionError("unreachable")
 
 
 def hand_back_freed() -> None:
-    """Let the C library give freed memory back to the system, if it can (glibc).
+    """Let the C library return freed memory to the system, if it can (glibc).
 
-    It keeps free pieces between blocks in use: a tenth of the model and more after a checkpoint was read piece by piece.
+    Otherwise it keeps free pieces between blocks in use: a tenth of the model after reading a checkpoint in pieces.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
@@ -111,14 +94,6 @@ def reset_peak_memory() -> None:
         torch.accelerator.reset_peak_memory_stats()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def resident_memory() -> int | None:
-    """Return the bytes of this process that are in memory now; None except on Linux."""
-    with suppress(OSError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def peak_memory() -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Several processes on one prune: how they share the work and join its results (torch.distributed).
 
-No result depends on the number of processes: candidates and calibration sequences are handed out whole, and their
+Results do not depend on the number of processes: candidates and calibration sequences are handed out whole, and their
 results are joined in their order.
 """
 
@@ -8,19 +8,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Timer
 from typing import Any
 
 import torch
 from torch import distributed
-
-from .notes import get_logger
-
-
-logger = get_logger(__name__)
-
-PATIENCE = 10.0  # seconds before the warning that other processes have not come
-LEFT = "If no torchrun has started this process, take its variables away: unset WORLD_SIZE RANK LOCAL_RANK."
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Processes:
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     def deal(self, items: Sequence) -> list:
-        """Return every `count`-th item from this process's on: for candidates, whose costs are alike."""
+        """Return every `count`-th item, starting with this process's number."""
         return list(items[self.rank :: self.count])
 
     def collect(self, dealt: list) -> list:
@@ -55,7 +46,7 @@ class Processes:
         return [hands[index % self.count][index // self.count] for index in range(sum(map(len, hands)))]
 
     def part(self, length: int) -> slice:
-        """Return this process's slice of a number of sequences: all if there are too few to share."""
+        """Return this process's slice of a number of sequences: all of them if there are fewer than processes."""
         if not self.shares(length):
             return slice(0, length)
         bounds = [length * rank // self.count for rank in range(self.count + 1)]
@@ -90,46 +81,15 @@ class Processes:
 def process_group() -> Iterator[Processes]:
     """Join the processes that torchrun or `accelerate launch` has started, if any, while the context lasts.
 
-    The backend is gloo on CPUs and the accelerator's own elsewhere; every process takes the accelerator of its number.
-    It warns if the other processes do not come.
-
-    Raises:
-        `ValueError`: torchrun's environment variables are set in part only, or are no numbers.
+    The backend is gloo on CPUs and the accelerator's own elsewhere; every process uses the accelerator of its local rank.
     """
-    if distributed.is_initialized() or _variable("WORLD_SIZE", "1") == 1:
+    if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes.current()
         return
-    rank, count, port = (_variable(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    if not os.environ.get("MASTER_ADDR") or not 0 <= rank < count:
-        raise ValueError(
-            f"RANK is {rank} of WORLD_SIZE {count}, MASTER_ADDR is {os.environ.get('MASTER_ADDR')!r}. {LEFT}"
-        )
     if torch.accelerator.is_available():
-        torch.accelerator.set_device_index(_variable("LOCAL_RANK", "0"))
-    with _warning_if_late(f"process {rank} waits at {os.environ['MASTER_ADDR']}:{port} for the {count - 1} others"):
-        distributed.init_process_group()
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group()
     try:
         yield Processes.current()
     finally:
         distributed.destroy_process_group()
-
-
-def _variable(name: str, default: str | None = None) -> int:
-    """Return an environment variable of torchrun's."""
-    value = os.environ.get(name, default)
-    if value is None or not value.isdecimal():
-        raise ValueError(f"The environment variable {name} is {value!r}, where torchrun sets a number. {LEFT}")
-    return int(value)
-
-
-@contextmanager
-def _warning_if_late(what: str) -> Iterator[None]:
-    """Warn if the context lasts longer than processes take to start."""
-    message = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: {what}, which have not come yet. {LEFT}"
-    timer = Timer(PATIENCE, logger.warning, [message])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

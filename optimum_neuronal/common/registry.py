@@ -19,40 +19,34 @@ Registered = TypeVar("Registered", bound=type)
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """Split a method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
 
-    Values are Python literals; what is none is text. Raises `ValueError` for anything else than `NAME:KEY=VALUE,...`.
+    Values are Python literals; anything else is text. Raises `ValueError` unless it is `NAME:KEY=VALUE,KEY=VALUE`.
     """
     name, colon, rest = text.partition(":")
-    arguments = {}
-    for part in _outside_brackets(rest) if colon else ():
-        key, equals, value = part.partition("=")
-        if not (key.strip().isidentifier() and equals and value.strip()):
-            raise ValueError(f"{text!r} is no method: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
-        try:
-            arguments[key.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            arguments[key.strip()] = value.strip()
-    return name, arguments
+    if not colon:
+        return name, {}
+    source = f"_({rest})"
+    try:
+        call: Any = ast.parse(source, mode="eval").body
+        arguments = {keyword.arg: ast.get_source_segment(source, keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AttributeError):
+        call, arguments = None, {}
+    if not arguments or None in arguments or call.args:
+        raise ValueError(f"Invalid method {text!r}: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
+    return name, {key: _literal(value) for key, value in arguments.items()}
 
 
-def _outside_brackets(text: str) -> list[str]:
-    """Return the parts between commas; a comma in brackets or quotation marks separates none."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if character in "'\"":
-            quote = "" if quote == character else quote or character
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    Every module of `package` is imported at the first look-up, so a method is added by adding its file. A user adds one
-    by decorating a class before it is asked for.
+    Every module of `package` is imported at the first look-up, so a method is added by adding its file. A user's own
+    method is registered when its class is decorated.
 
     Args:
         kind (`str`): name of the kind for error messages: `"saliency"`.
@@ -71,19 +65,17 @@ class Registry(Generic[Method]):
         """Return a class decorator that registers a class as `name`. A class statement that runs again replaces its class.
 
         Raises:
-            `ValueError`: the name is taken, or has other characters than `NAME:KEY=VALUE` allows.
-            `TypeError`: the name is no text, or the class does not derive from `base`.
+            `ValueError`: the name is taken, or has characters that `NAME:KEY=VALUE` does not allow.
+            `TypeError`: the class does not derive from `base`.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"A {self.kind} was registered as {name!r}: expected a name, as in @register('my-own').")
-        if not re.fullmatch(r"[\w.+-]+", name):
-            raise ValueError(f"The {self.kind} name {name!r} is none: expected letters, digits and any of _.+- alone.")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+            raise ValueError(f"Invalid {self.kind} name {name!r}: expected letters, digits and any of _.+- only.")
 
         def decorate(cls: Registered) -> Registered:
-            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            if not issubclass(cls, self.base):
                 raise TypeError(f"The {self.kind} {name!r} is {cls!r}: expected a subclass of {self.base.__name__}.")
             if not cls.__module__.startswith(f"{self.package}."):
-                self._discover()  # so that no name of ours is free for others
+                self._discover()  # a user's class cannot take the name of a built-in one
             taken = self._classes.get(name)
             if taken is not None and _place(taken) != _place(cls):
                 raise ValueError(
@@ -101,10 +93,8 @@ class Registry(Generic[Method]):
         return sorted(self._classes)
 
     def get(self, name: str) -> type[Method]:
-        """Return the class registered as `name`; raise `ValueError` with the known names if there is none."""
+        """Return the class registered as `name`. Raise `ValueError` with the known names if there is none."""
         known = self.names()
-        if not isinstance(name, str):
-            raise TypeError(f"{self.kind} is {name!r}: expected a name: {', '.join(known)}.")
         if name not in known:
             hint = did_you_mean(name, known)
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
@@ -119,7 +109,7 @@ class Registry(Generic[Method]):
             values (`Mapping[str, Any]`): hyper-parameter -> value; the others keep their defaults.
 
         Raises:
-            `ValueError`: there is no such method or hyper-parameter, or the method refuses a value.
+            `ValueError`: an unknown method or hyper-parameter, or an invalid value.
         """
         method: Any = self.get(name)
         known = [entry.name for entry in fields(method)]
@@ -139,5 +129,5 @@ class Registry(Generic[Method]):
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Return the module and name of a class: equal for all classes that one class statement makes."""
+    """Return the module and name of a class, equal for all classes that one class statement makes."""
     return cls.__module__, cls.__qualname__

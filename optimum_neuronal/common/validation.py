@@ -1,17 +1,11 @@
 """Checks of arguments and hyper-parameters: a wrong type raises `TypeError`, a wrong value `ValueError`."""
 
 import difflib
-import functools
-import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
-
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from typing import Any
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -26,23 +20,8 @@ def closest_or_all(name: Any, known: Iterable[str]) -> str:
     return did_you_mean(name, names) or f" Known: {', '.join(names)}."
 
 
-def names_closest_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function with an error for an unknown keyword, a `TypeError`, that names the closest known one, or all."""
-    known = [name for name in inspect.signature(function).parameters if name != "self"]
-
-    @functools.wraps(function)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        for name in kwargs:
-            if name not in known:
-                called = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{called} has no argument {name!r}.{closest_or_all(name, known)}")
-        return function(*args, **kwargs)
-
-    return call
-
-
 def check_path(name: str, value: Any) -> str:
-    """Return the text of a path. Raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
+    """Return a path as text. Raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -53,17 +32,11 @@ def check_path(name: str, value: Any) -> str:
 
 
 def check_several(name: str, value: Any, example: str) -> list:
-    """Return the entries of a list, tuple, array or iterator. Raise `TypeError` for anything else, and for a single text.
-
-    Args:
-        name (`str`): of the argument, for the message.
-        value: from the caller.
-        example (`str`): of what is expected, for the message.
-    """
+    """Return the entries of a list, tuple, array or iterator. Raise `TypeError` for anything else, and for a single text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (str, bytes, dict, type)) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} is {_shown(value)}: expected several, such as {example}.")
+        raise TypeError(f"{name} is {_shown(value)}: expected a list, such as {example}.")
     return list(value)
 
 
@@ -88,11 +61,7 @@ def check_count(name: str, value: Any, least: int) -> None:
 def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
     """Raise `TypeError` unless a value is a number, `ValueError` unless it is finite and from `least` to `most`.
 
-    Args:
-        name (`str`): of the argument, for the message.
-        value: from the caller.
-        least, most (`float`): bounds, which are allowed themselves.
-        above (`bool`): True if `least` itself is not allowed.
+    With `above`, `least` itself is not allowed.
     """
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
@@ -106,7 +75,7 @@ def check_number(name: str, value: Any, least: float, most: float = math.inf, ab
 
 
 def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[float, ...]:
-    """Return several numbers from `least` to `most`. Raise `TypeError` or `ValueError` for anything else, and for none."""
+    """Return one or more numbers from `least` to `most`. Raise `TypeError` or `ValueError` for anything else."""
     numbers = check_several(name, values, f"[{least}, {most}]")
     if not numbers:
         raise ValueError(f"{name} is empty: expected at least one number from {least:g} to {most:g}.")
@@ -141,14 +110,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") -> None:
-    """Raise `TypeError` or `ValueError` unless a value is None or one of the known numbers of bits.
-
-    Args:
-        name (`str`): of the argument, for the message.
-        value: from the caller.
-        known (`Sequence[int]`): numbers of bits.
-        of (`str`): what has them, for the message.
-    """
+    """Raise `TypeError` or `ValueError` unless a value is None or one of the known numbers of bits."""
     one_of = "one of " if len(known) > 1 else ""
     message = (
         f"{name} is {_shown(value)}: expected {one_of}{', '.join(map(str, known))}, or None to leave {of} as they are."
@@ -162,10 +124,10 @@ def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") 
 
 
 def check_embedding_bits(value: Any, format: str = "packed") -> None:
-    """Raise `TypeError` or `ValueError` if embeddings and head cannot have so many bits in a format of checkpoints."""
+    """Raise `TypeError` or `ValueError` unless a checkpoint format can hold embeddings and head with this many bits."""
     check_bits("embedding_bits", value, (8,), "token embeddings and head")
     if value is not None and format != "packed":
-        raise ValueError(f"embedding_bits is {value}, but the format {format!r}: it needs format='packed'.")
+        raise ValueError(f"embedding_bits is {value}, but the format is {format!r}: use format='packed'.")
 
 
 def _shown(value: Any) -> str:

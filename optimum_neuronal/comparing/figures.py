@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.figure_style import (
-    GREY,
+    GRAY,
     MARKERS,
     Files,
     add_legend,
@@ -84,7 +84,7 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
         from matplotlib.lines import Line2D  # new_figure has checked that it is there
 
         shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.label for r in results)]
-        shown += [(name, {"color": GREY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
+        shown += [(name, {"color": GRAY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
         shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
         add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
     return files

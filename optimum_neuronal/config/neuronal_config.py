@@ -21,7 +21,6 @@ from ..common.validation import (
     check_texts,
     closest_or_all,
     did_you_mean,
-    names_closest_keyword,
 )
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES
@@ -250,7 +249,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return (config, unused) if return_unused_kwargs else config
 
 
-NeuronALConfig.__init__ = names_closest_keyword(NeuronALConfig.__init__)  # type: ignore[method-assign]
 if NeuronALConfig.__doc__:  # python -OO has none
     NeuronALConfig.__doc__ += f"\n    {arguments()}\n    "
 

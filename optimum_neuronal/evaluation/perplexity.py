@@ -12,14 +12,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import logging
 
 from ..blocks.block_inputs import inference
-from ..common.validation import check_count, names_closest_keyword
+from ..common.validation import check_count
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..pruning.reporting import without_folders
 from .evaluated_model import as_model, check_language_model
 
 
-@names_closest_keyword
 def evaluate_perplexity(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
-from ..common.validation import check_count, check_texts, did_you_mean, names_closest_keyword
+from ..common.validation import check_count, check_texts, did_you_mean
 from .evaluated_model import check_language_model
 
 
@@ -35,7 +35,6 @@ class TaskResult:
     samples: int
 
 
-@names_closest_keyword
 def evaluate_tasks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

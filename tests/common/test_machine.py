@@ -10,7 +10,6 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.machine import (
-    default_device,
     full_precision,
     hand_back_freed,
     is_out_of_memory,
@@ -47,24 +46,12 @@ def test_the_batch_is_halved_once():
     work, tried = failing(8)
     assert with_less_memory(work, 8) == 8 and tried == [8]
     work, tried = failing(2)
-    with pytest.raises(MemoryError, match=r"batch_size=4.*batch_size below 4.*max_hidden_bytes=0.*allocate 2.00 GiB"):
+    with pytest.raises(MemoryError, match=r"batch_size=4; no weight.*max_hidden_bytes=0.*allocate 2.00 GiB"):
         with_less_memory(work, 8)
     assert tried == [8, 4]
 
 
-def test_a_batch_of_one_cannot_be_halved():
-    work, tried = failing(0)
-    with pytest.raises(MemoryError, match=r"batch_size=1; no weight was changed. Try a shorter seq_length.*--stream"):
-        with_less_memory(work, 1)
-    assert tried == [1]
-
-
-def test_other_errors_pass():
-    with pytest.raises(RuntimeError, match="shapes"):
-        with_less_memory(lambda _: (_ for _ in ()).throw(RuntimeError("shapes do not match")), 8)
-
-
-@pytest.mark.parametrize("moment", [1, 15, 30])
+@pytest.mark.parametrize("moment", [1, 15])
 def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
     """Whenever memory runs out, the masks are those of an undisturbed prune."""
     config = NeuronALConfig(
@@ -126,23 +113,6 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before < 64 * MB
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the name beside the memory")
-def test_a_process_may_be_called_anything():
-    name = Path("/proc/self/comm")
-    before = name.read_bytes()
-    try:
-        name.write_bytes("prüfen".encode())
-        assert peak_memory()["host"] > MB
-    finally:
-        name.write_bytes(before)
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="its memory is told too")
-def test_without_an_accelerator_there_is_the_host_alone():
-    peaks = peak_memory()
-    assert list(peaks) == ["host"] and isinstance(peaks["host"], int) and peaks["host"] > MB
-
-
 def test_every_accelerator_in_use_is_told(monkeypatch):
     used = [0, 5 * MB]
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -152,14 +122,6 @@ def test_every_accelerator_in_use_is_told(monkeypatch):
     peaks = peak_memory()
     del peaks["host"]
     assert peaks == {"cuda:1": 5 * MB}
-
-
-def test_an_accelerator_is_the_default_device(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert default_device() == torch.device("cpu")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
-    assert default_device() == torch.device("meta")
 
 
 @pytest.fixture

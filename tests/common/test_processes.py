@@ -2,7 +2,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -38,37 +37,6 @@ def variables(monkeypatch, **values):
         monkeypatch.delenv(name, raising=False)
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-
-
-def test_waiting_for_processes_that_do_not_come_is_told(monkeypatch):
-    """As if a shell kept torchrun's variables: the process would wait for half an hour, silently."""
-    variables(monkeypatch, WORLD_SIZE="3", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    said, told = [], threading.Event()
-    monkeypatch.setattr(processes, "PATIENCE", 0.01)
-    monkeypatch.setattr(processes.logger, "warning", lambda message: said.append(message) or told.set())
-
-    def wait():
-        assert told.wait(10)
-        raise TimeoutError
-
-    monkeypatch.setattr(torch.distributed, "init_process_group", wait)
-    with pytest.raises(TimeoutError), processes.process_group():
-        pass
-    assert len(said) == 1
-    assert "process 0 waits at 127.0.0.1:1 for the 2 others" in said[0] and "unset WORLD_SIZE" in said[0]
-
-
-def test_half_of_torchruns_variables(monkeypatch):
-    for values, message in (
-        ({"WORLD_SIZE": "two"}, "variable WORLD_SIZE is 'two'"),
-        ({"WORLD_SIZE": "2"}, "variable RANK is None"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_PORT is None"),
-        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is None"),
-        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1", "MASTER_ADDR": "x"}, "RANK is 2 of WORLD_SIZE 2"),
-    ):
-        variables(monkeypatch, **values)
-        with pytest.raises(ValueError, match=f"{message}.*unset WORLD_SIZE"), processes.process_group():
-            pass
 
 
 def test_alone(monkeypatch):
@@ -184,7 +152,16 @@ def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *arguments, "--output", f"{tmp_path}/one"])
     optimum_cli.main()
     assert capsys.readouterr().out.count("Saved to") == 1
-    command = [sys.executable, *launch, "optimum_neuronal", "prune", *arguments, "--output", f"{tmp_path}/two"]
+    command = [
+        sys.executable,
+        *launch,
+        "optimum.commands.optimum_cli",
+        "neuronal",
+        "prune",
+        *arguments,
+        "--output",
+        f"{tmp_path}/two",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr

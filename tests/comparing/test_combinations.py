@@ -57,7 +57,7 @@ def test_an_impossible_combination_has_an_error():
         ({"topups": []}, ValueError, "nothing to compare"),
         ({"sparsities": [1.5]}, ValueError, "sparsities is 1.5: expected a number from 0 to 1"),
         ({"presets": ["fats"]}, ValueError, "Did you mean 'fast'"),
-        ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected several"),
+        ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected a list"),
         ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
     ],
 )

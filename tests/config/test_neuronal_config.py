@@ -116,7 +116,7 @@ BAD_TYPES = [
     ({"sparsity": None}, "needs sparsity, such as 0.7"),
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
     ({"dataset": ["text"]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
-    ({"ignore": "lm_head"}, "ignore is 'lm_head': expected several, such as"),
+    ({"ignore": "lm_head"}, "ignore is 'lm_head': expected a list, such as"),
     ({"bits_per_weight": True}, "bits_per_weight is True: expected a number"),
     ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyper-parameters"),
     ({"topup_args": {"block_lambdas": [Decimal("0.1")]}}, "topup_args has block_lambdas=.*expected numbers, text"),
