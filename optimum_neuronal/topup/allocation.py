@@ -32,13 +32,7 @@ def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Sparsit
 
 
 def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
-    """Return a score of every block with prunable weights, from the dense model: float64, shape (blocks,).
-
-    Args:
-        trials ([`Trials`]): makes one pass over all calibration sequences, see [`Trials.dense_scores`].
-        score: a block, its weights loaded, and the activations of its pruned projections -> the score.
-        label (`str`): name of the pass in the progress bar.
-    """
+    """Return a score of every block with prunable weights: float64, shape (blocks,). See [`Trials.dense_scores`]."""
 
     def visit(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
         return [score(block, activations)] if block.pruned else []
@@ -47,7 +41,7 @@ def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]
 
 
 def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return `|W_ij| a_j` of a projection, whatever the prune's own saliency: float32, shape (out, in), >= 0."""
+    """Return `|W_ij| a_j` of a projection, whatever the prune's saliency: float32, shape (out, in)."""
     return Wanda().score(projection.weight.float(), activations[projection.name])
 
 
@@ -94,26 +88,12 @@ def shift_to_mean(
 
 
 def index_of_smallest(values: Sequence[float]) -> int:
-    """Return the index of the smallest value, the first of equal ones.
-
-    Raises:
-        `ValueError`: there is no value.
-    """
+    """Return the index of the smallest value, the first of equal ones."""
     return min(range(len(values)), key=values.__getitem__)
 
 
 def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> tuple[float, float]:
-    """Halve an interval around the smallest number that is not too small.
-
-    Args:
-        is_too_small: called with the middle of the interval, never with its ends. Where it is False everywhere, `low`
-            stays; where it is True everywhere, `high`.
-        low, high (`float`): the interval.
-        steps (`int`): number of halvings. Beyond a float's digits, the ends become neighbours or equal.
-
-    Returns:
-        `tuple`: the last interval's ends. Use `high` where a number must not be too small.
-    """
+    """Halve an interval around the smallest number that is not too small. Return its ends; `high` is never too small."""
     for _ in range(steps):
         middle = (low + high) / 2
         if is_too_small(middle):
@@ -124,5 +104,5 @@ def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps
 
 
 def draw(generator: torch.Generator, below: int) -> int:
-    """Return a random whole number from 0 to `below - 1`, all equally likely."""
+    """Return a random integer from 0 to `below - 1`."""
     return int(torch.randint(below, (), generator=generator))

@@ -15,12 +15,11 @@ from .base import Allocation, TopUp, register_topup
 @register_topup("alpha_pruning")
 @dataclass(frozen=True)
 class AlphaPruning(TopUp):
-    """Sparsity by the heavy-tailed self-regularisation of the weights (Lu et al., AlphaPruning, NeurIPS 2024).
+    """Sparsity by the heavy-tailed self-regularization of the weights (Lu et al., AlphaPruning, NeurIPS 2024).
 
     The tail of a projection's spectrum, the eigenvalues of `W^T W`, follows a power law. A block's alpha is the mean of
-    its projections' exponents. Sparsity is linear in alpha, from `1 - epsilon` to `1 + epsilon` times a common one. No
-    sparsity exceeds 0.99; other blocks make up for the difference. The tail begins at the spectrum's peak, as in the
-    paper and unlike the authors' code. Needs no calibration data.
+    its projections' exponents. Sparsity is linear in alpha, from `1 - epsilon` to `1 + epsilon` times a common one, and
+    at most 0.99. The tail begins at the spectrum's peak, as in the paper. Needs no calibration data.
 
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
@@ -86,12 +85,7 @@ def block_alphas(exponents: list[list[float | None]]) -> list[float]:
 
 
 def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return factors of a common sparsity: linear in alpha, in [1 - spread, 1 + spread].
-
-    Args:
-        alphas (`Tensor` of float64, shape (blocks,)): exponents.
-        spread (`float`): the paper's epsilon.
-    """
+    """Return factors of a common sparsity: linear in alpha, in [1 - spread, 1 + spread], shape (blocks,)."""
     if alphas.max() == alphas.min():
         return torch.ones_like(alphas)
     return 1 - spread + 2 * spread * (alphas - alphas.min()) / (alphas.max() - alphas.min())

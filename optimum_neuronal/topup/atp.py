@@ -60,13 +60,7 @@ class ATP(TopUp):
 
 
 def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
-    """Return evenly spaced betas from 0 to the largest with all sparsities in [0.01, 0.99]; only 0 if there is none.
-
-    Args:
-        blocks (`int`): the paper's L.
-        sparsity (`float`): the paper's S, in [0, 1).
-        trials (`int`): number of betas, at least 2.
-    """
+    """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; only 0 if there is none."""
     room = min(sparsity - SMALLEST, LARGEST - sparsity)
     if blocks < 2 or room <= 0:
         return [0.0]

@@ -33,21 +33,17 @@ SCALE = 2.0**16  # of the loss: small gradients would vanish in the weights' dty
 class BESA(TopUp):
     """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), in its variant by projection.
 
-    Blocks are visited in order. Every projection learns a distribution over candidate pruning rates. Its mean is the
-    projection's sparsity, and decides the mask. Its share above a weight's rank in the row, by saliency, is the
-    probability that the weight is pruned. Gradients pass from the mask to this probability, straight through. The loss
-    is [`reconstruction_loss`] between the sparse model's block and the dense model's, plus
-    `penalty * ((block's sparsity - s) / s)^2`. At the end the projections' sparsities shift alike, within [0, 1], so
-    that the block meets its target s exactly.
+    Block by block, every projection learns a distribution over candidate pruning rates. Its mean is the projection's
+    sparsity, and decides the mask. Its share above a weight's rank in the row is the probability that the weight is
+    pruned, to which gradients pass straight through from the mask. The loss is [`reconstruction_loss`] of the block plus
+    `penalty * ((block's sparsity - s) / s)^2`. At the end the sparsities shift alike so that the block meets its target s.
 
-    The authors begin with equal probabilities, of mean 0.5, and take a softmax of sigmoids, whose mean cannot leave
-    0.38 to 0.62. Here the distribution begins with a mean of s, and Adam takes the place of Prodigy.
+    The authors begin with a mean of 0.5, and their softmax of sigmoids keeps it within 0.38 to 0.62. Here it begins at s,
+    and Adam replaces Prodigy.
 
     Args:
-        epochs (`int`): how often the alignment sequences are gone through, a step of the optimiser for each.
-        learning_rate (`float`):
-            Of Adam. The authors' code has 0.01 where Prodigy is turned off: 8 steps of 0.16 lead as far as 128 of
-            0.01.
+        epochs (`int`): passes over the alignment sequences, with a step of the optimizer for each sequence.
+        learning_rate (`float`): of Adam. 8 steps of 0.16 lead as far as the authors' 128 of 0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
         candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
     """
@@ -84,7 +80,9 @@ class BESA(TopUp):
         start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
-        learned = trials.own_runs((LABEL, astuple(self), sparsity), lambda own: self._learn(own, sparsity))
+        learned = trials.processes.from_first(
+            trials.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(trials, sparsity))
+        )[0]
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
             "sparsity": sparsities,
@@ -113,7 +111,7 @@ class BESA(TopUp):
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 
-        # A step of the optimiser for every sequence, whatever the batch size.
+        # A step of the optimizer for every sequence, whatever the batch size.
         inputs = runner.capture(trials.alignment_ids, batch_size=1)
         runner.run(inputs, 2, visit, LABEL)
         return found, {}
@@ -132,30 +130,24 @@ class BESA(TopUp):
 
     def _train(self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data, sparsity: float) -> None:
         """Train a block's rates on every sequence in turn."""
-        optimiser = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
+        optimizer = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
             for hidden, call, target in zip(*data):
                 with runner.counted(len(hidden)):
                     gradients = _mask_gradients(block, rates, hidden, call, target)
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     with torch.enable_grad():
                         share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
                         loss = self.penalty * ((share - sparsity) / sparsity) ** 2
                         for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
                             loss = loss + (rate.kept * gradient).sum().cpu()
                     loss.backward()
-                    optimiser.step()
+                    optimizer.step()
 
 
 class LearnedRate:
-    """The learned pruning rate of one projection.
-
-    Args:
-        projection ([`Projection`]): the projection to prune.
-        score (`Tensor`, shape (out, in)): its saliency.
-        sparsity (`float`): the mean to begin with, above 0.
-        step (`float`): distance of the candidates.
+    """The learned pruning rate of one projection, from its saliency, the mean to begin with, and the candidates' distance.
 
     Attributes:
         logits (`Tensor`, shape (candidates,)): the learned values; their softmax is the distribution.
@@ -240,21 +232,12 @@ def _learning(block: Block, owners: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the mean over features of `|| target - output ||^2 / || target ||^2`, norms over tokens (authors' code).
-
-    Args:
-        output, target (`Tensor`, shape (sequences, tokens, hidden size)): of the sparse and of the dense block.
-    """
+    """Return the mean over features of `|| target - output ||^2 / || target ||^2`, norms over tokens (authors' code)."""
     output, target = output.flatten(0, -2).float(), target.flatten(0, -2).float()
     return ((target - output).square().sum(dim=0) / target.square().sum(dim=0).clamp(min=1e-12)).mean()
 
 
 def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
-    """Return logits `k * rate` of the distribution with a given mean that is closest to equal probabilities.
-
-    Args:
-        rates (`Tensor` of float64, shape (n,)): ascending from 0 to 1.
-        mean (`float`): within (0, 1).
-    """
+    """Return logits `k * rate` of the distribution with a given mean in (0, 1) that is closest to equal probabilities."""
     _, factor = bisect(lambda k: bool((rates * k).softmax(dim=0) @ rates < mean), -1e5, 1e5, 100)
     return rates * factor

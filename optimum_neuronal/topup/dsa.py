@@ -25,14 +25,7 @@ ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 
 @dataclass(frozen=True)
 class ElementSums:
-    """Sums over a block's elements x, for the reductions; float64.
-
-    Args:
-        count (`int`): number of elements.
-        total, squares, absolute, logs (`float`): sums of x, x^2, |x| and log |x|.
-        positive, positive_logs (`float`): sums of x and of x log x over the elements above zero.
-        least, most (`float`): the extremes.
-    """
+    """Sums over a block's elements x: of x, x^2, |x| and log |x|; of x and x log x above zero; and the extremes."""
 
     count: int = 0
     total: float = 0.0
@@ -46,7 +39,7 @@ class ElementSums:
 
     @classmethod
     def of(cls, elements: torch.Tensor) -> "ElementSums":
-        """Return the sums of a tensor of any shape, taken in the widest type of its device."""
+        """Return the sums of a tensor, taken in the widest type of its device."""
         wide = wide_dtype(elements.device)
         absolute, positive = elements.abs(), elements.clamp(min=0)
         sums = (
@@ -162,13 +155,13 @@ class DSA(TopUp):
     Li et al., Discovering Sparsity Allocation for Layer-wise Pruning of Large Language Models, NeurIPS 2024, Algorithm 1;
     operations and ranges as in the authors' repository.
 
-    A function changes Wanda's metric `|W_ij| a_j` of a block's weights element by element (`PRE`), reduces it to one
-    importance (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Importances, scaled to [0, 1] over the
-    blocks, decide sparsity linearly within a window of `2 * lam`: blocks of large importance are pruned more. Each
-    generation adds offspring, by crossover of two functions of the better half and by mutation, and drops the worst.
+    A function changes Wanda's metric of a block's weights element by element (`PRE`), reduces it to one importance
+    (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Importances decide sparsity linearly within a window of
+    `2 * lam`: important blocks are pruned more. Each generation adds offspring, by crossover of two functions of the
+    better half and by mutation, and drops the worst.
 
-    The authors' code applies up to two element-wise operations. One is applied here, since all statistics come from
-    one pass over the calibration sequences. Functions whose plans have been tried already are drawn again.
+    The authors' code applies up to two element-wise operations. One is applied here, so that one pass over the
+    calibration sequences gives all statistics. Functions whose plans were tried already are drawn again.
 
     Args:
         population (`int`): functions that are kept from one generation to the next.

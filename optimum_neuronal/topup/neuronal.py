@@ -82,6 +82,9 @@ class NeuronAL(TopUp):
     def by_row(self) -> bool:
         return self.steps != "block"
 
+    def _has_rows(self, saliency: Saliency) -> bool:
+        return self.by_row and saliency.knows_rows
+
     @property
     def _measured_on(self) -> tuple[str, str, str]:
         return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
@@ -100,17 +103,17 @@ class NeuronAL(TopUp):
         return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self.solves(saliency)
 
     def solves(self, saliency: Saliency) -> int:
-        return (self.steps != "row") * len(self.block_lambdas) + (self.steps != "block") * len(self.row_lambdas)
+        return (self.steps != "row") * len(self.block_lambdas) + self._has_rows(saliency) * len(self.row_lambdas)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         plan = SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
         decisions: dict = {}
         if self.steps in ("both", "block"):
             plan, decisions["block"] = self._block_step(trials, sparsity)
-        if self.by_row and not trials.saliency.knows_rows:
-            decisions["note"] = f"no row step: {trials.saliency.name!r} updates all rows of a weight together"
-        elif self.by_row:
+        if self._has_rows(trials.saliency):
             plan, decisions["row"] = self._row_step(trials, plan)
+        elif self.by_row:
+            decisions["note"] = f"no row step: {trials.saliency.name!r} updates all rows of a weight together"
         return Allocation(plan, decisions)
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -227,15 +226,6 @@ class Trials:
         """
         inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
         return solve_weights(self, wanted, inputs)
-
-    def own_runs(self, question: tuple, run: Callable[["Trials"], Finding]) -> Any:
-        """Return the value that a top-up finds by its own runs of the blocks. It is recorded.
-
-        Args:
-            question (`tuple`): all that the finding depends on.
-            run: returns the finding.
-        """
-        return self.processes.from_first(self.measured([], question, lambda: run(self)))[0]
 
     def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
         """Return a finding, recorded or measured now. Plans and question, all that it depends on, name the record."""
