@@ -14,7 +14,6 @@ from optimum_neuronal import (
     NeuronALConfig,
     NeuronALPruner,
     PruningReport,
-    SparseModelForCausalLM,
     SparsityCallback,
     __version__,
     compare,
@@ -64,7 +63,6 @@ def store(model: PreTrainedModel, folder: Path) -> None:
     convert_checkpoint(folder, "dense")
     inspect_checkpoint(folder)
     densify(sparsify(model, embedding_bits=8))
-    SparseModelForCausalLM.from_pretrained(folder, dtype="auto")
 
 
 def train(model: PreTrainedModel) -> None:
@@ -92,7 +90,7 @@ class Mine(Saliency):
 class MyTopUp(TopUp):
     half_width: float = 0.05
 
-    def allocate(self, sweep: Any, sparsity: float) -> Allocation:
+    def allocate(self, trials: Any, sparsity: float) -> Allocation:
         raise NotImplementedError
 
 
