@@ -3,21 +3,18 @@
     python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--bits 4 3 2] [--threads 2] [--rounds 5]
 
 Weights are random: speed depends only on how many are zero. Shapes are those of Llama-3.2-1B and 3B, and as many blocks of
-Llama-3.1-8B as fit (`8b-stack`). It also shows where the packed model's time goes.
+Llama-3.1-8B as fit (`8b-stack`).
 """
 
 import argparse
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks.rounded import pack
 from benchmarks.shared import zero_randomly
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.common.display import format_table
-from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed
+from optimum_neuronal.evaluation.speed import measure_speed
 
 
 SHAPES = {
@@ -56,27 +53,6 @@ def two_models(shape: str, sparsity: float, bits: int | None) -> tuple[LlamaForC
     return dense, pack(packed, bits)
 
 
-def shares_of_time(model: LlamaForCausalLM, tokens: int = 8) -> list[list[str]]:
-    """Return where the packed model's time goes: rows of name and share."""
-    with inference(model), profile(activities=[ProfilerActivity.CPU]) as found:
-        decode_seconds(model, 1, tokens)
-    own: dict[str, float] = {}
-    for event in found.key_averages():
-        own[event.key] = own.get(event.key, 0.0) + event.self_cpu_time_total
-    total = sum(own.values())
-    groups = {
-        "packed projections": ("optimum_neuronal::",),
-        "dense head": ("aten::mm", "aten::addmm", "aten::linear", "mkldnn"),
-        "attention": ("aten::_scaled_dot", "aten::_flash", "aten::scaled_dot", "aten::bmm"),
-    }
-    rows, counted = [], 0.0
-    for name, starts in groups.items():
-        seconds = sum(value for key, value in own.items() if key.startswith(starts))
-        counted += seconds
-        rows.append([name, f"{seconds / total:.0%}"])
-    return [*rows, ["norms, cache, all else", f"{1 - counted / total:.0%}"]]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b", "3b"], help="(default: 1b 3b)")
@@ -96,7 +72,6 @@ def main():
             report = measure_speed(dense, packed, args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
             told = f"{target} bits" if args.bits else f"{target:.0%} sparse"
             print(f"\n{shape} shapes, {told}: {report}\n", flush=True)
-            print(format_table(["one token of the packed model", "share of the time"], shares_of_time(packed)))
             del dense, packed
 
 
