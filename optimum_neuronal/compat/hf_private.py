@@ -1,4 +1,4 @@
-"""Private names of transformers: a release that changes one breaks this module alone.
+"""Private names of transformers: a release that changes one breaks only this module.
 
 Where releases differ, the docstrings name them, from the lowest that setup.cfg admits.
 """
@@ -29,7 +29,7 @@ OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a
 
 
 def made_by(auto_class: type, config_class: type) -> type | None:
-    """Return the class of models that an Auto class makes of configs of a class, None if it makes none."""
+    """Return the model class that an Auto class chooses for a config class, or None."""
     found = auto_class._model_mapping.get(config_class, None)
     return found[0] if isinstance(found, (list, tuple)) else found
 
@@ -50,21 +50,14 @@ def fill_at_random(model: PreTrainedModel) -> None:
 
 
 def find_file(config: PreTrainedConfig, name: str) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded from the Hub if need be; None if there is no such file.
-
-    Raises:
-        `OSError`: the checkpoint cannot be reached.
-    """
+    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file."""
     commit = getattr(config, "_commit_hash", None)
     path = cached_file(config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
     return None if path is None else Path(path)
 
 
 def attention_names(config: PreTrainedConfig) -> set[str]:
-    """Return the names of the functions with which a config's model and its parts attend, as far as they are set.
-
-    A name with a slash is that of a repository: transformers runs its code.
-    """
+    """Return the names of a config's attention functions. One with a slash is a repository whose code transformers runs."""
     parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
     return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
 
@@ -80,7 +73,7 @@ class EarlyQuantizer(HfQuantizer):
     """
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Change or refuse the config. Called once or twice."""
+        """Change the config or raise an error. Called once or twice."""
         raise NotImplementedError
 
     def update_tp_plan(self, config: PreTrainedConfig) -> PreTrainedConfig:
@@ -96,10 +89,7 @@ class EarlyQuantizer(HfQuantizer):
 
 
 def look_for_weights(config: PreTrainedConfig, name: str) -> None:
-    """Let `from_pretrained`, which has read the config and no weights, look for this file instead of model.safetensors.
-
-    The attribute is read after the quantizer was made, and it stays on the config.
-    """
+    """Let `from_pretrained`, which has read only the config, look for this file instead of model.safetensors."""
     setattr(config, WEIGHTS_KEY, name)
 
 
@@ -119,17 +109,6 @@ def forget_conversions(model: PreTrainedModel) -> None:
 def is_quantized(model: PreTrainedModel) -> bool:
     """Return True if another tool has quantized the model, at load or before."""
     return getattr(model.config, "quantization_config", None) is not None or getattr(model, "is_quantized", False)
-
-
-def was_read(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor that `from_pretrained` sets comes from a file; it initialises the others afterwards."""
-    return getattr(tensor, "_is_hf_initialized", False)
-
-
-def as_read(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Mark a tensor as read from a file if the tensor that it replaces was, and return it."""
-    tensor._is_hf_initialized = was_read(like)
-    return tensor
 
 
 # Saving.
@@ -174,8 +153,8 @@ def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedCon
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights while the context lasts, also weights that accelerate has offloaded.
 
-    It needs the device map that `from_pretrained` sets; accelerate's `cpu_offload` sets none. Its warning of a shard's
-    memory is silenced, so the caller keeps shards small.
+    It needs the device map that `from_pretrained` sets and accelerate's `cpu_offload` does not. Its warning about the
+    memory of a shard is silenced.
     """
     before = model.__dict__.get("hf_device_map")
     model.hf_device_map = dict(OFFLOADED)
@@ -214,13 +193,8 @@ def has_device_map(model: PreTrainedModel) -> bool:
     return hasattr(model, "hf_device_map")
 
 
-def has_own_adapters(model: PreTrainedModel) -> bool:
-    """Return True if the model's own `add_adapter` has added adapters: `save_pretrained` then saves them alone."""
-    return getattr(model, "_hf_peft_config_loaded", False)
-
-
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
-    """Return the names of the classes that must not be spread over devices: decoder blocks, if the family names any."""
+    """Return the class names of modules that must not be split over devices: the decoder blocks in most families."""
     return set(getattr(model, "_no_split_modules", None) or ())
 
 
@@ -230,8 +204,8 @@ def tied_names(model: PreTrainedModel) -> set[str]:
     return {*tied.keys(), *tied.values()}
 
 
-# Mixtures of experts: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of
-# shape (experts, ., .), with the names `gate_up_proj` or `up_proj`, and `down_proj`.
+# MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
+# (experts, ., .), named `gate_up_proj` or `up_proj`, and `down_proj`.
 
 
 def is_transposed(experts: nn.Module, default: bool) -> bool:
@@ -253,7 +227,7 @@ def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor
 def activate(experts: nn.Module, inner: torch.Tensor, gated: bool) -> torch.Tensor:
     """Return the input of an expert's last weight, from its first weight's output, shape (tokens, rows of the weight).
 
-    Families with a gate of their own kind override `_apply_gate`; a module without it has the usual one.
+    Families with an unusual gate override `_apply_gate`.
     """
     if not gated:
         return experts.act_fn(inner)
@@ -269,11 +243,11 @@ def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
     return output if norm is None else norm(output)
 
 
-# The registry of functions that compute a mixture: a name in the text config chooses for all mixtures of a model.
+# The registry of functions that compute the experts: a name in the text config chooses one for all layers of a model.
 
 
 def chooses_experts_function(module: nn.Module) -> bool:
-    """Return True for a mixture of experts whose forward is looked up in transformers' registry at every call."""
+    """Return True for experts whose forward is looked up in transformers' registry at every call."""
     return hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
 
 
@@ -283,17 +257,17 @@ def register_experts_function(name: str, function: Callable) -> None:
 
 
 def experts_function(experts: nn.Module) -> str | None:
-    """Return the name of the function that computes a mixture now."""
+    """Return the name of the function that computes the experts now."""
     return experts.config._experts_implementation
 
 
 def set_experts_function(experts: nn.Module, name: str | None) -> None:
-    """Set the registered function that computes this mixture and all others of its model, by its name."""
+    """Set the registered function that computes the experts of the whole model, by its name."""
     experts.config._experts_implementation_internal = name
 
 
 def own_experts_forward(experts: nn.Module) -> Callable:
-    """Return the family's own loop over the experts, which computes a mixture by default."""
+    """Return the family's own loop over the experts, which is the default."""
     return type(experts).forward.__wrapped__.__get__(experts)
 
 

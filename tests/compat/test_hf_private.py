@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import peft
@@ -8,7 +7,7 @@ import torch
 import transformers
 from conftest import make_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerControl, modeling_utils
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerControl
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from optimum_neuronal.compat import hf_private
@@ -50,15 +49,6 @@ def test_look_for_weights(tmp_path):
         LlamaForCausalLM.from_pretrained(tmp_path, config=config)
 
 
-def test_the_file_opener_is_what_from_pretrained_uses(tmp_path, monkeypatch):
-    make_model("llama").save_pretrained(tmp_path)
-    opener, paths = hf_private.get_file_opener(), []
-    monkeypatch.setattr(modeling_utils, "safe_open", opener)  # put back in the end
-    hf_private.set_file_opener(lambda path, *args, **kwargs: paths.append(path) or opener(path, *args, **kwargs))
-    LlamaForCausalLM.from_pretrained(tmp_path)
-    assert [Path(path).name for path in paths] == ["model.safetensors"]
-
-
 @pytest.mark.parametrize("family, overrides", [("mixtral", {}), ("llama", {"tie_word_embeddings": True})])
 def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_path):
     model = make_model(family, **overrides)
@@ -66,13 +56,6 @@ def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_p
     written, found = load_file(tmp_path / "model.safetensors"), hf_private.stored_tensors(model)
     assert found.keys() == written.keys()
     assert all(torch.equal(found[name], value) for name, value in written.items())
-
-
-def test_stored_tensors_of_a_given_state():
-    model = make_model("llama", tie_word_embeddings=True)
-    state, extra = model.state_dict(), torch.zeros(1)
-    found = hf_private.stored_tensors(model, {"lm_head.weight": state["lm_head.weight"]}, {"model.more": extra})
-    assert found.keys() == {"lm_head.weight", "model.more"} and found["model.more"] is extra
 
 
 def test_tied_names():
@@ -100,23 +83,6 @@ def test_what_computes_a_mixture():
         assert torch.equal(experts(hidden, indices, weights), expected)
 
 
-def test_what_was_read(tmp_path, monkeypatch):
-    """`from_pretrained` marks what it has read before it sets it."""
-    make_model("llama").save_pretrained(tmp_path)
-    model = LlamaForCausalLM.from_pretrained(tmp_path)
-    weight = model.model.norm.weight
-    assert hf_private.was_read(weight) and not hf_private.was_read(torch.zeros(1))
-    assert hf_private.was_read(hf_private.as_read(torch.zeros(1), like=weight))
-
-
-def test_as_stored_needs_no_weights():
-    model = make_model("mixtral")
-    name = "model.layers.0.mlp.experts.down_proj"
-    stand_in = torch.empty(model.get_parameter(name).shape, device="meta")
-    stored = hf_private.as_stored(model, {name: stand_in})
-    assert len(stored) == model.config.num_local_experts and all(tensor.is_meta for tensor in stored.values())
-
-
 def test_known_as_offloaded():
     model = make_model("llama")
     assert not hf_private.has_device_map(model)
@@ -130,25 +96,11 @@ def test_known_as_offloaded():
     assert model.hf_device_map == {"": "cpu"}
 
 
-def test_saves_offloaded_experts(monkeypatch):
-    for version, able in (("5.13.0", False), ("5.16.3", False), ("5.17.0", True), ("6.0.0", True)):
-        monkeypatch.setattr(transformers, "__version__", version)
-        assert hf_private.saves_offloaded_experts() == able
-
-
-def test_bytes_of():
-    assert [hf_private.bytes_of(size) for size in (7, "2KB", "3MiB")] == [7, 2000, 3 * 2**20]
-    with pytest.raises(ValueError, match="not in a valid format"):
-        hf_private.bytes_of("much")
-
-
 def test_what_a_model_tells_of_itself(tmp_path):
     model = make_model("llama")
     assert hf_private.unsplit_modules(model) == {"LlamaDecoderLayer"}
     assert hf_private.unsplit_modules(SimpleNamespace(_no_split_modules=None)) == set()
-    assert not hf_private.has_own_adapters(model)
     model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
-    assert hf_private.has_own_adapters(model)
     make_model("llama").save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert set(hf_private.OF_THE_FILE) >= written.keys() & {"architectures", "dtype", "transformers_version"}
