@@ -1,4 +1,4 @@
-"""Names the kernels with which this machine computes packed weights."""
+"""The software, hardware and kernels of this machine."""
 
 import platform
 from contextlib import suppress
@@ -14,10 +14,7 @@ from ..native.library import TORCH, VARIABLE, find_kernel, find_library
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, processor, accelerators, and the kernels for packed weights; JSON-serialisable.
-
-    Kernels that are not compiled yet are compiled by asking.
-    """
+    """Return versions, processor, accelerators and kernels, JSON-serializable. Kernels are compiled if they are missing."""
     library = find_library()
     try:
         kernel = find_kernel()
@@ -42,7 +39,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """Return the processor's name; its architecture if the system does not tell the name."""
+    """Return the processor's name, or its architecture if the system has no name for it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

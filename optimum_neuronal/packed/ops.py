@@ -30,15 +30,12 @@ for _schema in (
 
 
 def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for a checked matrix. W and the bias are constants for autograd.
+    """Return `x @ W.T + bias` for a checked matrix W, shape (out, in). W and the bias are constants for autograd.
 
     Args:
-        matrix ([`PackedMatrix`]): W, shape (out, in).
+        matrix ([`PackedMatrix`]): W.
         x (`Tensor`): shape (..., in), of the matrix's dtype, on its device.
         bias (`Tensor`, *optional*): shape (out,), of the same dtype.
-
-    Returns:
-        `Tensor`: shape (..., out), of the dtype of `x`.
 
     Raises:
         `ValueError`: shapes, dtypes or devices don't fit.
@@ -51,15 +48,7 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def input_gradient(matrix: PackedMatrix, gradient: torch.Tensor) -> torch.Tensor:
-    """Return `gradient @ W`. W is unpacked some rows at a time, and sums over these are taken in float32.
-
-    Args:
-        matrix ([`PackedMatrix`]): W, shape (out, in), checked.
-        gradient (`Tensor`): of the product's output, shape (..., out), of the matrix's dtype, on its device.
-
-    Returns:
-        `Tensor`: shape (..., in), of the dtype of `gradient`.
-    """
+    """Return `gradient @ W`, shapes (..., out) and (out, in). W is unpacked by blocks of rows, with sums in float32."""
     rows, columns = matrix.row_count, matrix.shape[-1]
     flat = gradient.reshape(math.prod(gradient.shape[:-1]), rows)
     total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
@@ -102,11 +91,7 @@ def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) ->
 def matrix_of(
     format: str, tensors: Sequence[torch.Tensor], rows: int, columns: int, dtype: torch.dtype
 ) -> PackedMatrix:
-    """Return the matrix of the tensors of an operation, whose shapes and dtypes are checked, but not their contents.
-
-    Raises:
-        `ValueError`: they cannot be the tensors of a matrix of this shape and dtype.
-    """
+    """Return the matrix of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
     kind = FORMATS.get(format)
     if dtype not in DTYPES:
         raise ValueError(f"packed weights cannot compute in {dtype}: expected one of {', '.join(map(str, DTYPES))}")

@@ -7,7 +7,7 @@ from torch import nn
 
 from .formats.quantized import QuantizedWeight
 from .ops import ADVICE, REFUSAL
-from .packed_linear import autocast, is_linear
+from .packed_linear import autocast, is_linear, make_linear
 from .packed_module import PackedModule, WeightInfo, take_place
 
 
@@ -27,15 +27,7 @@ def is_head(module: nn.Module | None) -> bool:
 
 
 class PackedEmbedding(PackedModule):
-    """Computes what an `nn.Embedding` does, with a packed weight.
-
-    Args:
-        matrix ([`QuantizedWeight`]): the weight, shape (tokens, features).
-        embedding (`nn.Embedding`): which it replaces; its weight is not read.
-
-    Attributes:
-        padding_idx (`int`, *optional*): the embedding's.
-    """
+    """Computes what an `nn.Embedding` does, with a packed weight of shape (tokens, features)."""
 
     def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
         super().__init__(matrix)
@@ -73,13 +65,7 @@ class PackedEmbedding(PackedModule):
         return self.row_count, self.columns
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of these token ids.
-
-        Args:
-            ids (`Tensor` of int): any shape.
-
-        Returns:
-            `Tensor`: shape (*ids.shape, features), of the weight's dtype.
+        """Return the rows of token ids, shape (*ids.shape, features).
 
         Raises:
             `RuntimeError`: the model is being trained without adapters, and this table would silently stay as it is.
@@ -101,9 +87,7 @@ class PackedEmbedding(PackedModule):
 class TiedLinear(nn.Module):
     """A head that multiplies with the rows of packed token embeddings, and holds no weight of its own.
 
-    Args:
-        embedding ([`PackedEmbedding`]): the embeddings; not a child, so that a state dict has them once.
-        linear (`nn.Linear`): which it replaces; its weight is not read.
+    The embedding is not a child, so that a state dict has it once.
     """
 
     def __init__(self, embedding: PackedEmbedding, linear: nn.Linear):
@@ -115,12 +99,7 @@ class TiedLinear(nn.Module):
 
     def to_linear(self, weight: nn.Parameter) -> nn.Module:
         """Return the linear layer that it was made of, with the embeddings' weight."""
-        with torch.device("meta"):
-            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        linear.__class__ = self.stands_for
-        linear.weight = weight
-        linear.bias = None if self.bias is None else nn.Parameter(self.bias)
-        return take_place(linear, self)
+        return make_linear(self, weight)
 
     @property
     def in_features(self) -> int:

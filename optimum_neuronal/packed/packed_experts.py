@@ -21,13 +21,9 @@ PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")  # of an experts module, i
 
 
 class PackedStack(PackedModule):
-    """The weights of all experts of a layer, one after the other in the same buffers.
+    """The weights of all experts of a layer: one matrix, shape (experts * out, in).
 
-    Args:
-        matrix ([`PackedMatrix`]): of all experts, shape (experts * out, in).
-        experts (`int`): number of experts.
-        transposed (`bool`): True if the dense parameter has the shape (experts, in, out).
-        function (`str`, *optional*): name of the registered function that computed the experts before.
+    `function` is the name of the registered function that computed the experts before.
     """
 
     suffix = ""
@@ -46,11 +42,6 @@ class PackedStack(PackedModule):
         out, columns = self.out_features, self.columns
         return (self.experts, columns, out) if self.transposed else (self.experts, out, columns)
 
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the dense parameter."""
-        return torch.Size(self.dense_shape)
-
     def __getitem__(self, index):
         raise TypeError(
             "The experts' weights are packed, but another experts implementation is set: call "
@@ -58,14 +49,9 @@ class PackedStack(PackedModule):
         )
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return each row of x times the transposed weight of its expert.
+        """Return each row of x, shape (rows, in), times the transposed weight of its expert: shape (rows, out).
 
-        Args:
-            x (`Tensor`): shape (rows, in), sorted by expert.
-            chosen (`Tensor` of int64): shape (rows,), ascending numbers of experts. A number that no expert has gives 0.
-
-        Returns:
-            `Tensor`: shape (rows, out), of the weights' dtype.
+        `chosen`, shape (rows,), are the ascending numbers of the experts. A number that no expert has gives 0.
         """
         x = self.watched(x.to(self.dtype))
         if torch.compiler.is_compiling():  # into an operation without a backward
@@ -126,15 +112,12 @@ def _for_each(
 def packed_forward(
     experts: nn.Module, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute an experts module, for the registry.
+    """Compute an experts module, for the registry. A dense one computes with its own forward.
 
     Args:
-        experts (`nn.Module`): the module. One that is not packed computes with its own forward.
-        hidden (`Tensor`): shape (tokens, hidden size).
+        experts (`nn.Module`): the module.
+        hidden (`Tensor`): shape (tokens, hidden size), as the result.
         indices, weights (`Tensor`): shape (tokens, k): the experts of every token, and their routing weights.
-
-    Returns:
-        `Tensor`: shape (tokens, hidden size).
     """
     names = stack_names(experts)
     if not any(isinstance(getattr(experts, name), PackedStack) for name in names):
@@ -177,13 +160,7 @@ def is_packable(module: nn.Module) -> bool:
 
 
 def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
-    """Replace a parameter of an experts module by a packed one.
-
-    Args:
-        experts (`nn.Module`): the module.
-        name (`str`): of the parameter.
-        matrix ([`PackedMatrix`]): its content, shape (experts * out, in).
-    """
+    """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
     before, transposed = hf_private.experts_function(experts), hf_private.is_transposed(experts, default=False)
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
     stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)

@@ -46,15 +46,7 @@ class PackedLinear(PackedModule):
 
     def to_dense_module(self) -> nn.Module:
         """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
-        with torch.device("meta"):
-            if self.transposed:
-                linear = Conv1D(self.out_features, self.in_features)
-            else:
-                linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-                linear.__class__ = self.stands_for
-        linear.weight = nn.Parameter(self.dense())
-        linear.bias = None if self.bias is None else nn.Parameter(self.bias)
-        return take_place(linear, self)
+        return make_linear(self, nn.Parameter(self.dense()))
 
     @property
     def in_features(self) -> int:
@@ -74,14 +66,9 @@ class PackedLinear(PackedModule):
         return shape[::-1] if self.transposed else shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W.T + bias`.
+        """Return `x @ W.T + bias`, shape (..., out), of the weight's dtype or, under autocast, of autocast's.
 
-        Args:
-            x (`Tensor`): shape (..., in). It is converted to the weight's dtype.
-
-        Returns:
-            `Tensor`: shape (..., out), of the weight's dtype; under autocast, of autocast's. A backward through it raises
-                `RuntimeError` unless adapters are trained.
+        x, shape (..., in), is converted to the weight's dtype. A backward raises `RuntimeError` unless adapters are trained.
         """
         return autocast(self.linear(x, self.bias))
 
@@ -91,6 +78,19 @@ class PackedLinear(PackedModule):
             f"{super().extra_repr()}, for inference only: to train it, {ADVICE}; for LoRA beside it, see "
             "optimum_neuronal.lora_for_packed"
         )
+
+
+def make_linear(packed: nn.Module, weight: nn.Parameter) -> nn.Module:
+    """Return the layer for which a packed one stands, with this weight."""
+    with torch.device("meta"):
+        if packed.stands_for is Conv1D:
+            linear = Conv1D(packed.out_features, packed.in_features)
+        else:
+            linear = nn.Linear(packed.in_features, packed.out_features, bias=packed.bias is not None)
+            linear.__class__ = packed.stands_for
+    linear.weight = weight
+    linear.bias = None if packed.bias is None else nn.Parameter(packed.bias)
+    return take_place(linear, packed)
 
 
 def autocast(output: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,7 @@ class PackedHeader:
 
     Args:
         format (`str`): name of its format.
-        shape (`Sequence[int]`): of the dense parameter.
-        dtype (`torch.dtype`): of the dense parameter.
+        shape (`Sequence[int]`), dtype (`torch.dtype`): of the dense parameter.
         tensors (`Mapping[str, tuple]`): `"packed_mask"`, ... -> dtype and shape of the stored tensor.
         transposed (`bool`): True if the dense parameter has its last two dimensions swapped.
     """
@@ -34,11 +33,7 @@ class PackedHeader:
     transposed: bool = False
 
     def empty(self, dtype: torch.dtype | None = None) -> PackedMatrix:
-        """Return a matrix on the meta device, shape (rows, columns), optionally of another dtype.
-
-        Raises:
-            `ValueError`: the format is unknown, or the tensors don't fit the shape.
-        """
+        """Return a matrix on the meta device, optionally of another dtype. Raise `ValueError` if the tensors don't fit."""
         check_shape(self.shape, self.dtype)
         *lead, columns = swapped(self.shape, self.transposed)
         tensors = {name: torch.empty(size, dtype=kind, device="meta") for name, (kind, size) in self.tensors.items()}
@@ -122,11 +117,7 @@ def packable_paths(module: nn.Module, name: str) -> list[str]:
 
 
 def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
-    """Return the parameter that a path from [`packable_paths`], or of embeddings, stands for.
-
-    Raises:
-        `ValueError`: the model has no such module, or it has no packed form.
-    """
+    """Return the dense parameter at a path. Raise `ValueError` if there is none or it has no packed form."""
     try:
         parent, name = _parent(model, path)
         module = getattr(parent, name)

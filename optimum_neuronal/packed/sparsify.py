@@ -140,11 +140,9 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = N
 
 
 def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix | None:
-    """Pack a weight with zeros; None if it would not become smaller in memory.
+    """Pack a weight with zeros, shape (out, in) or (experts, out, in); None if it would not become smaller in memory.
 
-    Args:
-        weight (`Tensor`): shape (out, in) or (experts, out, in), or with the last two dimensions swapped if `transposed`.
-        transposed (`bool`): see `weight`.
+    `transposed`: the last two dimensions are swapped.
     """
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
@@ -154,14 +152,7 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix 
 
 
 def pack_head(model: PreTrainedModel) -> dict[str, str]:
-    """Round token embeddings and head to 8 bits, in place; tied ones stay one.
-
-    Args:
-        model (`PreTrainedModel`): with dense ones.
-
-    Returns:
-        `dict[str, str]`: modules that stay dense -> why.
-    """
+    """Round token embeddings and head to 8 bits, in place. Return the modules that stay dense -> why."""
     names = {id(module): name for name, module in model.named_modules()}
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is not None and getattr(head, "weight", None) is table.weight

@@ -126,5 +126,5 @@ def test_llama4_is_left_dense_and_named(ids):
 
 def test_what_a_stack_tells():
     stack = stacks(sparsify(make_zeroed("gpt_oss")))[0]
-    assert stack.shape == stack.dense().shape and stack.dtype == torch.float32 and stack.device.type == "cpu"
+    assert stack.weight.shape == stack.dense().shape and stack.dtype == torch.float32 and stack.device.type == "cpu"
     assert "experts=4" in repr(stack) and "sparsity=0.69" in repr(stack)
