@@ -21,7 +21,7 @@ class EnvCommand(Command):
 
     def work(self) -> None:
         from ..common.display import format_table
-        from ..packed.environment import describe_environment
+        from ..native.environment import describe_environment
 
         found = describe_environment()
         rows = [[name, str(value)] for name, value in found.items()]

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from .. import __version__
-from ..native.build import BuildError
-from ..native.library import TORCH, VARIABLE, find_kernel, find_library
+from .build import BuildError
+from .library import TORCH, VARIABLE, find_kernel, find_library
 
 
 def describe_environment() -> dict[str, Any]:

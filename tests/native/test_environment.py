@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from optimum_neuronal.native import library
+from optimum_neuronal.native import environment, library
 from optimum_neuronal.native.build import BuildError
-from optimum_neuronal.packed import environment
 
 
 @pytest.fixture
