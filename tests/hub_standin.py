@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,9 +54,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
         self.large_files: dict[str, bytes] = {}
-        self.uploads_until_it_breaks: int | None = None  # large files that are taken before connections are cut
         self.tokens: set[str | None] = set()  # all that were seen
-        self.cards: list[str] = []  # that were validated
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def environment(self, home: Path) -> dict[str, str]:
@@ -126,16 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"url": f"{self.server.url}/{repo_id}", "name": repo_id, "id": repo_id}, 409 if exists else 200)
 
     def validate(self, body):
-        """What the Hub says of metadata: only 400 is an error to huggingface_hub."""
-        self.server.cards.append(json.loads(body)["content"])
-        front = re.match(r"---\n(.*?)\n---\n", self.server.cards[-1], re.S)
-        data = yaml.safe_load(front[1]) if front else None
-        texts = ("base_model", "library_name", "pipeline_tag")
-        valid = isinstance(data, dict) and all(isinstance(data.get(key, ""), str) for key in texts)
-        valid = valid and all(isinstance(tag, str) for tag in data.get("tags", []))
-        relation = data.get("base_model_relation", "quantized") if valid else None
-        if relation not in ("adapter", "merge", "quantized", "finetune"):
-            return self._send(400, b"Invalid metadata")
+        """The Hub's check of a card's metadata, which accepts everything here."""
         self._json({"errors": [], "warnings": []})
 
     def branch(self, body, repo_id, name):
@@ -184,18 +172,9 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"transfer": "basic", "objects": objects})
 
     def store_large_file(self, body, oid):
-        if self.server.uploads_until_it_breaks is not None:
-            if self.server.uploads_until_it_breaks == 0:
-                return self.connection.shutdown(socket.SHUT_RDWR)
-            self.server.uploads_until_it_breaks -= 1
         assert hashlib.sha256(body).hexdigest() == oid
         self.server.large_files[oid] = body
         self._send(200, b"")
-
-    def break_uploads(self, body, count):
-        """For tests, not part of the Hub: so many large files are taken, then connections are cut. -1: never."""
-        self.server.uploads_until_it_breaks = None if count == "-1" else int(count)
-        self._json({})
 
     def info(self, body, repo_id, revision=None):
         branch = self._branch(repo_id, revision)
@@ -287,6 +266,5 @@ ROUTES = [
     (rf"/api/models/{ID}(?:/revision/(.+))?", Handler.info),
     (rf"/{ID}\.git/info/lfs/objects/batch", Handler.large_file_batch),
     (r"/_lfs/([0-9a-f]{64})", Handler.store_large_file),
-    (r"/_test/uploads/(-?\d+)", Handler.break_uploads),
     (rf"/{ID}/resolve/([^/]+)/(.+)", Handler.resolve),
 ]
