@@ -1,11 +1,9 @@
-"""Compare one packed projection, sparse or quantised, with dense ones, in turns, by the number of tokens at a time.
+"""Compare one packed projection, sparse or low-bit, with dense ones, in turns, for different numbers of tokens.
 
     python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--bits 2 3 4 8] [--shapes 128256x2048] [--threads 2]
 
-Beside torch's `F.linear` stands, for one token, a dense loop of our own (`dense_loop.c`, compiled for this processor),
-and beside that the bandwidth which it reaches and the one of merely reading. Several copies of the weight are gone
-through in turn, so that none is still in a cache when it is needed again. Set OPTIMUM_NEURONAL_KERNEL to measure another
-instruction set's kernels.
+For one token it also times a dense loop in C (`dense_loop.c`), and prints its bandwidth and that of reading only. Several
+copies of the weight take turns, so that none is in a cache when it is used. OPTIMUM_NEURONAL_KERNEL selects other kernels.
 """
 
 import argparse
@@ -52,27 +50,27 @@ class DenseLoop:
         self.library.read_all.restype = ctypes.c_uint64
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """W x for one token, shape (columns,) in float32; the rows are a multiple of 4."""
+        """Return W x for one token x of shape (columns,), float32. The number of rows is a multiple of 4."""
         y = torch.empty(weight.shape[0])
         self.library.dense_rows(weight.data_ptr(), x.data_ptr(), y.data_ptr(), *weight.shape, torch.get_num_threads())
         return y
 
     def read(self, weight: torch.Tensor) -> None:
-        """Reads every byte of a weight."""
+        """Read every byte of a weight."""
         self.library.read_all(weight.data_ptr(), weight.nbytes // 8, torch.get_num_threads())
 
 
 def seconds(call: Callable, *arguments) -> float:
-    """What a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     call(*arguments)
     return time.perf_counter() - start
 
 
 def forms_of(weight: torch.Tensor, bits: Sequence[int]) -> dict[str, PackedMatrix]:
-    """Return a weight as a sparse one, and quantised to so many bits."""
-    quantised = {f"{few} bits": QuantizedWeight.nearest(weight, few) for few in bits}
-    return {"packed": SparseWeight.pack(weight), **quantised}
+    """Return the packed forms of a weight, by name."""
+    quantized = {f"{few} bits": QuantizedWeight.nearest(weight, few) for few in bits}
+    return {"packed": SparseWeight.pack(weight), **quantized}
 
 
 def copied(matrix: PackedMatrix) -> PackedMatrix:
@@ -81,7 +79,7 @@ def copied(matrix: PackedMatrix) -> PackedMatrix:
 
 
 def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace, loop: DenseLoop) -> tuple[list, str]:
-    """Rows of a table (tokens, weights, bytes to dense, milliseconds, ratios), and a line on bandwidth."""
+    """Return rows of a table (tokens, weights, share of dense bytes, milliseconds, ratios), and a line on bandwidth."""
     weights = [torch.randn(shape).bfloat16().masked_fill_(torch.rand(shape) < sparsity, 0)]
     weights += [weights[0].clone() for _ in range(max(2, COPIES_BYTES // weights[0].nbytes) - 1)]
     forms = forms_of(weights[0], args.bits)
@@ -110,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sparsity", nargs="+", type=float, default=[0.6, 0.7, 0.8], help="(default: 0.6 0.7 0.8)")
     parser.add_argument(
-        "--bits", nargs="*", type=int, default=[2, 3, 4, 8], help="of quantised weights (default: 2 3 4 8)"
+        "--bits", nargs="*", type=int, default=[2, 3, 4, 8], help="of low-bit weights (default: 2 3 4 8)"
     )
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help=f"rows x columns (default: {' '.join(SHAPES)})")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="at a time (default: 1 4 8 16 64 512)")

@@ -1,13 +1,12 @@
-"""Prunes a model under a third of the memory that its weights take, and compares the masks with an ordinary prune.
+"""Prune a model in a third of the memory that its weights take, and compare the masks with an ordinary prune.
 
     python -m benchmarks.streaming --directory DIR [--limit-share 0.333]
 
-A random checkpoint with the shapes of Llama-3.2-3B is written (`make`), loaded and pruned as usual (`whole`), and
-pruned and saved with its weights on disk (`streamed`), each in a process of its own. The last one sets itself a hard
-limit of its private memory (RLIMIT_DATA: everything that can be written, and shards that are mapped, read or not) as
-soon as the model is open, and tries whether the limit holds. Hence checkpoint shards of one block: a shard is mapped
-whole while a tensor is read. While it opens the model, transformers maps all of them at once without reading them; how
-little is resident then is printed. Linux only. DIR must have room for twice the model.
+A random checkpoint with the shapes of Llama-3.2-3B is written (`make`), loaded and pruned as usual (`whole`), and pruned
+and saved with its weights on disk (`streamed`), each in its own process. The last one limits its private memory
+(RLIMIT_DATA: everything writable, and mapped shards) once the model is open, and verifies that the limit holds. Each
+checkpoint shard holds one block, because a shard is mapped as a whole while a tensor is read. Linux only. DIR must have
+space for twice the model.
 """
 
 import argparse
@@ -38,7 +37,7 @@ SEQUENCES = 4
 
 
 def model_config(args: argparse.Namespace) -> LlamaConfig:
-    """Llama-3.2-3B unless said otherwise."""
+    """Return the config of the model, by default of Llama-3.2-3B."""
     return LlamaConfig(
         hidden_size=args.hidden_size,
         intermediate_size=args.intermediate_size,
@@ -55,7 +54,7 @@ def model_config(args: argparse.Namespace) -> LlamaConfig:
 
 
 def make(args: argparse.Namespace) -> None:
-    """Writes the checkpoint, one shard for the embeddings and one for each block; no more is ever held."""
+    """Write the checkpoint, with one shard for the embeddings and one for each block."""
     folder = args.directory / "dense"
     folder.mkdir(parents=True, exist_ok=True)
     config = model_config(args)
@@ -77,7 +76,7 @@ def make(args: argparse.Namespace) -> None:
 
 
 def random_weight(name: str, shape: torch.Size) -> torch.Tensor:
-    """The same for the same name: normal with deviation 0.02, or ones for a norm."""
+    """Return a weight that depends on its name only: normal with deviation 0.02, or ones for a norm."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
@@ -86,7 +85,7 @@ def random_weight(name: str, shape: torch.Size) -> torch.Tensor:
 
 
 def whole(args: argparse.Namespace) -> None:
-    """Loads and prunes the model as usual."""
+    """Load and prune the model as usual."""
     began = time.perf_counter()
     pruner = NeuronALPruner.from_pretrained(args.directory / "dense", config=pruning_config(), dtype="auto")
     pruner.prune(pruner.model, token_ids(args))
@@ -97,7 +96,7 @@ def whole(args: argparse.Namespace) -> None:
 
 
 def streamed(args: argparse.Namespace) -> None:
-    """Prunes the model from its files, and saves it."""
+    """Prune the model from its files, and save it."""
     began = time.perf_counter()
     pruner = NeuronALPruner.from_pretrained(
         args.directory / "dense",
@@ -114,7 +113,7 @@ def streamed(args: argparse.Namespace) -> None:
 
 
 def pruning_config() -> NeuronALConfig:
-    """Both steps of NeuronAL on Wanda, three candidates each."""
+    """Return a config for NeuronAL over Wanda, with three candidates in each step."""
     return NeuronALConfig(
         0.7,
         num_samples=SEQUENCES,
@@ -126,12 +125,12 @@ def pruning_config() -> NeuronALConfig:
 
 
 def token_ids(args: argparse.Namespace) -> torch.Tensor:
-    """The calibration sequences."""
+    """Return the calibration sequences."""
     return torch.randint(0, args.vocabulary, (SEQUENCES, args.tokens), generator=torch.Generator().manual_seed(0))
 
 
 def measurements(began: float, pruner: NeuronALPruner) -> dict:
-    """What a process used up to now, and what its pruner decided."""
+    """Return what the process has used so far, and what its pruner decided."""
     io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     report = pruner.report.to_dict()
     return {
@@ -145,17 +144,17 @@ def measurements(began: float, pruner: NeuronALPruner) -> dict:
 
 
 def is_pruned(name: str) -> bool:
-    """Whether a parameter is the weight of a projection."""
+    """Return True for the weight of a projection."""
     return name.endswith(tuple(f"{projection}.weight" for projection in PROJECTIONS))
 
 
 def mask_digest(weight: torch.Tensor) -> str:
-    """SHA-256 of where a weight is zero."""
+    """Return the SHA-256 of the mask of a weight."""
     return hashlib.sha256(np.packbits((weight == 0).numpy()).tobytes()).hexdigest()
 
 
 def saved_masks(folder: Path) -> dict[str, str]:
-    """The digest of every mask in a saved model, read tensor by tensor."""
+    """Return the digest of every mask in a saved model, read tensor by tensor."""
     digests = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -164,7 +163,7 @@ def saved_masks(folder: Path) -> dict[str, str]:
 
 
 def limit_memory(limit: int) -> str:
-    """Limits this process for good. Raises `RuntimeError` unless what exceeds the limit can no longer be allocated."""
+    """Limit the memory of this process. Raise `RuntimeError` if the limit has no effect."""
     before = resident("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     missing = limit - before
@@ -172,26 +171,26 @@ def limit_memory(limit: int) -> str:
     try:
         np.empty(missing + 2**20, np.uint8)
     except MemoryError:
-        gigabytes = f"{missing / 2e9:.2f} GB more can be had, {missing / 1e9:.2f} GB more cannot"
+        gigabytes = f"{missing / 2e9:.2f} GB more can be allocated, {missing / 1e9:.2f} GB cannot"
         return f"RLIMIT_DATA, {limit / 1e9:.2f} GB; {before / 1e9:.2f} GB were in use when it was set: {gigabytes}"
     raise RuntimeError("The limit is not enforced here.")
 
 
 def run(step: str, limit: int = 0) -> None:
-    """Runs one step in a process of its own: freed memory is handed back at once, one arena serves all threads."""
+    """Run one step in its own process, with a malloc that returns freed memory at once."""
     command = [sys.executable, "-m", "benchmarks.streaming", *sys.argv[1:], "--step", step, "--limit", str(limit)]
     subprocess.run(command, env={**os.environ, **MALLOC, "MALLOC_ARENA_MAX": "1"}, check=True)
 
 
 def drop_cached(folder: Path) -> None:
-    """Has the files of a folder read from the disk when they are read next."""
+    """Drop the files of a folder from the system's cache."""
     for path in folder.glob("*.safetensors"):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def compare(args: argparse.Namespace, size: int, limit: int) -> None:
-    """Prints the table, and which masks differ."""
+    """Print the table, and the masks that differ."""
     results = {name: json.loads((args.directory / f"{name}.json").read_text()) for name in ("whole", "streamed")}
     expected, found = results["whole"]["masks"], saved_masks(args.directory / "sparse")
     different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -215,12 +214,12 @@ def compare(args: argparse.Namespace, size: int, limit: int) -> None:
 
 
 def candidates(result: dict) -> dict:
-    """What every step tried, with its errors."""
+    """Return what each step tried, with its errors."""
     return {step: decision["candidates"] for step, decision in result["decisions"].items()}
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True, help="where models and results are written")
     parser.add_argument("--limit-share", type=float, default=0.333, help="of the model's bytes (default: 0.333)")
@@ -236,7 +235,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs one step here, or every step in a process of its own."""
+    """Run one step here, or each step in its own process."""
     args = parse()
     logging.disable_progress_bar()
     if args.step in ("make", "whole", "streamed"):
