@@ -25,9 +25,8 @@ from .files.records import WorkDirectory, work_directory
 from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
 from .model.packed_size import PackedSize
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.check_model import check_model
-from .pruning.context import PruneContext, alone_with, check, open_records
-from .pruning.packing import check_quantizable, put_quantized
+from .pruning.check import check, check_model
+from .pruning.context import PruneContext, exclusive, open_records
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size, untied_bytes
 from .report import PruningReport, method_text
@@ -146,8 +145,8 @@ class NeuronALPruner(OptimumQuantizer):
         check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
-        with work_directory(work_dir) as folder, alone_with(model):
-            context = self._check(model, batch_size, max_hidden_bytes)
+        with work_directory(work_dir) as folder, exclusive(model):
+            context = check(model, self.config, batch_size, max_hidden_bytes)
             untied = untied_bytes(context)
             check_space(model, save_dir, expected_size(context, untied > 0), format, untied)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
@@ -206,16 +205,9 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
-        with work_directory(work_dir) as folder, alone_with(model):
-            self._prune(self._check(model, batch_size, max_hidden_bytes), dataset, folder)
+        with work_directory(work_dir) as folder, exclusive(model):
+            self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
         return model
-
-    def _check(self, model: PreTrainedModel, batch_size: int | None, max_hidden_bytes: int | None) -> PruneContext:
-        """Return the context of a prune. Raise for all that can be known to be wrong before data is loaded."""
-        context = check(model, self.config, batch_size, max_hidden_bytes)
-        if self.config.bits_per_weight is not None:
-            check_quantizable(context.decoder)
-        return context
 
     def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
         """Prune the model of a context, and return the report."""
@@ -224,7 +216,7 @@ class NeuronALPruner(OptimumQuantizer):
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
         context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-        return prune_model(context, put_quantized, partial(self._remember, context.model))
+        return prune_model(context, partial(self._remember, context.model))
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None

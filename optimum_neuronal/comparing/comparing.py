@@ -23,7 +23,8 @@ from ..evaluation.tasks import evaluate_tasks, load_tasks
 from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.context import PruneContext, alone_with, check, default_batch_size, identity, versions
+from ..pruning.check import check
+from ..pruning.context import PruneContext, default_batch_size, exclusive, identity, versions
 from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report
 from ..pruning.rotate import rotated
@@ -100,7 +101,7 @@ def compare(
     options = {"tasks": tasks, "limit": limit, "include_path": include_path}
     runs = Runs(context, tokenizer, tests, max_windows, options)
     records = Records(output, overwrite, runs.depends_on())
-    with alone_with(model):
+    with exclusive(model):
         drawn = {} if context.calibration is None else context.calibration.to_dict()
         dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.dense)
         comparison = Comparison(public_name(model), dense, [], drawn, versions())
@@ -162,7 +163,7 @@ class Runs:
         """Return the figures of one combination."""
         reset_peak_memory()
         try:
-            context = PruneContext.of(self.context.decoder, config)
+            context = PruneContext(self.context.decoder, config, config.make_methods())
             rotation = context.methods.rotation
             self.caches = {rotation: self.caches.get(rotation) or Cache(lasting=True)}
             shared = {name: getattr(self.context, name) for name in ("calibration", "batch_size", "max_hidden_bytes")}

@@ -16,12 +16,14 @@ from ..common.machine import default_device
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
+from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..report import method_text
 from ..saliency.changes import prune_projections
 from ..saliency.plan import SparsityPlan
 from ..topup.rates import Rates
-from .context import PruneContext, check_unloaded
+from .check import check
+from .context import PruneContext
 from .refit import RUNS
 from .reporting import expected_size
 
@@ -107,7 +109,7 @@ def plan_prune(
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
     options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    context = check_unloaded(model_or_path, config, dtype, **options)
+    context = check(load_skeleton(model_or_path, dtype, **options), config, loaded=False)
     decoder, model, device = context.decoder, context.model, device or default_device()
     tokens, projections = resolve_seq_length(model.config, config.seq_length), decoder.projections.values()
     needed, streams = context.methods.needs_calibration, 1 + context.methods.needs_dense_stream

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..compat.accelerate import is_offloaded
 from ..model.projections import Decoder
 from ..model.weight_names import token_weights
+from ..packed.formats.packed_matrix import DTYPES
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.packed_embedding import is_embedding, is_head
 from ..packed.packed_module import packed_modules
@@ -15,16 +17,42 @@ from ..packed.replacing import has_own_forward, packable_paths, put_packed
 from ..packed.sparsify import finish_packing
 
 
-def check_quantizable(decoder: Decoder) -> None:
-    """Raise `ValueError` for a projection whose module has no packed form."""
+def check_quantizable(decoder: Decoder, loaded: bool = True) -> None:
+    """Raise `ValueError` for a projection that cannot be quantized.
+
+    Args:
+        decoder ([`Decoder`]): of the model.
+        loaded (`bool`): False if the weights are still on the meta device.
+    """
     for name, projection in decoder.projections.items():
-        module = projection.module
+        module, dtype = projection.module, projection.owner.dtype
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"{name} has dtype {dtype}: with bits_per_weight, expected {', '.join(map(str, DTYPES))}."
+            )
+        if loaded and is_offloaded(module):
+            raise ValueError(
+                f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
+                "device_map, and prune without --stream."
+            )
         if not packable_paths(module, name) or has_own_forward(module):
             raise ValueError(
                 f"{name} cannot be quantized: a {type(module).__name__} "
                 f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out with "
                 f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
             )
+
+
+def round_head(model: PreTrainedModel, embedding_bits: int | None) -> dict[str, QuantizedWeight]:
+    """Return token embeddings and head rounded to 8 bits, by their names in the files; none if `embedding_bits` is None."""
+    weights = {} if embedding_bits is None else token_weights(model)
+    return {name: QuantizedWeight.nearest(weight, embedding_bits) for name, weight in weights.items()}
+
+
+def head_errors(model: PreTrainedModel, rounded: Mapping[str, QuantizedWeight]) -> dict[str, dict[str, float]]:
+    """Return for the report the squared error of rounding each, as a share of its squares."""
+    weights = token_weights(model) if rounded else {}
+    return {name: {"error": own.error(weights[name])} for name, own in rounded.items()}
 
 
 def put_quantized(

@@ -1,11 +1,10 @@
 """One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import torch
-from transformers import PreTrainedModel
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
@@ -16,7 +15,7 @@ from ..common.notes import get_logger
 from ..compat.accelerate import execution_device
 from ..config.methods import Methods
 from ..model.packed_size import PackedSize
-from ..model.projections import Decoder, Projection
+from ..model.projections import Projection
 from ..model.weight_names import stored_names
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
@@ -24,31 +23,20 @@ from ..trials import Trials
 from ..trials.cache import Cache
 from .context import PruneContext, PruneOutcome, default_batch_size
 from .final_pass import FinalPruning, apply_changes
+from .packing import head_errors, put_quantized, round_head
 from .refit import Refit
 from .reporting import make_report, pruned_size
 from .rotate import rotated
-from .rounding_head import head_errors, round_head
 
 
 logger = get_logger(__name__)
 
 
-# Model, decoder, quantised weights by projection name, and of embeddings and head by their names in the files: puts modules
-# that compute with them in place. This room knows no modules.
-Put = Callable[
-    [PreTrainedModel, Decoder, Mapping[str, QuantizedWeight], Mapping[str, QuantizedWeight]],
-    None,
-]
-
-
-def prune_model(
-    context: PruneContext, put_quantized: Put, remember: Callable[[PruningReport, PackedSize], None]
-) -> PruningReport:
+def prune_model(context: PruneContext, remember: Callable[[PruningReport, PackedSize], None]) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was.
 
     Args:
         context ([`PruneContext`]): with calibration sequences and records.
-        put_quantized: puts what was quantised into the model.
         remember: is called with the report and the size of what was pruned as soon as the weights are changed.
     """
     model, decoder = context.model, context.decoder

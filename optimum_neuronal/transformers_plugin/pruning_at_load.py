@@ -10,7 +10,7 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.calibrating import draw_calibration
-from ..pruning.context import check_structure
+from ..pruning.check import check
 
 
 class PruningQuantizer(hf_private.EarlyQuantizer):
@@ -43,7 +43,7 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
         """Find errors before weights are read, and draw the calibration sequences."""
         hf_private.forget_quantization(model)
         config = self.quantization_config
-        check_structure(model, config)
+        check(model, config, loaded=False)
         with torch.device("cpu"):  # this hook runs under torch.device("meta")
             revision = _revision(checkpoint_files)
             self._calibration = draw_calibration(model, config, revision=revision)

@@ -9,7 +9,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.clock import Clock
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
-from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.check import check
 from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.cache import Cache

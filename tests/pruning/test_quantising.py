@@ -12,9 +12,9 @@ from optimum_neuronal.blocks.paired_inputs import PairedRuns
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.saliency.low_bit import LowBit
 from optimum_neuronal.saliency.quantizer import Quantizer
 

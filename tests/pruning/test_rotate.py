@@ -19,7 +19,7 @@ from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.pruning import rotate as module
-from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.check import check
 from optimum_neuronal.pruning.rotate import rotated
 from optimum_neuronal.rotation import learning, merging, turns
 from optimum_neuronal.rotation.merging import Originals, Rotations

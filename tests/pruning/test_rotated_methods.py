@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_model
-from turning import rotated_of, random_rotations, ties, uneven
+from turning import random_rotations, rotated_of, ties, uneven
 
 from optimum_neuronal.rotation import learning
 

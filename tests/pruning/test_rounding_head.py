@@ -7,9 +7,9 @@ from sweeps import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.model.packed_size import packed_size
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
+from optimum_neuronal.packed.packed_module import packed_modules
 
 
 def config(**fields):
@@ -43,7 +43,7 @@ def test_tied_ones_stay_tied():
     "spoil, message",
     [
         (lambda m: m.lm_head.weight.data.fill_(torch.nan), "lm_head.weight cannot be rounded to 8 bits: .* NaN"),
-        (lambda m: m.model.embed_tokens.to(torch.float64), "embed_tokens.weight has the dtype torch.float64"),
+        (lambda m: m.model.embed_tokens.to(torch.float64), "embed_tokens.weight has dtype torch.float64"),
         (lambda m: m.model.embed_tokens.to("meta"), "are offloaded: leave it out"),
     ],
 )
@@ -77,7 +77,7 @@ def test_other_bits_are_refused():
 def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
     make_model("llama").save_pretrained(tmp_path / "dense")
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
-    message = "embedding_bits is 8, but the format 'dense': it needs format='packed'"
+    message = "embedding_bits is 8, but the format is 'dense': use format='packed'"
     with pytest.raises(ValueError, match=message):
         pruner.quantize(tmp_path / "sparse", format="dense")
     assert pruner.report is None and not (tmp_path / "sparse").exists()

@@ -5,7 +5,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.check_model import check_model, check_pattern, check_weights
+from optimum_neuronal.pruning.check import check_model, check_pattern, check_weights
 from optimum_neuronal.saliency.masks import ColumnPattern
 
 
