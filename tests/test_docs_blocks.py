@@ -4,7 +4,6 @@ The names that a page uses without making them (`model`, `tokenizer`, `data`, ..
 that its commands read: `Qwen/Qwen3-0.6B` is a local directory, and Hub datasets are a made-up text.
 """
 
-import inspect
 import shutil
 import sys
 
@@ -23,104 +22,86 @@ from optimum_neuronal.topup import TOPUPS
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
-LENGTH = 32  # tokens that the models admit
 TEXT = " ".join(f"w{(i * i + 3 * i) % 60}" for i in range(600))
-QUICK = {  # flags that make commands quick, beside those of the page
-    "speed": ["--batches", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1"],
-    "evaluate": ["--max-windows", "2"],
-    "compare": ["--max-windows", "2"],
-}
-FILES = (ROOT / "README.md", *PAGES)
-RUN = [(path, number, block) for path in FILES for number, block in enumerate(blocks(path)) if not block.reason]
-WITH_CODE = [path for path in FILES if any(where == path and b.language in ("python", "sh") for where, _, b in RUN)]
+QUICK = {"speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1", "evaluate": "--max-windows 2"}
+QUICK["compare"] = QUICK["evaluate"]  # flags that make commands quick, beside those of the page
 
 
 def tiny(family: str) -> transformers.PreTrainedModel:
-    return make_model(family, vocab_size=256, max_position_embeddings=LENGTH, num_hidden_layers=2)
+    return make_model(family, vocab_size=256, max_position_embeddings=32, num_hidden_layers=2)
+
+
+def magnitude_pruned() -> tuple[NeuronALPruner, transformers.PreTrainedModel]:
+    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), make_tokenizer())
+    return pruner, pruner.prune(tiny("llama"))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """What pages read: a dense model, pruned ones, and texts."""
     folder = tmp_path_factory.mktemp("documentation")
-    tokenizer = make_tokenizer()
     tiny("llama").save_pretrained(folder / "Qwen/Qwen3-0.6B")
-    tokenizer.save_pretrained(folder / "Qwen/Qwen3-0.6B")
-    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), tokenizer)
-    pruner.save(pruner.prune(tiny("llama")), folder / "qwen3-70")
+    make_tokenizer().save_pretrained(folder / "Qwen/Qwen3-0.6B")
+    pruner, model = magnitude_pruned()
+    pruner.save(model, folder / "qwen3-70")
     convert_checkpoint(folder / "qwen3-70", "packed", folder / "qwen3-70-packed")
     for name in ("my-text.txt", "my-test.txt"):
         (folder / name).write_text(TEXT)
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cheap(monkeypatch):
-    """Configs ask for few sequences, and for the search only where a page names it."""
-    check = NeuronALConfig.__post_init__
+    """Few sequences, no search, no Hub; methods that a page registers are forgotten afterwards."""
+    check, load = NeuronALConfig.__post_init__, datasets.load_dataset
 
     def little(config):
-        config.num_samples = min(config.num_samples, 8)
-        config.num_alignment_samples = min(config.num_alignment_samples or 2, 2)
-        if config.topup == "search" and config.pattern is None:
+        config.num_samples, config.num_alignment_samples = min(config.num_samples, 8), 2
+        if config.topup == "search":
             config.topup, config.topup_args = "uniform", {}
         if config.bits_per_weight is not None:  # scales and padding take more bits in a narrow model
             config.bits_per_weight = max(config.bits_per_weight, 8)
         check(config)
 
+    def load_dataset(path, *args, **kwargs):
+        local = path in ("text", "csv", "json", "parquet")
+        return (
+            load(path, *args, **kwargs) if local else datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
+        )
+
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)
+    for owner in (NeuronALPruner, transformers.PreTrainedModel):
+        monkeypatch.setattr(owner, "push_to_hub", lambda *_, **__: None)
     for registry in (SALIENCIES, TOPUPS):
         registry.names()
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
 
 
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch):
-    made = datasets.Dataset.from_dict({name: [TEXT] for name in ("text", "sentence")})
-    load = datasets.load_dataset
-    local = ("text", "csv", "json", "parquet")
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, *a, **k: load(path, *a, **k) if path in local else made)
-    monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)
-    for owner in (NeuronALPruner, transformers.PreTrainedModel):
-        signature = inspect.signature(owner.push_to_hub)
-        monkeypatch.setattr(
-            owner, "push_to_hub", lambda *args, s=signature, **kwargs: s.bind(*args, **kwargs) and None
-        )
-
-
-@pytest.fixture
-def names():
+def names() -> dict:
     """What pages use without making it."""
-    tokenizer = make_tokenizer()
-    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), tokenizer)
-    model = pruner.prune(tiny("llama"))
-    ids = torch.tensor(tokenizer(TEXT, verbose=False)["input_ids"])[: 8 * LENGTH].view(8, LENGTH)
+    pruner, model = magnitude_pruned()
+    ids = torch.tensor(pruner.tokenizer(TEXT, verbose=False)["input_ids"])[: 8 * 32].view(8, 32)
     quiet = {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
     return {
-        "__name__": "page",
-        "dense": tiny("llama"),
-        "model": model,
-        "moe": tiny("mixtral"),
-        "pruner": pruner,
-        "tokenizer": tokenizer,
+        **{"__name__": "page", "pruner": pruner, "model": model, "tokenizer": pruner.tokenizer},
+        **{"dense": tiny("llama"), "moe": tiny("mixtral"), "Trainer": transformers.Trainer},
         "data": [{"input_ids": sequence, "labels": sequence} for sequence in ids],
         "loader": [{"input_ids": batch, "labels": batch} for batch in ids.split(4)],
-        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-3),
-        "Trainer": transformers.Trainer,
         "arguments": transformers.TrainingArguments("trained", max_steps=3, **quiet),
     }
 
 
-@pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
-def test_blocks_run(path, files, names, tmp_path, monkeypatch):
-    folder = tmp_path / "here"
-    shutil.copytree(files, folder)
-    monkeypatch.chdir(folder)
-    for where, number, block in RUN:
-        if where == path and block.language == "python":
-            exec(compile(block.code, f"{path.name}, block {number}", "exec"), names)
-        elif where == path and block.language == "sh":
+@pytest.mark.parametrize("path", (ROOT / "README.md", *PAGES), ids=name_of)
+def test_blocks_run(path, files, cheap, tmp_path, monkeypatch):
+    shutil.copytree(files, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    namespace = names()
+    for number, block in enumerate(blocks(path)):
+        if block.language == "python" and not block.reason:
+            exec(compile(block.code, f"{path.name}, block {number}", "exec"), namespace)
+        elif block.language == "sh" and not block.reason:
             for words in commands(block.code):
                 assert words[:2] == ["optimum-cli", "neuronal"], words
-                monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[2], [])])
+                monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[2], "").split()])
                 optimum_cli.main()
