@@ -73,7 +73,7 @@ def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(ids):
     for topup in ["atp", "dsa", "evopress"]:
         model = make_kind("LlamaForSequenceClassification")
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* choose 'search'"):
+        with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* Choose 'search'"):
             NeuronALPruner(config(topup=topup)).prune(model, ids)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 

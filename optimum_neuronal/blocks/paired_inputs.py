@@ -94,13 +94,13 @@ class PairedRuns:
         other_kept.begin(self._seen)
         statistic, module = Hessian(), stage[0].module
         child = other_kept.noted(module)
-        with self.runner.counted(sparse.sequences // 2):  # of both together, see above
-            for own, other, call in zip(sparse, dense, self.calls):
-                with other_kept.in_place():
-                    expected = _inputs(self.block, module, other, call, child)
-                with solved.in_place(), own_kept.in_place():
-                    received = _inputs(self.block, module, own, call)
-                statistic.update_pair(received, expected, len(own))
+        self.runner.block_forwards += sparse.sequences // 2  # of both together, see above
+        for own, other, call in zip(sparse, dense, self.calls):
+            with other_kept.in_place():
+                expected = _inputs(self.block, module, other, call, child)
+            with solved.in_place(), own_kept.in_place():
+                received = _inputs(self.block, module, own, call)
+            statistic.update_pair(received, expected, len(own))
         return dict.fromkeys((p.name for p in stage), statistic)
 
     def output(self, index: int) -> Stream:

@@ -6,7 +6,6 @@ All candidates visit a block together, so that its weights are read once and com
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,15 +132,9 @@ class BlockRunner:
         """Run a block on every batch, and count it. See [`replay`] for the arguments."""
         if record is None and block.experts:  # recorded experts run by sequence, so that batches do not change a bit
             record = SquaredNorms
-        with self.counted(stream.sequences):
-            outputs, norms = replay(block, stream.batches, calls, record, skipped)
+        self.block_forwards += stream.sequences
+        outputs, norms = replay(block, stream.batches, calls, record, skipped)
         return Stream(outputs), norms
-
-    @contextmanager
-    def counted(self, block_forwards: int) -> Iterator[None]:
-        """Count runs of a block on one sequence that happen while the context lasts."""
-        self.block_forwards += block_forwards
-        yield
 
     def pass_on(self, _index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         """Visit a block in [`run`] with one stream, and do nothing else."""

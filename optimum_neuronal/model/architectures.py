@@ -41,10 +41,6 @@ FEEDS = {
 }
 MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
 BLOCK_ENTRIES = tuple(role for role, fed in FEEDS.items() if fed in ("output", "query", "kv") and role != "kv")
-ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk")  # every token meets all before it
-
-# Subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does.
-AS_LINEAR = ("FalconLinear",)
 
 STREAM, HEADS = "stream", "heads"  # values of `Architecture.rotates`
 

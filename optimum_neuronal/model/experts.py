@@ -18,18 +18,9 @@ from .architectures import MLP_ENTRIES, Architecture
 from .projections import Experts, Projection
 
 
-EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # names of a config field
-
-
 def is_of_experts(role: str | None, ndim: int) -> bool:
     """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
     return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
-
-
-def experts_per_token(config: Any) -> int | None:
-    """Return the number of experts for each token, the largest of all layers; None if the text config does not say."""
-    found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
-    return max(found) if isinstance(found, list) else found
 
 
 def expert_projections(

@@ -100,8 +100,8 @@ class FinalPruning:
             return found, tensors
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
         expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
-        with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
-            fitted = self.refit.fit(block, changes, streams[0], expected, calls)
+        runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
+        fitted = self.refit.fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
             name, change = projection.name, changes[projection.name]
             kept = change.unpack_mask().to(projection.weight.device)

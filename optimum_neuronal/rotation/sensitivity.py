@@ -37,8 +37,8 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
 
     blocks = runner.decoder.blocks
     for index in runner.shown_by_bar(range(len(blocks))[::-1], LABEL):
-        with runner.counted(BACKWARD * len(ids)):
-            gradients = _through(blocks[index], entering.pop(), inputs.calls[index], gradients, found)
+        runner.block_forwards += BACKWARD * len(ids)
+        gradients = _through(blocks[index], entering.pop(), inputs.calls[index], gradients, found)
     mean = sum(found.values()) / len(found) or 1.0
     return {name: value / mean for name, value in found.items()}
 

@@ -134,16 +134,16 @@ class BESA(TopUp):
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
             for hidden, call, target in zip(*data):
-                with runner.counted(len(hidden)):
-                    gradients = _mask_gradients(block, rates, hidden, call, target)
-                    optimizer.zero_grad()
-                    with torch.enable_grad():
-                        share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
-                        loss = self.penalty * ((share - sparsity) / sparsity) ** 2
-                        for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
-                            loss = loss + (rate.kept * gradient).sum().cpu()
-                    loss.backward()
-                    optimizer.step()
+                runner.block_forwards += len(hidden)
+                gradients = _mask_gradients(block, rates, hidden, call, target)
+                optimizer.zero_grad()
+                with torch.enable_grad():
+                    share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
+                    loss = self.penalty * ((share - sparsity) / sparsity) ** 2
+                    for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
+                        loss = loss + (rate.kept * gradient).sum().cpu()
+                loss.backward()
+                optimizer.step()
 
 
 class LearnedRate:

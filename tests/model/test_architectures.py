@@ -1,7 +1,6 @@
 import pytest
 
 from optimum_neuronal.model.architectures import (
-    ATTENTION,
     DEFAULT_ROLES,
     FEEDS,
     Architecture,
@@ -26,7 +25,6 @@ def test_a_family_adds_to_the_default_names():
 def test_every_role_is_fed_to_something_that_exists():
     assert {role for role in DEFAULT_ROLES.values() if role} <= set(FEEDS)
     assert {fed for fed in FEEDS.values() if fed not in ("mlp", "next block")} <= set(FEEDS)
-    assert set(ATTENTION) <= set(FEEDS)
 
 
 def test_parallel_may_depend_on_the_config():
