@@ -23,7 +23,7 @@ def make_block(*weights, name: str = "block") -> Block:
     return Block(name, nn.Module(), {projection.name: projection for projection in projections})
 
 
-class FakeSweep:
+class FakeTrials:
     """Answers with errors of its own choice, so that the decisions can be told."""
 
     def __init__(self, blocks, errors=None, activations=None):
@@ -41,7 +41,7 @@ class FakeSweep:
 
 
 class FakeOutputs:
-    """A sweep whose output errors a function computes from the sparsities of the blocks."""
+    """Trials whose output errors a function computes from the sparsities of the blocks."""
 
     def __init__(self, decoder, error=lambda found: 1.0):
         self.decoder, self.error, self.asked = decoder, error, []

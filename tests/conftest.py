@@ -94,7 +94,7 @@ def own_topup():
         seed: int = 123
         shape: tuple[int, ...] = (1, 2)
 
-        def allocate(self, sweep, sparsity):
+        def allocate(self, trials, sparsity):
             return Allocation(None)
 
     yield Own

@@ -8,9 +8,9 @@ from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.model.weight_names import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.pruning.packing import put_quantized
 
 

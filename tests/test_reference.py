@@ -4,7 +4,7 @@ import authors
 import numpy as np
 import pytest
 from profiles import at_night, by_day
-from sweeps import build_sweep
+from trial_helpers import build_trials
 
 from optimum_neuronal import evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
@@ -30,15 +30,15 @@ class Reference:
     def __init__(self, saliency: str = "wanda"):
         self.model = authors.load_model()
         self.decoder = find_decoder(self.model)
-        self.sweep = build_sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
+        self.trials = build_trials(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
 
     def errors(self, plans):
         with inference(self.model):
-            return self.sweep.alignment_errors(plans, *MEASURED_ON, label=None)
+            return self.trials.alignment_errors(plans, *MEASURED_ON, label=None)
 
     def prune(self, plan):
         with inference(self.model):
-            masks = FinalPruning(self.sweep, plan).find()[0]
+            masks = FinalPruning(self.trials, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 
@@ -143,7 +143,7 @@ def test_deviations_are_the_authors(reference, their_rounding):
     targets = authors.authors_block_targets(0.7, 0.2, 8)
     with inference(reference.model):
         plan = authors.authors_block_plan(reference.decoder, targets)
-        deviation = reference.sweep.deviation(plan, *MEASURED_ON, label=None)
+        deviation = reference.trials.deviation(plan, *MEASURED_ON, label=None)
     with np.load(authors.REFERENCE / "norms_best_block_step_wanda_0.7.npz") as file:
         for place, values in deviation.places.items():
             local = place.removeprefix("model.layers.")
@@ -160,7 +160,7 @@ def test_the_papers_own_equation_chooses_012(reference):
     with inference(reference.model):
         targets = [authors.authors_block_targets(0.7, lam, 8) for lam in LAMBDAS]
         plans = [authors.authors_block_plan(reference.decoder, target) for target in targets]
-        errors = reference.sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
+        errors = reference.trials.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
     assert LAMBDAS[int(np.argmin(errors))] == 0.12
 
 
@@ -190,8 +190,8 @@ def test_batch_size_does_not_change_a_bit():
     results = []
     for batch_size in (1, 3, 8):
         reference = Reference()
-        reference.sweep = build_sweep(
-            reference.decoder, reference.sweep.saliency, reference.sweep.ids[:16], 8, batch_size=batch_size
+        reference.trials = build_trials(
+            reference.decoder, reference.trials.saliency, reference.trials.ids[:16], 8, batch_size=batch_size
         )
         plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
         results.append((reference.errors(plans), reference.prune(plans[0])))

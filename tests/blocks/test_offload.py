@@ -5,8 +5,8 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from conftest import make_ids, make_model, make_model_on_disk
-from sweeps import checksums, state, unchanged
 from transformers import AutoModelForCausalLM
+from trial_helpers import checksums, state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks import offload

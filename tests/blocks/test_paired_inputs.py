@@ -1,8 +1,8 @@
 import pytest
 import torch
 from conftest import make_model
-from sweeps import build_sweep, state, unchanged
 from torch import nn
+from trial_helpers import build_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.calls import Stream
@@ -15,12 +15,12 @@ from optimum_neuronal.saliency.alps import ALPS
 
 def paired(model, ids, batch_size=4, max_hidden_bytes=None, index=1, **chosen):
     """Runner, block, both streams and the calls of a model's block. The sparse model's stream differs."""
-    sweep = build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
-    inputs = sweep.alignment_inputs()
+    trials = build_trials(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
+    inputs = trials.alignment_inputs()
     dense = Stream(inputs.hidden)
     sparse = Stream([states + 0.3 * states.flip(0) for states in dense])
-    sweep.runner.max_hidden_bytes = max_hidden_bytes
-    return sweep.runner, sweep.decoder.blocks[index], sparse, dense, inputs.calls[index]
+    trials.runner.max_hidden_bytes = max_hidden_bytes
+    return trials.runner, trials.decoder.blocks[index], sparse, dense, inputs.calls[index]
 
 
 def order(model, ids, index=0, **chosen) -> list[list[str]]:

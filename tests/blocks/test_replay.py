@@ -2,8 +2,8 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
-from sweeps import state, unchanged
 from torch import nn
+from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from by_hand import make_block
-from sweeps import state, unchanged
+from trial_helpers import state, unchanged
 
 from optimum_neuronal.blocks import runner as module
 from optimum_neuronal.blocks.block_inputs import BlockInputs, inference

@@ -2,7 +2,7 @@
 
 import torch
 from conftest import make_model
-from sweeps import build_sweep, state
+from trial_helpers import build_trials, state
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.calls import Stream
@@ -20,7 +20,7 @@ class Fitted:
         self.model, self.refit = make_model(family), Refit(epochs, rate)
         self.before = state(self.model)
         with inference(self.model):
-            self.engine = build_sweep(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids))
+            self.engine = build_trials(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids))
             inputs = self.engine.alignment_inputs()
             self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
             self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_model, memory_of
 from interruptions import interrupt_at_second_block
-from sweeps import build_sweep, state, unchanged, uniform
+from trial_helpers import build_trials, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
@@ -49,8 +49,8 @@ def test_every_projection_in_its_turn_by_hand(family, saliency, ids):
     method = ALPS(iterations=9) if saliency == "alps" else SALIENCIES.get(saliency)()
     before = state(model)
     with inference(model):
-        sweep = build_sweep(find_decoder(model), method, ids, 4, 5)
-        found = FinalPruning(sweep, uniform(sweep, 0.6), toward_dense=True).find()[0]
+        trials = build_trials(find_decoder(model), method, ids, 4, 5)
+        found = FinalPruning(trials, uniform(trials, 0.6), toward_dense=True).find()[0]
     assert unchanged(model, before)
     decoder = find_decoder(sparse)
     for name in decoder.projections:

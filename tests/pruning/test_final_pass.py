@@ -7,7 +7,7 @@ import torch
 from conftest import FEW, make_model, make_model_on_disk, memory_of
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
-from sweeps import make_sweep, state, unchanged, uniform
+from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks import runner as engine
@@ -123,19 +123,19 @@ def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
 def test_updated_weights_follow_the_pruned_stream(any_model, ids):
     """Block by block, by hand: every block sees the updated weights before it."""
     with inference(any_model):
-        sweep = make_sweep(any_model, ids, "sparsegpt")
-        plan, before = uniform(sweep, 0.6), state(any_model)
-        found = FinalPruning(sweep, plan).find()[0]
+        trials = make_trials(any_model, ids, "sparsegpt")
+        plan, before = uniform(trials, 0.6), state(any_model)
+        found = FinalPruning(trials, plan).find()[0]
         assert unchanged(any_model, before)
-        for block in sweep.decoder.blocks:
-            inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
+        for block in trials.decoder.blocks:
+            inputs = capture_inputs(trials.decoder, ids, 12, "cpu")
             hidden = inputs.hidden
-            for earlier, calls in zip(sweep.decoder.blocks, inputs.calls):
+            for earlier, calls in zip(trials.decoder.blocks, inputs.calls):
                 hidden, norms = replay(earlier, hidden, calls, Hessian)
                 if earlier is block:
                     break
             for projection in block.pruned:
-                expected = sweep.saliency.prune(projection.weight, norms[projection.name].hessian, 0.6)
+                expected = trials.saliency.prune(projection.weight, norms[projection.name].hessian, 0.6)
                 different = ((expected == 0) != (found[projection.name].unpack() == 0)).sum().item()
                 assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
             for projection in block.pruned:
@@ -151,15 +151,15 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
     """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
     model = make_model(family)
     with inference(model):
-        sweep = make_sweep(model, ids, saliency)
-        plan = uniform(sweep, 0.7)
+        trials = make_trials(model, ids, saliency)
+        plan = uniform(trials, 0.7)
         before = state(model)
-        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep, plan).find()[0].items()}
+        masks = {name: mask.unpack() for name, mask in FinalPruning(trials, plan).find()[0].items()}
         assert unchanged(model, before)
-        for block in sweep.decoder.blocks:
+        for block in trials.decoder.blocks:
             norms = squared_norms(model, ids, block.projections)
             for projection in block.pruned:
-                score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
+                score = trials.saliency.score(projection.weight, activation(norms[projection.name]))
                 expected = mask_rows(score, plan.row_counts(projection.name, projection.shape))
                 different = (expected != masks[projection.name]).sum().item()
                 assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
@@ -169,22 +169,22 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
 
 def test_refine_edits_masks(llama, ids):
     with inference(llama):
-        sweep = make_sweep(llama, ids)
+        trials = make_trials(llama, ids)
         seen = []
 
         def refine(projection, mask, score, statistic):
             seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
             return torch.ones_like(mask)
 
-        masks = FinalPruning(sweep, uniform(sweep), refine).find()[0]
-    assert [name for name, *_ in seen] == list(sweep.decoder.projections)
+        masks = FinalPruning(trials, uniform(trials), refine).find()[0]
+    assert [name for name, *_ in seen] == list(trials.decoder.projections)
     assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
 
 
 def test_magnitude_needs_no_forward(llama):
     with inference(llama):
-        sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = FinalPruning(sweep, uniform(sweep)).find()[0]
-    assert sweep.runner.block_forwards == 0
+        trials = make_trials(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
+        masks = FinalPruning(trials, uniform(trials)).find()[0]
+    assert trials.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())

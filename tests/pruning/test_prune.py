@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import memory_of
-from sweeps import state, unchanged
+from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.clock import Clock

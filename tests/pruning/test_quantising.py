@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import FEW, make_ids, make_model, make_model_on_disk
-from sweeps import state
+from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.blocks.block_inputs import inference

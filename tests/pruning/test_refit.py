@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import make_model, make_model_on_disk, memory_of
 from interruptions import interrupt_at_second_block
-from sweeps import state, unchanged
+from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import make_ids, make_model, memory_of
 from profiles import NIGHT, by_day
-from sweeps import state
 from transformers.utils import logging
+from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks import runner as engine

@@ -9,8 +9,8 @@ import torch
 from conftest import make_model
 from profiles import by_day
 from safetensors import safe_open
-from sweeps import state, unchanged
 from transformers import AutoModelForCausalLM
+from trial_helpers import state, unchanged
 from turning import logits, ties, uneven
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_model
-from sweeps import state
+from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.model.find_blocks import find_decoder

@@ -6,7 +6,7 @@ import torch
 from conftest import make_model
 from families import FAMILIES
 from profiles import at_night
-from sweeps import state
+from trial_helpers import state
 from turning import logits, random_rotations, rotated_of, ties, uneven
 
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model

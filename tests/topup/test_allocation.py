@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from by_hand import FakeSweep, make_block, make_projection
+from by_hand import FakeTrials, make_block, make_projection
 
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.topup import get_dist
@@ -26,9 +26,9 @@ LAST = make_block([[6.0]], name="last")
 
 def test_blocks_without_anything_to_prune_take_no_part():
     assert pruned_blocks(SimpleNamespace(blocks=[FIRST, LEFT_OUT, LAST])) == [FIRST, LAST]
-    sweep = FakeSweep([FIRST, LEFT_OUT, LAST], activations={"first.0": 10, "first.1": 20, "last.0": 30})
-    scores = block_scores(sweep, lambda block, activations: activations[block.pruned_names[-1]], "Scores")
-    assert scores.tolist() == [20, 30] and scores.dtype == torch.float64 and sweep.asked == ["Scores"]
+    trials = FakeTrials([FIRST, LEFT_OUT, LAST], activations={"first.0": 10, "first.1": 20, "last.0": 30})
+    scores = block_scores(trials, lambda block, activations: activations[block.pruned_names[-1]], "Scores")
+    assert scores.tolist() == [20, 30] and scores.dtype == torch.float64 and trials.asked == ["Scores"]
 
 
 def test_sizes_are_of_all_weights_of_a_block_and_all_its_projections_get_its_sparsity():

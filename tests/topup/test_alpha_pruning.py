@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from by_hand import by_block
-from sweeps import make_sweep
+from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.alpha_pruning import (
@@ -68,14 +68,14 @@ def test_what_would_exceed_the_largest_goes_to_the_others():
 def test_a_model_by_its_spectra(llama, ids):
     """The first block's weights get a flat spectrum, the last one's a heavy tail: the first is pruned most."""
     with inference(llama):
-        sweep = make_sweep(llama, ids[:0], "magnitude")
-        for block, power in zip(sweep.decoder.blocks, (0.2, 1.0, 2.0)):
+        trials = make_trials(llama, ids[:0], "magnitude")
+        for block, power in zip(trials.decoder.blocks, (0.2, 1.0, 2.0)):
             for projection in block.pruned:
                 u, _, v = torch.linalg.svd(projection.weight, full_matrices=False)
                 steps = torch.arange(1, min(projection.shape) + 1)
                 projection.weight.copy_(u @ torch.diag(steps**-power) @ v)
-        allocation = AlphaPruning(bins=4).allocate(sweep, 0.6)
+        allocation = AlphaPruning(bins=4).allocate(trials, 0.6)
     alphas = allocation.decisions["alpha_pruning"]["alphas"]
     assert alphas == sorted(alphas, reverse=True)
-    first, _, last = by_block(sweep.decoder.blocks, allocation.plan)
-    assert first / last == pytest.approx(1.3 / 0.7) and sweep.runner.block_forwards == 0
+    first, _, last = by_block(trials.decoder.blocks, allocation.plan)
+    assert first / last == pytest.approx(1.3 / 0.7) and trials.runner.block_forwards == 0

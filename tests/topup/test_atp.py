@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from by_hand import FakeSweep, by_block, make_block
+from by_hand import FakeTrials, by_block, make_block
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -29,9 +29,9 @@ def test_progression_by_hand(llama):
 
 def test_lowest_error_wins_and_the_first_of_equals():
     blocks = [make_block(torch.ones(2, 2), name=f"b{index}") for index in range(3)]
-    sweep = FakeSweep(blocks, errors=[3.0, 2.0, 2.0, 4.0])
-    allocation = ATP(trials=4).allocate(sweep, 0.7)
-    ((plans, metric, label, reference),) = sweep.asked
+    trials = FakeTrials(blocks, errors=[3.0, 2.0, 2.0, 4.0])
+    allocation = ATP(trials=4).allocate(trials, 0.7)
+    ((plans, metric, label, reference),) = trials.asked
     assert (len(plans), metric, label, reference) == (4, "nll", "ATP", "dense")
     assert allocation.plan is plans[1]
     decision = allocation.decisions["atp"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_model
 from profiles import by_day
-from sweeps import build_sweep, state
+from trial_helpers import build_trials, state
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -29,7 +29,7 @@ def test_contract(name, ids):
         topup = TOPUPS.get(name)()
         topup.check(decoder)
         for sparsity in by_day([0.6, 0.0, 0.8, 0.97, 0.6], 0.0, 0.6, 0.97):
-            plan = topup.allocate(build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity).plan
+            plan = topup.allocate(build_trials(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity).plan
             assert set(plan.sparsity) == set(decoder.projections)
             assert plan_sparsity(decoder, plan) == pytest.approx(sparsity, abs=2e-3)
             plans.append(plan)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from conftest import FEW, make_model
-from sweeps import make_sweep, state, unchanged
+from trial_helpers import make_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.replay import replay
@@ -25,7 +25,7 @@ def by_block(decoder, sparsities):
 
 def allocate(model, ids, sparsity=0.6, batch_size=4, **fields):
     with inference(model):
-        return BESA(**fields).allocate(make_sweep(model, ids, batch_size=batch_size), sparsity)
+        return BESA(**fields).allocate(make_trials(model, ids, batch_size=batch_size), sparsity)
 
 
 class TestRate:
@@ -69,18 +69,18 @@ def test_mask_gradients_are_those_of_the_loss(ids):
     """A weight whose mask is 1 - epsilon rather than 1 changes the loss by epsilon times its gradient."""
     model = make_model("llama").double()
     with inference(model):
-        sweep = make_sweep(model, ids)
-        inputs, block = sweep.runner.capture(ids[:1]), sweep.decoder.blocks[0]
+        trials = make_trials(model, ids)
+        inputs, block = trials.runner.capture(ids[:1]), trials.decoder.blocks[0]
         hidden, call = inputs.hidden[0], inputs.calls[0][0]
         target = replay(block, [hidden], [call])[0][0]
         rates = [LearnedRate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]
         gradients = besa._mask_gradients(block, rates, hidden, call, target)
         for rate, gradient in zip(rates, gradients):
-            changed = finite_difference(sweep, block, rates, rate, rank=20, data=(hidden, call, target))
+            changed = finite_difference(trials, block, rates, rate, rank=20, data=(hidden, call, target))
             assert gradient[20].item() == pytest.approx(changed, rel=2e-2, abs=1e-6), rate.projection.name
 
 
-def finite_difference(sweep, block, rates, moved, rank, data, epsilon=1e-4):
+def finite_difference(trials, block, rates, moved, rank, data, epsilon=1e-4):
     """The loss's change when the masks of all weights of one rank rise, in every row of one projection."""
     hidden, call, target = data
     losses = []
@@ -128,8 +128,8 @@ def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
     with inference(llama):
         name, found = "model.layers.1.self_attn.q_proj", []
         for targets in (None, [r"layers\.1\."]):
-            sweep = make_sweep(llama, ids, targets=targets)
-            found.append(BESA().allocate(sweep, 0.6).plan.sparsity[name])
+            trials = make_trials(llama, ids, targets=targets)
+            found.append(BESA().allocate(trials, 0.6).plan.sparsity[name])
     assert found[0] != found[1]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import make_ids, make_model
-from sweeps import build_sweep
+from trial_helpers import build_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -43,24 +43,24 @@ def test_experts_of_a_layer_share_a_rate(family):
 
 def test_more_bits_where_the_model_loses_more(monkeypatch):
     model = make_model("llama", **WIDE)
-    sweep, rates = build_sweep(find_decoder(model), LowBit(), make_ids(), 2), Rates(3.0)
+    trials, rates = build_trials(find_decoder(model), LowBit(), make_ids(), 2), Rates(3.0)
     asked = []
-    original = type(sweep).output_errors
+    original = type(trials).output_errors
 
     def output_errors(self, plans, metric, label, reference):
         asked.append((len(plans), metric, {bits for plan in plans for bits in plan.bits.values()}))
         return original(self, plans, metric, label, reference)
 
-    monkeypatch.setattr(type(sweep), "output_errors", output_errors)
+    monkeypatch.setattr(type(trials), "output_errors", output_errors)
     with inference(model):
-        found = rates.allocate(sweep, rates.budget)
+        found = rates.allocate(trials, rates.budget)
     assert asked == [(7, "kl", {0, 2})] * 2, "a block's projections together, each alone at the fewest bits"
     told = found.decisions["rates"]
     assert told["by"] == "divergence" and told["bits"] == 2 and told["divergences"].keys() == found.plan.bits.keys()
     same_size = [name for name in found.plan.bits if name.endswith(("gate_proj", "up_proj", "down_proj"))]
     ranked = sorted(same_size, key=told["divergences"].__getitem__)
     assert [found.plan.bits[name] for name in ranked] == sorted(found.plan.bits[name] for name in ranked)
-    assert 8 * bytes_of(sweep.decoder, found.plan) <= 3.0 * sum(p.numel for p in sweep.decoder.projections.values())
+    assert 8 * bytes_of(trials.decoder, found.plan) <= 3.0 * sum(p.numel for p in trials.decoder.projections.values())
     assert len(set(found.plan.bits.values())) > 1
 
 

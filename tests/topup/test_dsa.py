@@ -4,7 +4,7 @@ import pytest
 import torch
 from by_hand import FakeOutputs, by_block
 from conftest import make_model
-from sweeps import make_sweep
+from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.replay import replay
@@ -12,7 +12,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
 
 
-class FakeSweep(FakeOutputs):
+class FakeTrials(FakeOutputs):
     """Every statistic of the blocks is the same: 1, 2 and 3."""
 
     def dense_scores(self, score, label):
@@ -21,36 +21,36 @@ class FakeSweep(FakeOutputs):
 
 def test_the_best_known_function_wins(llama):
     """The error falls with the last block's sparsity; no function gives it more than the window: 0.6 + 0.1."""
-    sweep = FakeSweep(find_decoder(llama), lambda found: -found[2] + found[1])
-    allocation = DSA().allocate(sweep, 0.6)
+    trials = FakeTrials(find_decoder(llama), lambda found: -found[2] + found[1])
+    allocation = DSA().allocate(trials, 0.6)
     decision = allocation.decisions["dsa"]
     best = min(decision["candidates"], key=lambda candidate: candidate["error"])
     assert decision["function"] == best["function"]
-    found = by_block(sweep.decoder.blocks, allocation.plan)
+    found = by_block(trials.decoder.blocks, allocation.plan)
     assert found[1] - found[2] == best["error"] and sum(found) / 3 == pytest.approx(0.6)
-    assert sweep.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
+    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
 
 
 def test_no_plan_is_tried_twice(llama):
     """Many functions are the same, such as the mean and the mean of absolute values."""
     tried = []
-    sweep = FakeSweep(find_decoder(llama), lambda found: tried.append(tuple(found)) or 1.0)
-    DSA().allocate(sweep, 0.6)
+    trials = FakeTrials(find_decoder(llama), lambda found: tried.append(tuple(found)) or 1.0)
+    DSA().allocate(trials, 0.6)
     assert len(tried) == len(set(tried)) == 58
 
 
 def test_where_no_window_fits_one_plan_is_tried(llama):
     for sparsity in [0.0, 0.995]:
-        sweep = FakeSweep(find_decoder(llama))
-        assert set(DSA().allocate(sweep, sparsity).plan.sparsity.values()) == {sparsity}
-        assert sweep.asked[0] == (1, "nll", None) and sum(count for count, *_ in sweep.asked) == 1
+        trials = FakeTrials(find_decoder(llama))
+        assert set(DSA().allocate(trials, sparsity).plan.sparsity.values()) == {sparsity}
+        assert trials.asked[0] == (1, "nll", None) and sum(count for count, *_ in trials.asked) == 1
 
 
 def test_blocks_left_out_take_no_part(llama, ids):
     with inference(llama):
-        sweep = make_sweep(llama, ids, ignore=[r"layers\.1\."])
-        plan = DSA(population=3, generations=1, offspring=2).allocate(sweep, 0.6).plan
-    assert set(plan.sparsity) == set(sweep.decoder.projections)
+        trials = make_trials(llama, ids, ignore=[r"layers\.1\."])
+        plan = DSA(population=3, generations=1, offspring=2).allocate(trials, 0.6).plan
+    assert set(plan.sparsity) == set(trials.decoder.projections)
     assert sum(set(plan.sparsity.values())) / 2 == pytest.approx(0.6)
 
 
@@ -121,11 +121,11 @@ def test_sparsities_by_hand(llama):
 def test_statistics_are_those_of_wandas_metric(family, ids):
     model = make_model(family)
     with inference(model):
-        sweep = make_sweep(model, ids, "magnitude")
-        statistics, inputs = block_statistics(sweep), sweep.runner.capture(ids)
-        for index, block in enumerate(sweep.decoder.blocks):
+        trials = make_trials(model, ids, "magnitude")
+        statistics, inputs = block_statistics(trials), trials.runner.capture(ids)
+        for index, block in enumerate(trials.decoder.blocks):
             inputs.hidden, norms = replay(block, inputs.hidden, inputs.calls[index])
-            activations = sweep.activations(block, norms)
+            activations = trials.activations(block, norms)
             metric = torch.cat([(p.weight.abs() * activations[p.name]).flatten() for p in block.pruned]).double()
             scaled, shares = (metric - metric.min()) / (metric.max() - metric.min()), metric / metric.sum()
             for pre, reduce, expected in [

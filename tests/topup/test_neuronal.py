@@ -5,7 +5,7 @@ import pytest
 import torch
 from by_hand import by_block
 from conftest import make_model
-from sweeps import make_sweep, uniform
+from trial_helpers import make_trials, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
@@ -17,7 +17,7 @@ from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
 
 
-class FakeSweep:
+class FakeTrials:
     """Answers with errors of its own choice, so that the decisions can be told."""
 
     def __init__(self, decoder, errors):
@@ -56,9 +56,9 @@ def test_schedules_by_hand(llama, schedule, middle):
     assert found == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
     assert sum(found) / 3 == pytest.approx(0.7)
     assert all(plan.sparsity[name] == own for b, own in zip(decoder.blocks, found) for name in b.pruned_names)
-    sweep = FakeSweep(decoder, {"Block step": [1.0], "base": 0.7})
-    NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(sweep, 0.7)
-    ((_, (asked,)),) = sweep.asked
+    trials = FakeTrials(decoder, {"Block step": [1.0], "base": 0.7})
+    NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
+    ((_, (asked,)),) = trials.asked
     assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
@@ -71,25 +71,25 @@ def test_the_default_schedule_is_linear_and_spares_early_blocks(llama):
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):
     errors = {"Block step": [3.0, 1.0, 1.0], "Row step": [0.9, 0.5], "base": 0.7}
-    sweep = FakeSweep(find_decoder(llama), errors)
-    allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(sweep, 0.7)
+    trials = FakeTrials(find_decoder(llama), errors)
+    allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(trials, 0.7)
     assert allocation.decisions["block"]["lambda"] == 0.1 and allocation.decisions["row"]["lambda"] == 0.2
     assert [c["error"] for c in allocation.decisions["row"]["candidates"]] == [0.7, 0.9, 0.5]
-    assert [label for label, _ in sweep.asked] == ["Block step", "Row step"]
-    assert allocation.plan is sweep.asked[1][1][1]
+    assert [label for label, _ in trials.asked] == ["Block step", "Row step"]
+    assert allocation.plan is trials.asked[1][1][1]
 
 
 def test_single_steps(llama):
     for steps, label in [("block", "Block step"), ("row", "Row step")]:
-        sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
-        allocation = NeuronAL(steps=steps, block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(sweep, 0.7)
-        assert [asked for asked, _ in sweep.asked] == [label] and set(allocation.decisions) == {steps}
+        trials = FakeTrials(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
+        allocation = NeuronAL(steps=steps, block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(trials, 0.7)
+        assert [asked for asked, _ in trials.asked] == [label] and set(allocation.decisions) == {steps}
 
 
 def test_rows_that_deviate_more_are_spared(llama):
     decoder = find_decoder(llama)
     base = block_plan(decoder, 0.5, 0.1)
-    deviation = FakeSweep(decoder, {"base": 0.0}).deviation(base, label="test")
+    deviation = FakeTrials(decoder, {"base": 0.0}).deviation(base, label="test")
     (plan,) = row_plans(decoder, base, [0.2], deviation)
     for name, rows in plan.sparsity.items():
         assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
@@ -101,11 +101,11 @@ def test_row_step_everywhere(any_model, ids):
     """Every family, both references: every row of every projection takes part, the last block's down too."""
     with inference(any_model):
         for measured_on in product(["sparse-stream", "dense"], ["sequence", "pooled"], ["l2"]):
-            sweep = make_sweep(any_model, ids)
-            base = uniform(sweep, 0.7)
-            deviation = sweep.deviation(base, *measured_on, "test")
-            (plan,) = row_plans(sweep.decoder, base, [0.2], deviation)
-            (error,) = sweep.alignment_errors([base], *measured_on, "test")
+            trials = make_trials(any_model, ids)
+            base = uniform(trials, 0.7)
+            deviation = trials.deviation(base, *measured_on, "test")
+            (plan,) = row_plans(trials.decoder, base, [0.2], deviation)
+            (error,) = trials.alignment_errors([base], *measured_on, "test")
             assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
             for name, rows in plan.sparsity.items():
                 assert rows.max() - rows.min() > 0.3, name
@@ -136,7 +136,7 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
-    fake = FakeSweep(find_decoder(llama), {"Block step": [1.0] * 14})
+    fake = FakeTrials(find_decoder(llama), {"Block step": [1.0] * 14})
     fake.saliency = SparseGPT()
     found = NeuronAL().allocate(fake, 0.7)
     assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]

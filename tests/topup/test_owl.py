@@ -1,7 +1,7 @@
 import pytest
 import torch
-from by_hand import FakeSweep, make_block
-from sweeps import make_sweep
+from by_hand import FakeTrials, make_block
+from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
@@ -31,8 +31,8 @@ def test_blocks_with_more_outliers_are_spared():
     rows = torch.ones(3, 1, 16)
     rows[0, 0, :2], rows[2, 0, 0] = 100, 100
     blocks = [make_block(row, name=f"b{index}") for index, row in enumerate(rows)]
-    sweep = FakeSweep(blocks, activations={f"b{index}.0": torch.ones(16) for index in range(3)})
-    allocation = OWL().allocate(sweep, 0.7)
+    trials = FakeTrials(blocks, activations={f"b{index}.0": torch.ones(16) for index in range(3)})
+    allocation = OWL().allocate(trials, 0.7)
     assert allocation.decisions == {"owl": {"outlier_ratios": [2 / 16, 0.0, 1 / 16]}}
     assert list(allocation.plan.sparsity.values()) == pytest.approx([0.62, 0.78, 0.7])
 
@@ -41,7 +41,7 @@ def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
     plans = []
     with inference(llama):
         for saliency in ("magnitude", "wanda"):
-            sweep = make_sweep(llama, ids, saliency)
-            plans.append(OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan.sparsity)
-            assert sweep.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
+            trials = make_trials(llama, ids, saliency)
+            plans.append(OWL(outlier_factor=2.0).allocate(trials, 0.7).plan.sparsity)
+            assert trials.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
     assert plans[0] == plans[1] and len(set(plans[0].values())) == 3

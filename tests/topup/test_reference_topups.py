@@ -20,7 +20,7 @@ SETTINGS = [("wanda", 0.7), ("magnitude", 0.6), ("multiflow", 0.8)]  # one of ea
 def allocated(reference, name, sparsity):
     """The sparsity of every block, and the decisions."""
     with inference(reference.model):
-        allocation = TOPUPS.get(name)().allocate(reference.sweep, sparsity)
+        allocation = TOPUPS.get(name)().allocate(reference.trials, sparsity)
     plan = allocation.plan.sparsity
     return [plan[block.pruned_names[0]] for block in reference.decoder.blocks], allocation.decisions
 
@@ -56,8 +56,8 @@ def test_dsnot_gains_where_the_authors_code_loses():
     """Theirs regrows weights that are not pruned once a row runs out of others, and exchanges nearly all it can."""
     reference, topup = Reference(), TOPUPS.get("dsnot")()
     with inference(reference.model):
-        plan = topup.allocate(reference.sweep, 0.7).plan
-        apply_changes(reference.decoder, FinalPruning(reference.sweep, plan, topup.refine, topup.statistic).find()[0])
+        plan = topup.allocate(reference.trials, 0.7).plan
+        apply_changes(reference.decoder, FinalPruning(reference.trials, plan, topup.refine, topup.statistic).find()[0])
     perplexity = evaluate_perplexity(reference.model, None, authors.load_ids("test_ids_man"), batch_size=8)
     uniform, theirs = (run("wanda", 0.7, name)["ppl"]["man"] for name in ("uniform", "DSnoT"))
     assert perplexity < 0.95 * uniform < uniform < 0.2 * theirs, "11.6, 12.6 and 94"

@@ -3,7 +3,7 @@ import torch
 from by_hand import mean
 from conftest import make_model, make_model_on_disk
 from profiles import by_day
-from sweeps import build_sweep, make_sweep, state, unchanged
+from trial_helpers import build_trials, make_trials, state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
@@ -17,7 +17,7 @@ from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.solved import SolvedSparsities
 
 
-class FakeSweep:
+class FakeTrials:
     """A bowl: the error is the squared distance from a plan that the search does not know."""
 
     def __init__(self, decoder, wanted, saliency="wanda"):
@@ -47,10 +47,10 @@ def test_it_finds_a_shift_between_kinds(llama):
     decoder = find_decoder(llama)
     space = Space.of(decoder, 0.7)
     wanted = space.on_target(space.uniform + 0.1 * space.depth - 0.12 * space.kinds["down"])
-    sweep = FakeSweep(decoder, dict(zip(space.names, wanted.tolist())))
-    start = sweep.output_errors([space.plan(space.uniform)], "kl", None, "dense")[0]
-    allocation = Search(rows=False).allocate(sweep, 0.7)
-    (end,) = sweep.output_errors([allocation.plan], "kl", None, "dense")
+    trials = FakeTrials(decoder, dict(zip(space.names, wanted.tolist())))
+    start = trials.output_errors([space.plan(space.uniform)], "kl", None, "dense")[0]
+    allocation = Search(rows=False).allocate(trials, 0.7)
+    (end,) = trials.output_errors([allocation.plan], "kl", None, "dense")
     assert end < 0.15 * start
     found = torch.tensor([allocation.plan.sparsity[name] for name in space.names], dtype=torch.float64)
     assert mean(space, found) == pytest.approx(0.7, abs=1e-9)
@@ -60,8 +60,8 @@ def test_it_finds_a_shift_between_kinds(llama):
 def test_a_plan_is_only_ever_replaced_by_a_better_one(llama):
     decoder = find_decoder(llama)
     space = Space.of(decoder, 0.7)
-    sweep = FakeSweep(decoder, dict(zip(space.names, space.uniform.tolist())))
-    stages = Search().allocate(sweep, 0.7).decisions["search"]["stages"]
+    trials = FakeTrials(decoder, dict(zip(space.names, space.uniform.tolist())))
+    stages = Search().allocate(trials, 0.7).decisions["search"]["stages"]
     ends = [stage["ended"] for stage in stages if "ended" in stage]
     assert ends == sorted(ends, reverse=True) and all(s["ended"] <= s["began"] for s in stages if "ended" in s)
 
@@ -75,10 +75,10 @@ def test_the_budget_is_what_it_costs(family, ids):
     model = make_model(family)
     with inference(model):
         for budget, objective in by_day(BUDGETS, *(BUDGETS[:4] if family == "llama" else BUDGETS[1:4])):
-            sweep = make_sweep(model, ids)
-            allocation = Search(budget=budget, objective=objective).allocate(sweep, 0.6)
+            trials = make_trials(model, ids)
+            allocation = Search(budget=budget, objective=objective).allocate(trials, 0.6)
             spent = allocation.decisions["search"]["spent"]
-            forwards = sweep.runner.block_forwards / (4 * len(sweep.decoder.blocks))
+            forwards = trials.runner.block_forwards / (4 * len(trials.decoder.blocks))
             assert 0.7 * spent <= forwards <= spent <= budget, "less where candidates share blocks"
 
 
@@ -86,10 +86,10 @@ def test_one_block_or_one_projection():
     one = find_decoder(make_model("llama", num_hidden_layers=1))
     space = Space.of(one, 0.7)
     assert not any("depth" in name or "block" in name for name in space.directions(1))
-    allocation = Search().allocate(FakeSweep(one, dict(zip(space.names, space.uniform.tolist()))), 0.7)
+    allocation = Search().allocate(FakeTrials(one, dict(zip(space.names, space.uniform.tolist()))), 0.7)
     assert set(allocation.plan.sparsity) == set(space.names)
     single = find_decoder(make_model("llama", num_hidden_layers=1), targets=["down_proj"])
-    assert set(Search().allocate(FakeSweep(single, {}), 0.7).plan.sparsity.values()) == {0.7}
+    assert set(Search().allocate(FakeTrials(single, {}), 0.7).plan.sparsity.values()) == {0.7}
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_one_block_or_one_projection():
 )
 def test_weights_that_are_updated_have_levels_around_the_target_or_rows(saliency, arguments, levels, by_row, llama):
     """ALPS can prune rows unequally, which levels of whole projections cannot show."""
-    sweep = FakeSweep(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
-    sweep.alignment_errors = lambda plans, *_args: sweep.output_errors(plans, "kl", None, "dense")
-    allocation = Search(**arguments).allocate(sweep, 0.65)
-    assert sweep.solved == (SolvedSparsities.around(0.65).amounts if levels else None)
+    trials = FakeTrials(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
+    trials.alignment_errors = lambda plans, *_args: trials.output_errors(plans, "kl", None, "dense")
+    allocation = Search(**arguments).allocate(trials, 0.65)
+    assert trials.solved == (SolvedSparsities.around(0.65).amounts if levels else None)
     assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
     assert by_row or all(isinstance(value, float) for value in allocation.plan.sparsity.values())
 
@@ -118,8 +118,8 @@ def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, 
     before, solve = state(llama), Trials.solve
     for levels in (True, False):
         with inference(llama):
-            sweep = build_sweep(find_decoder(llama), saliency, ids, 4)
-            counted, weights, runner = [], [], sweep.runner
+            trials = build_trials(find_decoder(llama), saliency, ids, 4)
+            counted, weights, runner = [], [], trials.runner
 
             def counting(self, wanted, counted=counted, weights=weights, runner=runner):
                 found = solve(self, wanted)
@@ -128,13 +128,13 @@ def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, 
                 return found
 
             monkeypatch.setattr(Trials, "solve", counting)
-            allocation = Search(budget=25, rows=False, solved=levels).allocate(sweep, 0.6)
+            allocation = Search(budget=25, rows=False, solved=levels).allocate(trials, 0.6)
             passes = (runner.block_forwards - sum(counted)) / (4 * 3)
             assert len(counted) == levels
             if levels:
-                space = Space.of(sweep.decoder, 0.6)
+                space = Space.of(trials.decoder, 0.6)
                 plans = [space.plan(space.uniform), allocation.plan]
-                uniform, found = sweep.output_errors(plans, "kl", None, weights[0])
+                uniform, found = trials.output_errors(plans, "kl", None, weights[0])
                 assert found < uniform
         assert unchanged(llama, before)
         # The dense model's own is among them; without levels, it is measured twice.

@@ -2,7 +2,7 @@ import pytest
 import torch
 from by_hand import mean
 from conftest import make_model
-from sweeps import make_sweep
+from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -35,14 +35,14 @@ def test_late_candidates_share_the_early_half(ids):
     """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
     model = make_model("llama", num_hidden_layers=4)
     with inference(model):
-        sweep = make_sweep(model, ids, "magnitude")
-        space = Space.of(sweep.decoder, 0.6)
+        trials = make_trials(model, ids, "magnitude")
+        space = Space.of(trials.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
-        sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
-        before = sweep.runner.block_forwards
-        sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
-        passes = (sweep.runner.block_forwards - before) / (4 * 4)
+        trials.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
+        before = trials.runner.block_forwards
+        trials.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
+        passes = (trials.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from forward import squared_norms, token_counts
-from sweeps import make_sweep, state, unchanged, uniform
+from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
@@ -79,10 +79,10 @@ def test_experts_count_by_their_share_of_the_tokens():
 def test_dense_alignment_by_brute_force(any_model, ids):
     """Reference "dense": masks from the dense model's activations, then one forward of the whole sparse model."""
     with inference(any_model):
-        sweep = make_sweep(any_model, ids)
-        plan = block_plan(sweep.decoder, 0.6, 0.1)
-        (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", label=None)
-        projections = sweep.decoder.projections
+        trials = make_trials(any_model, ids)
+        plan = block_plan(trials.decoder, 0.6, 0.1)
+        (error,) = trials.alignment_errors([plan], "dense", "sequence", "l2", label=None)
+        projections = trials.decoder.projections
         dense = squared_norms(any_model, ids[:4], projections)
 
         def mask_of(projection):
@@ -106,25 +106,25 @@ def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     """There a block's first input is the same in both runs, so q, k and v do not count."""
     with inference(llama):
         everything, qkv = (
-            sweep.alignment_errors([uniform(sweep)], "sparse-stream", "sequence", "l2", label=None)
-            for sweep in (make_sweep(llama, ids), make_sweep(llama, ids, targets=["[qkv]_proj"]))
+            trials.alignment_errors([uniform(trials)], "sparse-stream", "sequence", "l2", label=None)
+            for trials in (make_trials(llama, ids), make_trials(llama, ids, targets=["[qkv]_proj"]))
         )
     assert everything[0] > 0 and qkv == [0.0]
 
 
-def test_plans_that_cannot_win_are_abandoned(sweep):
-    plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
+def test_plans_that_cannot_win_are_abandoned(trials):
+    plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
     for reference in ("sparse-stream", "dense"):
         measured_on = (reference, "sequence", "l2")
-        everything = sweep.alignment_errors(plans, *measured_on, label=None)
+        everything = trials.alignment_errors(plans, *measured_on, label=None)
         low, high = min(everything), max(everything)
-        assert sweep.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
-        bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
+        assert trials.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
+        bounded = trials.alignment_errors(plans, *measured_on, label=None, bound=low)
         assert min(bounded) == low and bounded.index(low) == everything.index(low)
         assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
-        sweep.runner.block_forwards = 0
-        assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
-        assert sweep.runner.block_forwards <= 4 * 5, "all of them after the first block"
+        trials.runner.block_forwards = 0
+        assert trials.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
+        assert trials.runner.block_forwards <= 4 * 5, "all of them after the first block"
 
 
 def activations(model, ids, projections):
@@ -134,11 +134,11 @@ def activations(model, ids, projections):
     return found | {"model.norm": activation(last)}
 
 
-def test_deviation_from_the_dense_model_by_whole_forwards(sweep, llama, ids):
+def test_deviation_from_the_dense_model_by_whole_forwards(trials, llama, ids):
     """Masks from the dense model's activations. A block's own place is what reads its output."""
     before = state(llama)
-    plan, projections = uniform(sweep, 0.6), sweep.decoder.projections
-    found = sweep.deviation(plan, "dense", "sequence", "l2", None)
+    plan, projections = uniform(trials, 0.6), trials.decoder.projections
+    found = trials.deviation(plan, "dense", "sequence", "l2", None)
     assert unchanged(llama, before)
     dense = activations(llama, ids[:4], projections)
 
@@ -148,7 +148,7 @@ def test_deviation_from_the_dense_model_by_whole_forwards(sweep, llama, ids):
 
     with trial_weights(list(projections.values()), mask_of):
         sparse = activations(llama, ids[:4], projections)
-    (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", None)
+    (error,) = trials.alignment_errors([plan], "dense", "sequence", "l2", None)
     read_by = {f"model.layers.{i}": f"model.layers.{i + 1}.self_attn.q_proj" for i in (0, 1)}
     read_by["model.layers.2"] = "model.norm"
     inside = ("self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -160,21 +160,21 @@ def test_deviation_from_the_dense_model_by_whole_forwards(sweep, llama, ids):
         assert difference.abs().max() > 0.05, "there is something to compare"
 
 
-def test_a_plan_that_prunes_nothing_deviates_nowhere(sweep):
-    decoder = sweep.decoder
+def test_a_plan_that_prunes_nothing_deviates_nowhere(trials):
+    decoder = trials.decoder
     fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
     for reference in ("sparse-stream", "dense"):
-        found = sweep.deviation(uniform(sweep, 0.0), reference, "sequence", "l2", None)
+        found = trials.deviation(uniform(trials, 0.0), reference, "sequence", "l2", None)
         assert found.error == pytest.approx(0, abs=1e-6)
         assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
 
 
-def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(sweep):
+def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(trials):
     """If only the middle block is pruned, it deviates as in the dense model, and the block behind it not at all."""
-    middle = dict.fromkeys(sweep.decoder.blocks[1].pruned_names, 0.6)
-    plan = SparsityPlan({**uniform(sweep, 0.0).sparsity, **middle})
+    middle = dict.fromkeys(trials.decoder.blocks[1].pruned_names, 0.6)
+    plan = SparsityPlan({**uniform(trials, 0.0).sparsity, **middle})
     own, dense = (
-        sweep.deviation(plan, reference, "sequence", "l2", None).places for reference in ("sparse-stream", "dense")
+        trials.deviation(plan, reference, "sequence", "l2", None).places for reference in ("sparse-stream", "dense")
     )
     for name, place in own.items():
         if name.startswith("model.layers.1"):

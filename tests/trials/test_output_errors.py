@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from forward import squared_norms
-from sweeps import make_sweep, state, uniform
+from trial_helpers import make_trials, state, uniform
 
 import optimum_neuronal.trials.output_errors as module
 from optimum_neuronal.blocks.block_inputs import inference
@@ -40,17 +40,17 @@ def test_output_errors_by_brute_force(any_model, ids):
     """Whole forwards of the model, sequence by sequence, with the masks that the reference gives."""
     for reference in ["dense", "sparse-stream"]:
         with inference(any_model):
-            sweep = make_sweep(any_model, ids)
-            plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
-            found = {metric: sweep.output_errors(plans, metric, None, reference) for metric in ("kl", "nll")}
-            projections = sweep.decoder.projections
+            trials = make_trials(any_model, ids)
+            plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+            found = {metric: trials.output_errors(plans, metric, None, reference) for metric in ("kl", "nll")}
+            projections = trials.decoder.projections
             dense_logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
             for number, plan in enumerate(plans):
                 before = state(any_model)
                 if reference == "dense":
-                    _prune_by_hand(any_model, plan, ids[:4], sweep, [list(projections.values())])
+                    _prune_by_hand(any_model, plan, ids[:4], trials, [list(projections.values())])
                 else:
-                    _prune_by_hand(any_model, plan, ids[:4], sweep, [block.pruned for block in sweep.decoder.blocks])
+                    _prune_by_hand(any_model, plan, ids[:4], trials, [block.pruned for block in trials.decoder.blocks])
                 logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
                 any_model.load_state_dict(before)
                 kl = (dense_logits.exp() * (dense_logits - logits)).sum(dim=-1)[:, :-1].mean().item()
@@ -59,35 +59,35 @@ def test_output_errors_by_brute_force(any_model, ids):
                 assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
 
 
-def _prune_by_hand(model, plan, ids, sweep, groups):
+def _prune_by_hand(model, plan, ids, trials, groups):
     """Every group with the activations behind the groups before it."""
     for projections in groups:
-        norms = squared_norms(model, ids, sweep.decoder.projections)
+        norms = squared_norms(model, ids, trials.decoder.projections)
         for projection in projections:
-            score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
+            score = trials.saliency.score(projection.weight, activation(norms[projection.name]))
             mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
             projection.weight.masked_fill_(~mask, 0)
 
 
-def test_plans_share_what_they_have_in_common(sweep):
-    base = uniform(sweep).sparsity
-    last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
+def test_plans_share_what_they_have_in_common(trials):
+    base = uniform(trials).sparsity
+    last = {**base, trials.decoder.blocks[-1].pruned_names[0]: 0.9}
     plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
-    alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
-    sweep.runner.block_forwards = 0
-    assert sweep.output_errors(plans, "kl", None) == alone
-    assert sweep.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+    alone = [trials.output_errors([plan], "kl", None)[0] for plan in plans]
+    trials.runner.block_forwards = 0
+    assert trials.output_errors(plans, "kl", None) == alone
+    assert trials.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
 
 
 def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):
     """Sequences of 16 tokens: one piece, and pieces of 4 with a shorter last one."""
     with inference(llama):
-        sweep = make_sweep(llama, ids, batch_size=1)
-        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
-        whole = {metric: sweep.output_errors(plans, metric, None) for metric in ("kl", "nll")}
+        trials = make_trials(llama, ids, batch_size=1)
+        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        whole = {metric: trials.output_errors(plans, metric, None) for metric in ("kl", "nll")}
         monkeypatch.setattr(module, "CACHED", 4 * llama.config.vocab_size)
-        sizes, logits = [], sweep.runner.logits
-        monkeypatch.setattr(sweep.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
+        sizes, logits = [], trials.runner.logits
+        monkeypatch.setattr(trials.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
         for metric, expected in whole.items():
-            assert sweep.output_errors(plans, metric, None) == pytest.approx(expected, rel=1e-5)
+            assert trials.output_errors(plans, metric, None) == pytest.approx(expected, rel=1e-5)
     assert set(sizes) == {4, 3}

@@ -1,7 +1,7 @@
 import pytest
 from conftest import make_model
 from forward import squared_norms
-from sweeps import make_sweep, uniform
+from trial_helpers import make_trials, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.saliency.masks import mask_rows
@@ -32,10 +32,10 @@ def brute_reconstruction_error(model, ids, plan, projections):
 def test_reconstruction_error_by_brute_force(family, ids):
     model = make_model(family)
     with inference(model):
-        sweep = make_sweep(model, ids)
-        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
-        errors = sweep.reconstruction_errors(plans, "dense", None)
-        expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
+        trials = make_trials(model, ids)
+        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.2)]
+        errors = trials.reconstruction_errors(plans, "dense", None)
+        expected = [brute_reconstruction_error(model, ids[:4], plan, trials.decoder.projections) for plan in plans]
     assert errors == pytest.approx(expected, rel=1e-4)
 
 
@@ -44,11 +44,11 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
     """In the first block it is the dense model's; beyond, what comes of the sparse blocks is read."""
     model = make_model(family)
     with inference(model):
-        sweep = make_sweep(model, ids)
-        first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
-        plans = [SparsityPlan(uniform(sweep, 0.0).sparsity | first), uniform(sweep)]
-        sparse_stream = sweep.reconstruction_errors(plans, "sparse-stream", None)
-        dense = sweep.reconstruction_errors(plans, "dense", None)
-        assert sweep.reconstruction_errors(plans[1:], "sparse-stream", None) == sparse_stream[1:]
+        trials = make_trials(model, ids)
+        first = dict.fromkeys(trials.decoder.blocks[0].pruned_names, 0.5)
+        plans = [SparsityPlan(uniform(trials, 0.0).sparsity | first), uniform(trials)]
+        sparse_stream = trials.reconstruction_errors(plans, "sparse-stream", None)
+        dense = trials.reconstruction_errors(plans, "dense", None)
+        assert trials.reconstruction_errors(plans[1:], "sparse-stream", None) == sparse_stream[1:]
     assert sparse_stream[0] == pytest.approx(dense[0], rel=1e-5)
     assert abs(sparse_stream[1] - dense[1]) > 1e-3 * dense[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_ids, make_model
-from sweeps import build_sweep, state, unchanged
+from trial_helpers import build_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.files.records import Records
@@ -14,31 +14,31 @@ from optimum_neuronal.saliency.plan import DENSE, RatePlan
 from optimum_neuronal.trials.solved import SolvedRates
 
 
-def solved_sweep(family="llama", bits=(2, 4), ids=None, batch_size=4, **options):
+def solved_trials(family="llama", bits=(2, 4), ids=None, batch_size=4, **options):
     model = make_model(family)
     ids = make_ids() if ids is None else ids
-    sweep = build_sweep(find_decoder(model), LowBit(), ids, 4, batch_size, **options)
+    trials = build_trials(find_decoder(model), LowBit(), ids, 4, batch_size, **options)
     with inference(model):
-        return sweep, sweep.solve(SolvedRates(bits))
+        return trials, trials.solve(SolvedRates(bits))
 
 
-def codes(sweep, solved, bits):
+def codes(trials, solved, bits):
     """The quantized weights of all projections, by name."""
     found = {}
-    for index, block in enumerate(sweep.decoder.blocks):
-        (change_of,) = solved.changes(index, [RatePlan(dict.fromkeys(sweep.decoder.projections, bits))])
+    for index, block in enumerate(trials.decoder.blocks):
+        (change_of,) = solved.changes(index, [RatePlan(dict.fromkeys(trials.decoder.projections, bits))])
         found |= {p.name: change_of(p) for p in block.pruned}
     return found
 
 
 @pytest.fixture(scope="module")
 def known():
-    return solved_sweep()
+    return solved_trials()
 
 
 def test_a_plan_takes_what_was_solved_and_leaves_the_others_dense(known):
-    sweep, solved = known
-    first, second = sweep.decoder.blocks[0].pruned[:2]
+    trials, solved = known
+    first, second = trials.decoder.blocks[0].pruned[:2]
     (change_of,) = solved.changes(0, [RatePlan({first.name: 2, second.name: DENSE})])
     change = change_of(first)
     assert isinstance(change, QuantizedWeight) and change.bits == 2 and change.shape == first.shape
@@ -50,26 +50,26 @@ def test_a_plan_takes_what_was_solved_and_leaves_the_others_dense(known):
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
 def test_weights_that_are_transposed_or_stacked(family):
-    sweep, solved = solved_sweep(family, (3,))
-    for name, change in codes(sweep, solved, 3).items():
-        projection = sweep.decoder.projections[name]
+    trials, solved = solved_trials(family, (3,))
+    for name, change in codes(trials, solved, 3).items():
+        projection = trials.decoder.projections[name]
         assert change.shape == projection.shape and change.bits == 3
         assert 0 < change.error(projection.weight) < 0.3
 
 
 def test_trials_lose_more_with_fewer_bits(known):
-    sweep, solved = known
-    before, names = state(sweep.decoder.model), list(sweep.decoder.projections)
+    trials, solved = known
+    before, names = state(trials.decoder.model), list(trials.decoder.projections)
     plans = [RatePlan(dict.fromkeys(names, bits)) for bits in (DENSE, 4, 2)]
-    with inference(sweep.decoder.model):
-        errors = sweep.output_errors(plans, "kl", None, solved)
+    with inference(trials.decoder.model):
+        errors = trials.output_errors(plans, "kl", None, solved)
     assert errors[0] == pytest.approx(0, abs=1e-6) and 1e-6 < errors[1] < errors[2] / 4
-    assert unchanged(sweep.decoder.model, before)
+    assert unchanged(trials.decoder.model, before)
 
 
 def test_recorded_ones_are_not_solved_again(known, tmp_path, monkeypatch):
-    solved_sweep(records=Records(tmp_path))
+    solved_trials(records=Records(tmp_path))
     assert len(list(tmp_path.glob("rates-*.safetensors"))) == 3
     monkeypatch.setattr(LowBit, "solve", lambda *args: pytest.fail("solved again"))
-    found = codes(*solved_sweep(records=Records(tmp_path)), 2)
+    found = codes(*solved_trials(records=Records(tmp_path)), 2)
     assert all(torch.equal(change.codes, found[name].codes) for name, change in codes(*known, 2).items())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_ids, make_model
 from interruptions import interrupt_at_second_block
-from sweeps import build_sweep, state, unchanged, uniform
+from trial_helpers import build_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.calls import Stream
@@ -27,18 +27,18 @@ class Solved:
 
     def __init__(self, model, ids, saliency=FAST, batch_size=4, **options):
         self.model = model
-        self.sweep = build_sweep(find_decoder(model), saliency, ids, 4, batch_size, **options)
+        self.trials = build_trials(find_decoder(model), saliency, ids, 4, batch_size, **options)
         with inference(model):
-            self.levels = self.sweep.solve(SolvedSparsities.around(0.6))
+            self.levels = self.trials.solve(SolvedSparsities.around(0.6))
 
     def weight(self, projection, sparsity):
         """What a trial of a sparsity computes with."""
-        index = next(i for i, block in enumerate(self.sweep.decoder.blocks) if projection.name in block.projections)
-        (change_of,) = self.levels.changes(index, [uniform(self.sweep, sparsity)])
+        index = next(i for i, block in enumerate(self.trials.decoder.blocks) if projection.name in block.projections)
+        (change_of,) = self.levels.changes(index, [uniform(self.trials, sparsity)])
         return change_of(projection).applied(projection.weight)
 
     def all_weights(self, sparsity) -> dict[str, torch.Tensor]:
-        return {name: self.weight(p, sparsity) for name, p in self.sweep.decoder.projections.items()}
+        return {name: self.weight(p, sparsity) for name, p in self.trials.decoder.projections.items()}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def test_levels_lie_around_the_target():
 
 def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
     """Bit for bit, on the dense model's inputs of the sequences that trials are not measured on."""
-    runner = solved.sweep.runner
+    runner = solved.trials.runner
     with inference(solved.model):
         inputs = runner.capture(ids[4:])
         stream = Stream(inputs.hidden)
-        for block, calls in zip(solved.sweep.decoder.blocks, inputs.calls):
+        for block, calls in zip(solved.trials.decoder.blocks, inputs.calls):
             stream, norms = runner.replay(block, stream, calls, ALPS.statistic)
             query, value = block.pruned[0], block.pruned[2]
             alike = {p.name: p.weight for p in block.pruned[:3]}
@@ -79,7 +79,7 @@ def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
 
 
 def test_between_two_levels_it_is_interpolated(solved):
-    projection = solved.sweep.decoder.blocks[1].pruned[-1]
+    projection = solved.trials.decoder.blocks[1].pruned[-1]
     for low, high in zip(solved.levels.amounts, solved.levels.amounts[1:]):
         for share in (0.25, 0.5):
             expected = (1 - share) * solved.weight(projection, low) + share * solved.weight(projection, high)
@@ -88,7 +88,7 @@ def test_between_two_levels_it_is_interpolated(solved):
 
 
 def test_at_the_ends_it_is_dense_and_nothing(solved):
-    projection = solved.sweep.decoder.blocks[0].pruned[0]
+    projection = solved.trials.decoder.blocks[0].pruned[0]
     assert torch.equal(solved.weight(projection, 0.0), projection.weight)
     assert not solved.weight(projection, 1.0).any()
     first, last = solved.levels.amounts[0], solved.levels.amounts[-1]
@@ -101,13 +101,13 @@ def test_at_the_ends_it_is_dense_and_nothing(solved):
 def test_weights_that_are_transposed_or_stacked(family, saliency, ids):
     solved = Solved(make_model(family, num_hidden_layers=1), ids, saliency)
     for name, weight in solved.all_weights(0.6).items():
-        assert weight.shape == solved.sweep.decoder.projections[name].shape
+        assert weight.shape == solved.trials.decoder.projections[name].shape
         assert (weight == 0).sum().item() == pytest.approx(0.6 * weight.numel(), abs=1.1), name
 
 
 def test_plans_are_told_apart(solved):
-    first, second = (block.pruned[0] for block in solved.sweep.decoder.blocks[:2])
-    half = uniform(solved.sweep, 0.6)
+    first, second = (block.pruned[0] for block in solved.trials.decoder.blocks[:2])
+    half = uniform(solved.trials, 0.6)
     plans = [half, SparsityPlan({**half.sparsity, first.name: 0.7})]
     one, other = (change_of(first).applied(first.weight) for change_of in solved.levels.changes(0, plans))
     assert (one == 0).float().mean().item() == pytest.approx(0.6, abs=0.01) and not torch.equal(one, other)
@@ -125,14 +125,14 @@ def test_trials_compute_with_them(llama, ids):
     """Nearer to the dense model than what is left of the weights as they are, and at one pass of the sequences."""
     before, solved = state(llama), Solved(llama, ids)
     assert unchanged(llama, before)
-    sweep, levels = solved.sweep, solved.levels
-    plans = [uniform(sweep, sparsity) for sparsity in (0.0, 0.5, 0.6, 0.63)]
+    trials, levels = solved.trials, solved.levels
+    plans = [uniform(trials, sparsity) for sparsity in (0.0, 0.5, 0.6, 0.63)]
     with inference(llama):
-        errors = sweep.output_errors(plans, "kl", None, levels)
-        sweep.runner.block_forwards = 0
-        assert sweep.output_errors(plans[2:3], "kl", None, levels) == errors[2:3]
-        assert sweep.runner.block_forwards == 4 * 3
-        (masked,) = sweep.output_errors(plans[2:3], "kl", None, plans[2])
+        errors = trials.output_errors(plans, "kl", None, levels)
+        trials.runner.block_forwards = 0
+        assert trials.output_errors(plans[2:3], "kl", None, levels) == errors[2:3]
+        assert trials.runner.block_forwards == 4 * 3
+        (masked,) = trials.output_errors(plans[2:3], "kl", None, plans[2])
     assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2] < min(errors[3], masked)
     assert unchanged(llama, before)
 
@@ -146,7 +146,7 @@ def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solv
     folder = Path(on_disk.levels.records.directory)
     assert len(list(folder.glob("solved-*.safetensors"))) == 3
     on_disk.levels = None
-    on_disk.sweep.cache.release()
+    on_disk.trials.cache.release()
     assert not folder.exists()
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from forward import squared_norms
-from sweeps import build_sweep, make_sweep, state, unchanged, uniform
+from trial_helpers import build_trials, make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference, next_token_logits
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
@@ -32,7 +32,7 @@ class Second(Processes):
 
 def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
     with inference(llama):
-        engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second())
+        engine = build_trials(find_decoder(llama), Wanda(), ids, 4, processes=Second())
         for statistic, sequences in [(SquaredNorms, 6), (Hessian, 12)]:
             inputs = engine.capture_all(statistic)
             expected = engine.runner.capture(ids[-sequences:]).hidden
@@ -41,7 +41,7 @@ def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
 
 
 def test_norms_of_all_processes_come_together_once_for_those_that_share_them(llama, ids):
-    engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second())
+    engine = build_trials(find_decoder(llama), Wanda(), ids, 4, processes=Second())
     shared, own = SquaredNorms.of(torch.tensor([[1.0]]), 5), SquaredNorms.of(torch.tensor([[2.0]]), 3)
     joined = engine.joined({"q": shared, "k": shared, "down": own}, SquaredNorms)
     assert joined["q"] is joined["k"] and joined["q"].tokens == 4 + 5 and joined["down"].tokens == 2 + 3
@@ -54,11 +54,11 @@ def test_norms_of_all_processes_come_together_once_for_those_that_share_them(lla
 def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
-        sweep = make_sweep(any_model, ids)
-        (hidden,) = sweep.dense().output.batches
-        logits = next_token_logits(sweep.decoder, ids[:4], hidden, sweep.runner.wrap(ids), "cpu")
+        trials = make_trials(any_model, ids)
+        (hidden,) = trials.dense().output.batches
+        logits = next_token_logits(trials.decoder, ids[:4], hidden, trials.runner.wrap(ids), "cpu")
         torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
-        (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
+        (error,) = trials.output_errors([uniform(trials, 0.0)], "kl", None)
         assert error == pytest.approx(0, abs=1e-6)
 
 
@@ -66,24 +66,24 @@ def test_dense_output_is_the_models_own(any_model, ids):
 def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids, saliency):
     """By hand, one block after the other: weights that would be updated are pruned by their score alone."""
     with inference(llama):
-        sweep = make_sweep(llama, ids, saliency)
-        plan, before = uniform(sweep, 0.6), state(llama)
-        per_block, output = sweep.stream_of(plan)
+        trials = make_trials(llama, ids, saliency)
+        plan, before = uniform(trials, 0.6), state(llama)
+        per_block, output = trials.stream_of(plan)
         assert unchanged(llama, before)
-        for block, found in zip(sweep.decoder.blocks, per_block):
+        for block, found in zip(trials.decoder.blocks, per_block):
             norms = squared_norms(llama, ids[:4], block.projections)
             for projection in block.pruned:
                 torch.testing.assert_close(found[projection.name].value, norms[projection.name], rtol=1e-4, atol=1e-4)
-                score = sweep.saliency.score(projection.weight, activation(found[projection.name].value))
+                score = trials.saliency.score(projection.weight, activation(found[projection.name].value))
                 mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
                 projection.weight.masked_fill_(~mask, 0)
         expected = llama.model(ids[:4]).last_hidden_state
         torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_last_plans_stream_is_kept_until_it_is_let_go(sweep):
+def test_the_last_plans_stream_is_kept_until_it_is_let_go(trials):
     costs = []
-    engine, first, second = sweep, uniform(sweep), uniform(sweep)
+    engine, first, second = trials, uniform(trials), uniform(trials)
     for ask in (first, first, second, second, first, None, first):
         before = engine.runner.block_forwards
         engine.cache.release() if ask is None else engine.stream_of(ask)

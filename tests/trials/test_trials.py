@@ -5,7 +5,7 @@ import torch
 from conftest import FEW, make_model
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
-from sweeps import build_sweep, make_sweep, state, unchanged, uniform
+from trial_helpers import build_trials, make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
@@ -25,7 +25,7 @@ def test_abandoning_does_not_change_the_decision(family, ids, monkeypatch):
         for abandons in (True, False):
             monkeypatch.setattr(Trials, "can_abandon", abandons)
             with inference(model):
-                allocation = NeuronAL(alignment_scope=scope, **lambdas).allocate(make_sweep(model, ids), 0.7)
+                allocation = NeuronAL(alignment_scope=scope, **lambdas).allocate(make_trials(model, ids), 0.7)
             chosen = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
             plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
             decisions.append((chosen, plan))
@@ -45,11 +45,11 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
     model, results = make_model(family), []
     for batch_size in BATCH_SIZES:
         with inference(model):
-            sweep = make_sweep(model, ids, saliency, batch_size)
-            plan = block_plan(sweep.decoder, 0.7, 0.1)
-            errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            weights = sweep.decoder.projections
-            found = FinalPruning(sweep, plan).find()[0]
+            trials = make_trials(model, ids, saliency, batch_size)
+            plan = block_plan(trials.decoder, 0.7, 0.1)
+            errors = trials.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
+            weights = trials.decoder.projections
+            found = FinalPruning(trials, plan).find()[0]
             results.append((errors, {name: change.applied(weights[name].weight) for name, change in found.items()}))
     for errors, sparse in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
@@ -74,54 +74,54 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids):
         state(llama),
     )
     for work in [
-        lambda sweep: sweep.alignment_errors([uniform(sweep)], **measured_on),
-        lambda sweep: sweep.deviation(uniform(sweep), **measured_on),
-        lambda sweep: FinalPruning(sweep, uniform(sweep)).find(),
+        lambda trials: trials.alignment_errors([uniform(trials)], **measured_on),
+        lambda trials: trials.deviation(uniform(trials), **measured_on),
+        lambda trials: FinalPruning(trials, uniform(trials)).find(),
     ]:
         for moment in [1, 5, 12, 20, 33, 41]:
             Interrupt.countdown = moment
             with pytest.raises(KeyboardInterrupt), inference(llama):
-                sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
+                trials = build_trials(find_decoder(llama), Interrupt(), ids, 4)
                 while True:
-                    work(sweep)
+                    work(trials)
             assert unchanged(llama, before)
 
 
 def test_activations_that_are_not_finite_are_refused(ids):
     model = make_model("llama")
     with inference(model):
-        make_sweep(model, ids).check_replay()
+        make_trials(model, ids).check_replay()
         model.model.embed_tokens.weight.data[:] = float("inf")
         with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
-            make_sweep(model, ids).check_replay()
+            make_trials(model, ids).check_replay()
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
-            sweep = make_sweep(model, ids)
-            FinalPruning(sweep, uniform(sweep)).find()[0]
+            trials = make_trials(model, ids)
+            FinalPruning(trials, uniform(trials)).find()[0]
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
-            sweep = make_sweep(model, ids)
-            sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
+            trials = make_trials(model, ids)
+            trials.alignment_errors([uniform(trials)], "dense", "sequence", "l2", label=None)
 
 
-def test_dense_scores_are_those_of_all_sequences(sweep, llama, ids):
-    names = [block.pruned_names[0] for block in sweep.decoder.blocks]
-    scores = sweep.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
-    expected = squared_norms(llama, ids, sweep.decoder.projections)
+def test_dense_scores_are_those_of_all_sequences(trials, llama, ids):
+    names = [block.pruned_names[0] for block in trials.decoder.blocks]
+    scores = trials.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
+    expected = squared_norms(llama, ids, trials.decoder.projections)
     for (score,), name in zip(scores, names):
         assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
-    assert sweep.runner.block_forwards == 12 * 3
+    assert trials.runner.block_forwards == 12 * 3
 
 
-def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(sweep, llama, ids):
+def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, llama, ids):
     """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else.
     Where the plan's stream has been run, it costs nothing."""
-    projections = sweep.decoder.projections
+    projections = trials.decoder.projections
     dense = squared_norms(llama, ids[:4], projections)
-    plans = [uniform(sweep, share) for share in (0.0, 0.6)]
-    untouched, pruned = (sweep.row_saliency(plan, None) for plan in plans)
-    sweep.stream_of(plans[0])
-    before = sweep.runner.block_forwards
-    sweep.row_saliency(plans[0], None)
-    assert sweep.runner.block_forwards == before
+    plans = [uniform(trials, share) for share in (0.0, 0.6)]
+    untouched, pruned = (trials.row_saliency(plan, None) for plan in plans)
+    trials.stream_of(plans[0])
+    before = trials.runner.block_forwards
+    trials.row_saliency(plans[0], None)
+    assert trials.runner.block_forwards == before
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)

@@ -13,20 +13,20 @@ from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.trials import Trials
 
 
-def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Trials:
+def build_trials(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Trials:
     """Options: `pattern`, `min_expert_tokens`, `max_hidden_bytes`, and `records` or the `processes` that they are for."""
     records = options.pop("records", None) or Records(processes=options.pop("processes", None))
     runner = BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None))
     return Trials(runner, saliency, ids, num_alignment_samples, records=records, **options)
 
 
-def make_sweep(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
+def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
     """Trials of all projections of a model, or the chosen ones, measured on the first four sequences."""
-    return build_sweep(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+    return build_trials(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
-def uniform(sweep, sparsity=0.5) -> SparsityPlan:
-    return SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
+def uniform(trials, sparsity=0.5) -> SparsityPlan:
+    return SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
 
 
 def state(model) -> dict[str, torch.Tensor]:
