@@ -40,7 +40,7 @@ class CompareCommand(Command):
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
         "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
         "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --bits-per-weight 2.4 3 --plots",
-        "--model Qwen/Qwen3-0.6B --evidence --output evidence",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.7 --presets paper best --output presets",
     )
 
     @classmethod
@@ -54,7 +54,6 @@ class CompareCommand(Command):
             choices=sorted(PRESETS),
             help="presets of the config to measure too, at every sparsity (default: none)",
         )
-        add_switch(parser, "--evidence", "use the published protocol for everything that no flag sets")
         parser.add_argument(
             "--output",
             default="comparison",
@@ -67,13 +66,12 @@ class CompareCommand(Command):
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
 
     def work(self) -> None:
-        from ..comparing.combinations import EVIDENCE, find_combinations
+        from ..comparing.combinations import find_combinations
         from ..comparing.comparing import compare
         from ..comparing.comparison import check_output
 
         args, device = self.args, device_of(self.args)
-        given = dict(EVIDENCE) if args.evidence else {}
-        given |= {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
+        given = {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
         for name in ("evaluate", "presets", "max_windows", "tasks", "limit", "include_path"):
             if getattr(args, name):
                 given[name] = getattr(args, name)

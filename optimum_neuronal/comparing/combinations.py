@@ -14,20 +14,6 @@ from ..topup import TOPUPS
 from .results import PRESET, QUANTIZED, RATES, Result
 
 
-# Arguments of `compare` for the protocol of the papers of SparseGPT, Wanda, ALPS and NeuronAL: WikiText2 after calibration
-# with 128 x 2048 tokens of C4.
-EVIDENCE: dict[str, Any] = {
-    "saliencies": ["wanda", "sparsegpt", "alps"],
-    "topups": ["uniform", "owl", "search"],
-    "sparsities": [0.5, 0.6, 0.7],
-    "bits_per_weight": [2.4, 3.0],
-    "dataset": "c4",
-    "evaluate": ["wikitext2"],
-    "num_samples": 128,
-    "seq_length": 2048,
-}
-
-
 def find_combinations(
     saliencies: Iterable[str] = ("wanda",),
     topups: Iterable[str] = ("uniform", "neuronal", "search"),

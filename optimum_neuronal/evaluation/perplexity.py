@@ -54,9 +54,9 @@ def evaluate_perplexity(
     check_language_model(model)
     embeddings = model.get_input_embeddings().weight
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
-    check_vocabulary(windows, len(embeddings))
+    check_vocabulary(windows, embeddings.shape[0])
     # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
-    device = "cpu" if embeddings.is_meta else embeddings.device
+    device = "cpu" if embeddings.device.type == "meta" else embeddings.device
     with inference(model):
         mean = _mean_nll(model, windows, batch_size, device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float

@@ -28,13 +28,6 @@ def test_tables_files_and_figures(run, arguments, tmp_path):
     assert run(*arguments, *ways, "--bits-per-weight", 6, "--plots") == shown, "resumed, seconds included"
 
 
-def test_flags_override_the_published_protocol(run, arguments, tmp_path):
-    run(*arguments, "--evidence", "--saliency", "magnitude", "--sparsity", 0.5, "--bits-per-weight", 6)
-    results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
-    assert [one["topup"] for one in results] == ["uniform", "owl", "search", "rates"]
-    assert "8 x 16 tokens of text.txt" in (tmp_path / "out" / "comparison.md").read_text()
-
-
 def test_the_exit_status_says_that_something_failed(run, arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         run(*arguments, "--saliency", "wanda", "--topup", "uniform", "besa", "--sparsity", 0.5, "--refit-epochs", 0,
