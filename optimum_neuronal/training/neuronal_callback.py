@@ -33,10 +33,10 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
     """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
 
     The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,
-    the optimizer's state of the pruned weights is cleared, and the best checkpoint is sought anew, so that
-    `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. Earlier
-    zeros stay, so that the sparsity can be above the requested one. Training that resumes from a checkpoint goes on
-    with the schedule. Make a callback for each Trainer.
+    the optimizer's state of the pruned weights is cleared, and the search for the best checkpoint starts again, so that
+    `load_best_model_at_end` loads a model of the last sparsity. Under DDP the processes share the work. Earlier
+    zeros stay, so that the sparsity can be above the requested one. Training that resumes from a checkpoint continues
+    the schedule. Make a callback for each Trainer.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -45,7 +45,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
             Instead of `at_step`: step after which to prune -> sparsity to reach, both rising: `{0: 0.5, 100: 0.7}`.
 
     Raises:
-        `ValueError`, `TypeError`: when made, and when training begins, if this cannot work.
+        `ValueError`, `TypeError`: an argument is invalid, or does not fit the training when it begins.
     """
 
     def __init__(
@@ -58,20 +58,11 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        if self.config.bits_per_weight is not None:
+        unsupported = ("bits_per_weight", "embedding_bits", "rotate")
+        if used := next((name for name in unsupported if getattr(self.config, name)), None):
             raise ValueError(
-                f"config has bits_per_weight={self.config.bits_per_weight:g}, but quantized weights cannot be trained: train "
-                "first, and quantize the trained model with NeuronALPruner."
-            )
-        if self.config.embedding_bits is not None:
-            raise ValueError(
-                f"config has embedding_bits={self.config.embedding_bits}, but training changes values that were rounded: leave "
-                "it out, and round the trained model by convert_checkpoint(..., 'packed', embedding_bits=...)."
-            )
-        if self.config.rotate:
-            raise ValueError(
-                "config has rotate=True, but a rotation in the middle of a training would leave the optimizer's state and "
-                "earlier zeros behind: leave it out, or prune with it before training, and keep the zeros by SparsityCallback."
+                f"config has {used}={getattr(self.config, used)!r}, which cannot be used during training: leave it out, and "
+                "apply it to the trained model."
             )
         assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):

@@ -35,10 +35,10 @@ class SparseWeight:
     """A weight whose zeros are kept: of one projection, or of all experts of a layer.
 
     Args:
-        name (`str`): of the parameter, as in the model without adapters.
-        module (`nn.Module`): the module that holds it.
+        name (`str`): of the parameter in the model without adapters.
+        module (`nn.Module`): holds the parameter.
         parameter (`str`): its name in the module.
-        mask ([`PackedMask`]): its kept elements, in the parameter's own layout, for this process's part of it.
+        mask ([`PackedMask`]): True where kept, in the layout of this process's part of the parameter.
     """
 
     name: str
@@ -75,8 +75,8 @@ class SparseWeight:
     def apply_to(self, tensor: torch.Tensor) -> None:
         """Set a tensor of the weight's shape, such as its gradient, to zero where the weight is pruned, in place.
 
-        The bits are multiplied, which makes 0.0 of NaN and of negative numbers too. On CPUs it is several times faster
-        than `masked_fill_`.
+        The bits are multiplied as integers, which also turns NaN into 0.0 and is several times faster than `masked_fill_`
+        on CPUs.
         """
         tensor = local_part(tensor)
         tensor.view(INTEGERS[tensor.element_size()]).mul_(self.kept(tensor.device))
@@ -102,10 +102,10 @@ def is_spread(tensor: torch.Tensor) -> bool:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
+    """Return the model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
 
     Raises:
-        `TypeError`: no `nn.Module`.
+        `TypeError`: not an `nn.Module`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -130,9 +130,9 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
         model (`nn.Module`): a sparse decoder model, with or without adapters, wrapped for training or not.
 
     Raises:
-        `TypeError`: no model of transformers.
-        `ValueError`: a dense model; a `sparsity_config` that is damaged or does not agree with the zeros; weights that
-            are not in memory or not floating-point, or that FSDP1 or DeepSpeed's ZeRO-3 hide.
+        `TypeError`: not a transformers model.
+        `ValueError`: a dense model; a `sparsity_config` that disagrees with the zeros; weights that are not in memory or
+            not floating-point, or that FSDP1 or DeepSpeed's ZeRO-3 hide.
     """
     model = unwrap(model)
     decoder, recorded = find_sparse_decoder(model)
@@ -161,8 +161,8 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
     for name, projection in decoder.projections.items():
         if projection.module in copied:
             raise ValueError(
-                f"PEFT trains a copy of {name} (modules_to_save), whose zeros are not kept: leave it out of modules_to_save, "
-                "and train it by an adapter (target_modules)."
+                f"PEFT trains a copy of {name} (modules_to_save), whose zeros are not kept: use an adapter instead "
+                "(target_modules)."
             )
     return decoder, recorded
 
@@ -171,12 +171,12 @@ def _check_access(model: nn.Module) -> None:
     """Raise `ValueError` if FSDP1 or ZeRO-3 hides the weights."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
-            "FSDP1 joins the weights of a block into one flat parameter, in which masks have no place: use FSDP2 "
-            "(fsdp_version: 2 in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
+            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
+            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
         )
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ValueError(
-            "DeepSpeed's ZeRO-3 keeps the weights where masks cannot reach them: use ZeRO-2 at most, FSDP2 or DDP."
+            "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
         )
 
 
@@ -222,12 +222,10 @@ def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | Non
     if recorded is None:
         if found / weights < NEGLIGIBLE:
             raise DenseModelError(
-                f"The model is dense: of the weights of its projections {found / weights:.2%} are zero, so there is no "
-                "sparsity to keep. Prune it first; or train it before it is pruned, without this."
+                f"The model is dense: only {found / weights:.2%} of the weights of its projections are zero. Prune it first."
             )
         logger.warning(
-            f"The model has no sparsity_config: the {found / weights:.2%} of its projections' weights that are zero are "
-            "taken for pruned."
+            f"The model has no sparsity_config: all zeros of its projections ({found / weights:.2%}) count as pruned."
         )
         return
     expected = recorded["achieved_sparsity"]
@@ -236,6 +234,5 @@ def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | Non
         what = f"{lost} zeros were lost since, by training or merging" if lost > 0 else "it was pruned further since"
         raise ValueError(
             f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {found / weights:.4%} "
-            f"are: {what}. Load the model as it was pruned; or del model.config.sparsity_config to keep the zeros that "
-            "there are."
+            f"are: {what}. Load the pruned model again, or del model.config.sparsity_config to keep the present zeros."
         )

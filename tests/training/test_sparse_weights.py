@@ -61,7 +61,7 @@ def test_a_model_that_was_pruned_elsewhere(monkeypatch):
     assert not said
     del model.config.sparsity_config
     assert_same(found(model), expected)
-    assert len(said) == 1 and "no sparsity_config: the 69.96% of" in said[0]
+    assert len(said) == 1 and "no sparsity_config: all zeros of its projections (69.96%)" in said[0]
 
 
 def test_disagreement():
@@ -116,21 +116,6 @@ def test_weights_that_hide_their_zeros():
         find_sparse_weights(flat)
 
 
-def test_what_is_no_model():
-    for what in (None, 5, "llama", nn.Linear):
-        for keep in (keep_sparsity, keep_lora_sparse, find_sparse_weights):
-            message = f"Expected a transformers PreTrainedModel, .* got {type(what).__name__}"
-            with pytest.raises(TypeError, match=message):
-                keep(what)
-
-
-def test_weights_that_nobody_can_change():
-    with torch.inference_mode():
-        model = make_model("llama")
-    with pytest.raises(ValueError, match="made under torch.inference_mode"):
-        keep_sparsity(model)
-
-
 def test_a_copy_of_a_projection_that_peft_trains():
     for saved in ("up_proj", "mlp"):
         model = make_sparse()
@@ -140,7 +125,7 @@ def test_a_copy_of_a_projection_that_peft_trains():
                 keep(copied)
 
 
-def test_a_copy_of_anything_else_is_no_matter():
+def test_a_copy_of_anything_else_does_not_matter():
     model = make_sparse()
     expected = found(model)
     fields = {"modules_to_save": ["lm_head", "norm", "embed_tokens"]}
