@@ -38,8 +38,7 @@ from optimum_neuronal.topup import Allocation, TopUp
 def prune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     config = NeuronALConfig(0.7, saliency="wanda", topup="owl:half_width=0.1", saliency_args={}, dataset=None)
     assert_type(config.sparsity, float | None)
-    assert_type(NeuronALConfig.from_dict(config.to_dict()), NeuronALConfig)
-    assert_type(NeuronALConfig.from_dict({}, return_unused_kwargs=True), tuple[NeuronALConfig, dict[str, Any]])
+    assert_type(NeuronALConfig.preset("fast"), NeuronALConfig)
     pruner = NeuronALPruner(config, tokenizer)
     model = pruner.prune(model, dataset=["text"], work_dir=folder / "work")
     assert_type(pruner.report, PruningReport | None)

@@ -121,11 +121,11 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
         for path in packable_paths(module, name):
             key = keys[path] = path if path != name else f"{path}.weight"
             transposed = keeps_transposed(model, path)
-            weight = _loaded(model, key, state[key]) if key in state else None
+            weight: Any = _loaded(model, key, state[key]) if key in state else None
             packable = weight is not None and key not in tied and weight.dtype in DTYPES
             matrix = pack_weight(weight, transposed) if packable else None
             if matrix is not None:
-                facts = {
+                facts: dict[str, Any] = {
                     "format": matrix.name,
                     "shape": list(weight.shape),
                     "dtype": str(weight.dtype)[len("torch.") :],

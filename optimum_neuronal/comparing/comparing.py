@@ -124,7 +124,14 @@ class Runs:
         tokenizer, tests, max_windows, tasks: what to measure on; `tasks` are arguments of [`evaluate_tasks`].
     """
 
-    def __init__(self, context: PruneContext, tokenizer, tests: Mapping[str, Any], max_windows, tasks: dict[str, Any]):
+    def __init__(
+        self,
+        context: PruneContext,
+        tokenizer: Any,
+        tests: Mapping[str, Any],
+        max_windows: int | None,
+        tasks: dict[str, Any],
+    ):
         self.context, self.model, self.tasks = context, context.model, tasks
         if any(is_offloaded(projection.module) for projection in context.decoder.projections.values()):
             raise ValueError("compare tries weights in memory: load the model without offloading.")

@@ -156,7 +156,7 @@ def pack_head(model: PreTrainedModel) -> dict[str, str]:
     names = {id(module): name for name, module in model.named_modules()}
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is not None and getattr(head, "weight", None) is table.weight
-    left_dense = {}
+    left_dense: dict[str, str] = {}
     for module in (table,) if is_tied or head is None else (table, head):
         parts = (table, head) if is_tied else (module,)
         why = next((why for part in parts if (why := _head_problem(part)) is not None), None)
@@ -167,7 +167,7 @@ def pack_head(model: PreTrainedModel) -> dict[str, str]:
     return left_dense
 
 
-def _head_problem(module: nn.Module) -> str | None:
+def _head_problem(module: Any) -> str | None:
     """Return why token embeddings or a head stay dense."""
     if not is_embedding(module) and not is_head(module):
         return f"a {type(module).__name__} has no packed form"
@@ -196,7 +196,9 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return "its forward was replaced"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module"
-    found = {path: pack_weight(weight, keeps_transposed(model, path)) for path, weight in weights.items()}
+    found: dict[str, Any] = {
+        path: pack_weight(weight, keeps_transposed(model, path)) for path, weight in weights.items()
+    }
     if any(matrix is None for matrix in found.values()):
         return "not smaller packed"
     del weights

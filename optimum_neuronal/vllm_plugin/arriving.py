@@ -22,7 +22,7 @@ class ArrivingWeight:
 
     Args:
         shape (`tuple[int, int]`), dtype (`torch.dtype`), device (`torch.device`): of the whole.
-        packs_sparse (`bool`): True if rows with many zeros are packed; False if only what is quantised stays packed.
+        packs_sparse (`bool`): True if rows with many zeros are packed; False if only what is quantized stays packed.
         parts (`dict[int, PackedMatrix | Tensor]`): number of the first row -> rows that arrived.
         padding (`int`): rows at the end that no checkpoint has.
     """

@@ -61,7 +61,7 @@ class PackedQuantization(QuantizationConfig):
             )
         if isinstance(layer, RoutedExperts):
             raise ValueError(
-                "Mixtures of experts cannot be served packed: make the checkpoint dense, with `optimum-cli neuronal convert "
+                "MoE models cannot be served packed: make the checkpoint dense, with `optimum-cli neuronal convert "
                 f"DIR --format dense --output DENSE_DIR`, and serve DENSE_DIR without --quantization {QUANT_METHOD}."
             )
         if isinstance(layer, LinearBase):

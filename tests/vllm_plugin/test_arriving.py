@@ -58,7 +58,7 @@ def test_what_is_not_smaller_packed_stays_dense_unless_a_neighbour_is_packed():
         assert torch.equal(dense_of(found), torch.cat([dense, other]))
 
 
-def test_embeddings_stay_packed_only_if_they_are_quantised():
+def test_embeddings_stay_packed_only_if_they_are_quantized():
     """And padding of the vocabulary is no row of them."""
     codes = QuantizedWeight.nearest(weight(100, share=0))
     for rows, kind in [

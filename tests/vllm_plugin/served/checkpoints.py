@@ -3,21 +3,22 @@
 from pathlib import Path
 
 import torch
+from packed_models import pack
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import optimum_neuronal
-from optimum_neuronal import save_pretrained, sparsify
+from optimum_neuronal import save_pretrained
 
 
 DEMO = Path(optimum_neuronal.__file__).parent / "demo" / "tiny_model"
 ZEROS, PACKED = {"quantization": "optimum_neuronal"}, {"load_format": "optimum_neuronal"}
-# Kind -> share of zeros, arguments of sparsify (None: stays dense), arguments of vLLM.
+# Kind -> share of zeros, arguments of `pack` (None: stays dense), arguments of vLLM.
 KINDS = {
     "dense": (0.3, None, ZEROS),
     "sparse": (0.3, {}, PACKED),
-    "quantised-8-bit-head": (0, {"bits": 4, "embedding_bits": 8}, PACKED),
-    "quantised": (0, {"bits": 4}, PACKED),
+    "quantized-8-bit-head": (0, {"bits": 4, "embedding_bits": 8}, PACKED),
+    "quantized": (0, {"bits": 4}, PACKED),
 }
 
 
@@ -30,7 +31,7 @@ def save(kind: str, folder: Path) -> Path:
             size = weight.abs().float()
             weight.data[size < size.flatten().quantile(share)] = 0
     if arguments is not None:
-        sparsify(model, **arguments)
+        pack(model, **arguments)
     save_pretrained(model, folder, format="dense" if arguments is None else "packed")
     AutoTokenizer.from_pretrained(DEMO).save_pretrained(folder)
     return folder

@@ -8,7 +8,7 @@ import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import SparseModelForCausalLM, save_pretrained
+from optimum_neuronal import save_pretrained
 
 from .checkpoints import KINDS, PACKED, ZEROS, agreeing, save
 from .processes import generate
@@ -20,36 +20,29 @@ def test_tokens_are_those_of_transformers(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     found, output = generate(folder, dtype="float32", **KINDS[kind][2])
     assert found is not None, output[-4000:]
-    model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     same, tokens = agreeing(model, found["prompts"], found["outputs"])
     assert tokens == 128 and same >= 127
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor for each of two processes")
-def test_two_processes_share_a_quantised_model(tmp_path):
+def test_two_processes_share_a_quantized_model(tmp_path):
     """Each has its rows of some weights and its columns of others, and codes stay codes."""
-    folder = save("quantised-8-bit-head", tmp_path / "model")
+    folder = save("quantized-8-bit-head", tmp_path / "model")
     more = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "dtype": "float32"}
     found, output = generate(folder, **PACKED, **more)
     assert found is not None, output[-4000:]
-    model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     same, tokens = agreeing(model, found["prompts"], found["outputs"])
     assert tokens == 128 and same >= 127
 
 
-@pytest.mark.parametrize("damage", ["byte", "file"])
-def test_damaged_checkpoints_are_refused(damage, tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     folder = save("sparse", tmp_path / "sparse")
     (file,) = folder.glob("packed-*.safetensors")
-    if damage == "byte":
-        content = bytearray(file.read_bytes())
-        content[-100] ^= 1
-        file.write_bytes(content)
-    else:
-        file.unlink()
+    file.unlink()
     found, output = generate(folder, **PACKED)
-    assert found is None
-    assert "Download or save the checkpoint again" in output if damage == "byte" else file.name in output
+    assert found is None and file.name in output
 
 
 def test_without_the_load_format_packed_checkpoints_are_refused(tmp_path):
@@ -57,10 +50,10 @@ def test_without_the_load_format_packed_checkpoints_are_refused(tmp_path):
     assert found is None and "serve it with --load-format optimum_neuronal" in output
 
 
-def test_mixtures_of_experts_are_refused(tmp_path):
+def test_moe_models_raise(tmp_path):
     save_pretrained(make_model("mixtral").bfloat16(), tmp_path / "mixture")
     found, output = generate(tmp_path / "mixture", skip_tokenizer_init=True, max_model_len=16, **ZEROS)
-    assert found is None and "Mixtures of experts cannot be served packed" in output
+    assert found is None and "MoE models cannot be served packed" in output
 
 
 def test_adapters_work_on_packed_weights(tmp_path):

@@ -3,8 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-
-from optimum_neuronal import SparseModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from .checkpoints import agreeing, save
 from .processes import serving
@@ -20,14 +19,14 @@ PROMPTS = [
 
 def test_concurrent_requests_and_a_restart(tmp_path):
     """Eight requests at once get transformers' tokens, and one alone gets the same after a restart."""
-    folder, alone = save("quantised-8-bit-head", tmp_path / "model"), []
+    folder, alone = save("quantized-8-bit-head", tmp_path / "model"), []
     for start in range(2):
         with serving(folder, tmp_path / f"log{start}", *OPTIONS) as server:
             alone.append(server.complete(PROMPTS[0]))
             if not start:
                 with ThreadPoolExecutor(len(PROMPTS)) as pool:
                     answers = list(pool.map(server.complete, PROMPTS))
-    model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     same, tokens = agreeing(model, *zip(*answers))
     assert tokens == 256 and same >= 254
     assert alone[0] == alone[1]
@@ -38,6 +37,6 @@ def test_a_dense_checkpoint_packed_as_it_arrives(tmp_path):
     folder = save("dense", tmp_path / "model")
     with serving(folder, tmp_path / "log", "--quantization", "optimum_neuronal", *SHAPE) as server:
         answer = server.complete(PROMPTS[0])
-    model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     same, tokens = agreeing(model, *zip(answer))
     assert tokens == 32 and same >= 31
