@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import nn
 
@@ -59,9 +58,3 @@ def mean(space, sparsities) -> float:
 def by_block(blocks, plan) -> list[float]:
     """Sparsities of blocks all of whose projections have the same."""
     return [plan.sparsity[block.pruned_names[0]] for block in blocks]
-
-
-def refuses(method, error, message, **fields) -> None:
-    """Assert that a method does not take hyper-parameters, and says so."""
-    with pytest.raises(error, match=message):
-        method(**fields)

@@ -20,7 +20,7 @@ Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None],
 def find_activations(
     projections: Sequence[Projection], norms: Norms, min_tokens: int = 1
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the activations of projections, see [`activation`], and the names of starved experts' projections.
+    """Return the activations of projections by name, (in,), and the names of starved experts' projections.
 
     An expert that received fewer tokens than `min_tokens` has no reliable activation. All its features get the root mean
     square of the activations of the layer's other experts. Wanda then prunes it by magnitude.
@@ -29,9 +29,6 @@ def find_activations(
         projections (`Sequence[Projection]`): of one block, with all experts of a layer or none.
         norms (`Mapping[str, SquaredNorms]`): of their inputs.
         min_tokens (`int`): tokens that an expert needs for an activation of its own.
-
-    Returns:
-        `tuple`: projection name -> float32, shape (in,); and the names of starved experts' projections.
     """
     found: dict[str, torch.Tensor] = {}
     starved: list[Projection] = []

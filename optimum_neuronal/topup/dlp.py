@@ -47,12 +47,8 @@ class DLP(TopUp):
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
     """Return the lower median of the Wanda metric of a block's prunable weights.
 
-    Non-negative floats are ordered as their bits are. Counting finds the median's upper bits, then its lower bits
-    among the weights with these upper bits: exactly, and without a copy of a whole block's metric.
-
-    Args:
-        block ([`Block`]): its weights loaded.
-        activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
+    Non-negative floats are ordered as their bits are. Counting finds the median's upper bits, then its lower bits,
+    exactly and without a copy of a whole block's metric.
     """
 
     def bits(projection) -> torch.Tensor:

@@ -141,14 +141,7 @@ def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
 
 
 def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) -> list[Offsets]:
-    """Return different offspring by level-switch mutation, none of them the parent; fewer if they are hard to find.
-
-    Args:
-        generator (`torch.Generator`): draws the switches.
-        parent (`tuple[int, ...]`): an offset for each of at least two units.
-        count (`int`): number of offspring.
-        most (`int`): the largest offset, and minus the smallest.
-    """
+    """Return different offspring by level-switch mutation, with offsets of at most `most`; fewer if they are hard to find."""
     found: dict[Offsets, None] = {}
     for _ in range(ATTEMPTS * count):
         offsets = list(parent)

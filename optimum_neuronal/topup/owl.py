@@ -51,11 +51,6 @@ def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: fl
     """Return the share of a block's prunable weights whose Wanda metric exceeds `factor` times their mean, in [0, 1].
 
     Projections take turns: the metric of a whole block may not fit in memory beside the model.
-
-    Args:
-        block ([`Block`]): its weights loaded.
-        activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
-        factor (`float`): the paper's M.
     """
     total = sum(wanda_metric(projection, activations).sum().item() for projection in block.pruned)
     size = block.numel

@@ -80,11 +80,7 @@ class Space:
         return direction - where * (direction * weights).sum() / weights.sum()
 
     def cost(self, candidates: torch.Tensor) -> float:
-        """Return the passes that candidates take together: they share the blocks before the first difference.
-
-        Args:
-            candidates (`Tensor`, shape (candidates, projections)): sparsities, or their directions.
-        """
+        """Return the passes that candidates, (candidates, projections), take: they share blocks before the first difference."""
         count = int(self.blocks.max()) + 1
         distinct = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
         return sum(map(len, distinct)) / count

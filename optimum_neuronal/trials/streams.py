@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DenseStream:
-    """The dense model's pass over the alignment sequences.
+    """The dense model's pass over the alignment sequences."""
 
-    Args:
-        norms (`list[Mapping[str, SquaredNorms]]`): inputs of every block's projections.
-        final ([`SquaredNorms`]): the last block's output behind the final norm.
-        output ([`Stream`]): the last block's output.
-    """
-
-    norms: list[Norms]
-    final: SquaredNorms
-    output: Stream
+    norms: list[Norms]  # of the inputs of every block's projections
+    final: SquaredNorms  # of the last block's output behind the final norm
+    output: Stream  # of the last block
 
 
 def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> DenseStream:
