@@ -3,7 +3,7 @@
 import copy
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,8 @@ SPARSE_RUNS = 2  # otherwise: for the inputs, and for the sparse block's output
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table.
 
-    Args:
-        config (`dict`): the `NeuronALConfig`.
-        model_type (`str`): the family of the decoder.
-        dtype (`str`): of the weights and the hidden states: `"bfloat16"`.
-        seq_length (`int`): tokens per calibration sequence.
-        blocks, projections (`int`): decoder blocks, and pruned projections in them (every expert's counts).
-        weights, pruned_weights (`int`): weights of the whole model, tied ones once, and of the pruned projections.
-        model_bytes, packed_bytes (`int`): the model as it is, and in the packed format.
-        bits_per_weight (`float`): of the pruned projections, packed.
-        hidden_bytes (`int`): hidden states of the calibration sequences.
-        block_forwards (`int`): roughly, how often a block runs on one sequence.
-        seconds (`float`): rough time on `device`, without a rotation, reading and saving.
-        device (`str`): where a block was timed.
+    Weights count tied ones once. `hidden_bytes` are those of the calibration sequences' hidden states, `block_forwards` roughly
+    how often a block runs on one sequence, and `seconds` a rough time on `device`, without a rotation, reading and saving.
     """
 
     config: dict[str, Any]
@@ -67,10 +56,6 @@ class PrunePlan:
     seconds: float
     device: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values, JSON-serializable."""
-        return asdict(self)
-
     def __str__(self) -> str:
         config, projections = self.config, f"{self.projections:,} projections in {self.blocks} blocks"
         sparsity = config["sparsity"]
@@ -88,28 +73,20 @@ class PrunePlan:
 
 
 def plan_prune(
-    model_or_path: str | Path,
-    config: NeuronALConfig,
-    dtype: str | torch.dtype = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    device: torch.device | None = None,
+    model_or_path: str | Path, config: NeuronALConfig, device: torch.device | None = None, **options: Any
 ) -> PrunePlan:
     """Return what [`NeuronALPruner.prune`] would do, and roughly what it would cost. The model's weights are not read.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the dense model; of its files only the config is read.
         config ([`NeuronALConfig`]): how to prune.
-        dtype (`str` or `torch.dtype`): of the weights; `"auto"`: as the model's config says, or float32.
-        revision (`str`, *optional*): branch, tag or commit of the model on the Hub.
-        trust_remote_code (`bool`): whether to run code that comes with the model.
         device (`torch.device`, *optional*): where to time a block. None: the accelerator, or the CPU.
+        options: for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
 
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    context = check(load_skeleton(model_or_path, dtype, **options), config, loaded=False)
+    context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, model, device = context.decoder, context.model, device or default_device()
     tokens, projections = resolve_seq_length(model.config, config.seq_length), decoder.projections.values()
     needed, streams = context.methods.needs_calibration, 1 + context.methods.needs_dense_stream
@@ -154,10 +131,9 @@ def _time_block(context: PruneContext, tokens: int, device: torch.device) -> tup
     seconds: list[float] = []
 
     def visit(index, own, calls, streams):
-        for _ in range(2):  # the first one warms up
-            start = _now(device)
-            norms = runner.inputs_of(own, streams[0], calls, saliency.statistic)
-            seconds[:] = [_now(device) - start]
+        start = _now(device)
+        norms = runner.inputs_of(own, streams[0], calls, saliency.statistic)
+        seconds.append(_now(device) - start)
         counts = Counter(projection.shape for projection in names.values())
         for shape, projection in {projection.shape: projection for projection in own.pruned}.items():
             start = _now(device)
