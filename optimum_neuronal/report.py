@@ -145,7 +145,7 @@ class PruningReport:
             kinds.setdefault(name.rpartition(".")[2], []).append(own)
         by_kind = ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())
         return [
-            ["bits a weight", f"{self.bits_per_weight:.3f} (asked for {self.config['bits_per_weight']:g})"],
+            ["bits per weight", f"{self.bits_per_weight:.3f} (asked for {self.config['bits_per_weight']:g})"],
             ["bits of codes", f"{counts} projections"],
             ["by kind", by_kind],
         ]
@@ -160,10 +160,10 @@ class PruningReport:
 
     @property
     def amount(self) -> str:
-        """The amount that the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits a weight"`."""
+        """The amount that the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits per weight"`."""
         if self.config.get("bits_per_weight") is None:
             return f"{self.achieved_sparsity:.2%} zeros"
-        return f"{self.bits_per_weight:.3f} bits a weight"
+        return f"{self.bits_per_weight:.3f} bits per weight"
 
 
 def method_text(config: Mapping[str, Any]) -> str:

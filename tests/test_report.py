@@ -65,13 +65,13 @@ def test_the_table_of_the_least():
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         ({"row_lambda": 0.0}, "lambda of the row step  0"),
-        (QUANTISED, "bits a weight  2.396 (asked for 2.4)"),
+        (QUANTISED, "bits per weight  2.396 (asked for 2.4)"),
         (QUANTISED, "bits of codes  2 in 2, 3 in 1 projections"),
         (QUANTISED, "by kind  q 2.50, up 2.00"),
-        (QUANTISED, "method  quantised, rates by divergence"),
+        (QUANTISED, "method  quantized, rates by divergence"),
         (
             {**QUANTISED, "config": {"bits_per_weight": 2.4, "topup": "uniform", "embedding_bits": None}},
-            "method  quantised, uniform rates",
+            "method  quantized, uniform rates",
         ),
         (
             {
@@ -95,6 +95,6 @@ def test_lines_of_what_there_is_to_tell(more, line):
 
 def test_short_and_in_notebooks():
     assert repr(report()) == "PruningReport(wanda + neuronal, 70.00% zeros)"
-    assert repr(report(**QUANTISED)) == "PruningReport(quantised, rates by divergence, 2.396 bits a weight)"
+    assert repr(report(**QUANTISED)) == "PruningReport(quantized, rates by divergence, 2.396 bits per weight)"
     page = report(evaluation={"<c4>": {"pruned": 12.5}})._repr_html_()
     assert page.startswith("<table>") and "perplexity, &lt;c4&gt;" in page and "12.50 (pruned)" in page

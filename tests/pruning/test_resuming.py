@@ -95,7 +95,7 @@ STAGES = {
     "fitted": {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 1},
     "with the head": {"topup": "uniform", "embedding_bits": 8},
     "rotated": {"topup": "uniform", "rotate": True, "rotate_args": {"steps": 4, "fisher_samples": 2}},
-    "quantised": {"topup": None, "sparsity": None, "saliency": None, "bits_per_weight": 6.0, "embedding_bits": 8},
+    "quantised": {"topup": "search", "sparsity": None, "saliency": "alps", "bits_per_weight": 6.0, "embedding_bits": 8},
 }
 
 
