@@ -23,7 +23,7 @@ LEAST_TRIED, MOST_TRIED = 12, 48  # scales for each row: the narrower it is, the
 TRIED_COLUMNS = 1 << 15  # of all scales that are tried for a row
 LOWEST, HIGHEST = 0.7, 1.4  # of them, times the usual one
 CHUNK = 1 << 13  # rows to quantize at once
-# Half the distance of the levels that suit a row of standard deviation 1.
+# Half the distance between the levels that suit a row of standard deviation 1.
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
 SPREAD, TINY = 16.0, 1e-30  # steps are at most so many times the usual one, or so small a part of it
 LARGEST = 127  # the largest level of 8 bits

@@ -160,10 +160,7 @@ class Trials:
         return Deviation(*self.processes.from_first(found))
 
     def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
-        """Return the sum of the saliency of every row's weights on a plan's own stream.
-
-        Returns:
-            `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
+        """Return the sum of the saliency of every row's weights on a plan's own stream: name -> float64, shape (out,).
 
         Raises:
             `ValueError`: a saliency is not finite.
@@ -187,12 +184,7 @@ class Trials:
         return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
-        """Return numbers for every dense block, from its weights alone.
-
-        Args:
-            score: a block, with its weights at hand -> numbers.
-            label (`str`): of the progress bar and the record.
-        """
+        """Return numbers for every dense block, from its weights alone. The label also names the record."""
         return self.records.recorded(
             label.lower(), lambda: (self.runner.for_each_block(lambda _, block: score(block), label), {})
         )[0]
@@ -200,9 +192,7 @@ class Trials:
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
         """Return numbers for every dense block, from one pass of the dense model over all calibration sequences.
 
-        Args:
-            score: a block, with its weights at hand, and the activations of its pruned projections -> numbers.
-            label (`str`): of the progress bar and the record.
+        `score` maps a block and the activations of its pruned projections to numbers. The label also names the record.
         """
 
         def measure() -> tuple[list[list[float]], dict]:
@@ -277,9 +267,7 @@ class Trials:
     def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
         """Return a plan's own stream over the alignment sequences, pruned by score alone. The latest one is cached.
 
-        Returns:
-            `tuple`: inputs of every dense block's projections behind the plan's sparse blocks, and the last sparse
-            block's output.
+        It holds the inputs of every dense block's projections behind sparse blocks, and the last sparse block's output.
         """
         return self.cache.latest(plan, lambda: run_plan(self, plan))
 
