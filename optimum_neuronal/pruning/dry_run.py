@@ -19,8 +19,8 @@ from ..data.calibration import resolve_seq_length
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..report import method_text
-from ..saliency.changes import prune_projections
 from ..saliency.plan import SparsityPlan
+from ..saliency.prune_projections import prune_projections
 from ..topup.rates import Rates
 from .check import check
 from .context import PruneContext

@@ -18,8 +18,8 @@ from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
 from ..saliency import Saliency
-from ..saliency.changes import Refine, prune_projections
 from ..saliency.plan import Plan
+from ..saliency.prune_projections import Refine, prune_projections
 from ..trials import Trials
 from .refit import RUNS, Refit
 

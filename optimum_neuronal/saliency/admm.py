@@ -1,7 +1,6 @@
-"""Sparse least squares: the support, found by the alternating direction method of multipliers, and its values.
+"""Sparse least squares by the alternating direction method of multipliers (ADMM): the support, and then its values.
 
-A support says how many weights are kept in the matrix, in every row, or in every group of columns. All matrices of weights
-have shape (out, in).
+Weights, targets and masks have shape (out, in). The Hessian A has shape (in, in) and a diagonal of about 1.
 """
 
 from abc import ABC, abstractmethod
@@ -12,24 +11,23 @@ import torch
 from .masks import ColumnPattern, mask_groups, mask_rows, mask_whole
 
 
-RHO = 0.1  # the penalty to begin with, on a Hessian whose diagonal is 1
-PERIOD = 3  # iterations between two looks at how much the support still changes
-# Share of the kept weights that entered or left -> what the penalty is multiplied by.
-GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))
-SETTLED, SETTLED_AFTER = 3e-4, 30  # below this share, after so many iterations, the support has been found
-NARROW = 0.05  # half-width of the window around the last threshold in which the next one is looked for
+RHO = 0.1  # initial penalty, for a Hessian whose diagonal is 1
+PERIOD = 3  # iterations between two checks of how much the support still changes
+GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))  # changed share of the support -> factor for the penalty
+SETTLED, SETTLED_AFTER = 3e-4, 30  # stop below this changed share, after this many iterations
+NARROW = 0.05  # half-width of the window around the last threshold in which the next one is sought
 SMALL = 2**16  # weights below which the window costs more than it saves
 
 
 class Support(ABC):
-    """A rule for the kept weights of a matrix, by their size."""
+    """A rule for how many weights are kept where."""
 
     @abstractmethod
     def kept(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the largest absolute values, (out, in). Of equal ones more than allowed may be kept."""
+        """Return the mask of the largest absolute values. With ties it may keep more than allowed."""
 
     def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the mask of exactly the allowed number. Of equal values, later rows and columns are kept."""
+        """Return a mask with exactly the allowed number. Among equal values, later rows and columns are kept."""
         return self.kept(values)
 
 
@@ -51,7 +49,7 @@ class Unstructured(Support):
         return mask_whole(values.abs(), values.numel() - self.count)
 
     def _find_threshold(self, sizes: torch.Tensor) -> float:
-        """Return the smallest kept size. It moves little between iterations, so most sizes need no sorting."""
+        """Return the smallest kept size. It moves little between iterations, so few sizes need sorting."""
         if self._threshold is not None and len(sizes) >= SMALL:
             low, high = self._threshold * (1 - NARROW), self._threshold * (1 + NARROW)
             inside = sizes[(sizes >= low) & (sizes < high)]
@@ -62,7 +60,7 @@ class Unstructured(Support):
 
 
 class Rowwise(Support):
-    """A number of kept weights in every row: int64, shape (out,)."""
+    """A number of kept weights in every row, int64 of shape (out,)."""
 
     def __init__(self, counts: torch.Tensor):
         self.counts = counts
@@ -82,7 +80,7 @@ class NofM(Support):
 
 
 class Stacked(Support):
-    """Matrices one below the other, each with its own rule and number of rows."""
+    """Matrices stacked by rows, each with its own rule and number of rows."""
 
     def __init__(self, supports: Sequence[Support], rows: Sequence[int]):
         self.supports, self.rows = supports, list(rows)
@@ -95,20 +93,15 @@ class Stacked(Support):
 
 
 class Inverse:
-    """The inverse `(A + rho I)^-1`, computed anew only when rho changes.
-
-    Args:
-        matrix (`Tensor` of float32, shape (in, in)): A, symmetric and positive definite; not changed.
-    """
+    """The inverse `(A + rho I)^-1`, recomputed only when rho changes."""
 
     def __init__(self, matrix: torch.Tensor):
         self.matrix, self.rho = matrix, 0.0
         self._inverse = matrix
 
     def at(self, rho: float) -> torch.Tensor:
-        """Return the inverse for a penalty above 0, shape (in, in). An inverse returned before is no longer valid."""
         if rho != self.rho:
-            self._inverse = None  # two of these are never needed at a time
+            self._inverse = None  # free the old one first
             shifted = self.matrix.clone()
             shifted.diagonal().add_(rho)
             factor = torch.linalg.cholesky_ex(shifted, check_errors=True).L
@@ -120,22 +113,14 @@ class Inverse:
 def find_support(
     inverse: Inverse, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
 ) -> torch.Tensor:
-    """Return dense weights whose largest, by the rule of `support`, are best kept (ALPS, Algorithm 1), (out, in).
+    """Return dense weights of which `support` should keep the largest (ALPS, Algorithm 1). `target` is `W A`, `start` is W.
 
-    With `V = B + U / rho`, of which `D` is the kept part, `U / rho` is the other part. So V and a mask are all that one
-    iteration hands to the next.
-
-    Args:
-        inverse ([`Inverse`]): of the Hessian A.
-        target (`Tensor` of shape (out, in)): `G = W A`: what `B A` should be.
-        start (`Tensor` of shape (out, in)): W; not changed.
-        support ([`Support`]): the rule for kept weights.
-        iterations (`Iterable[int]`): numbers from 1, as many as there are iterations at most.
+    In the paper's notation, the state is `V = B + U / rho`. Its kept part is D, the rest is `U / rho`.
     """
     rho = RHO
     mask = support.kept(start)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
-    values = start.masked_fill(~mask, 0)  # V: of the pruned part, U / rho is 0 at first
+    values = start.masked_fill(~mask, 0)  # V, with U = 0 at first
     right = torch.empty_like(start)
     weight = torch.empty_like(start)
     for iteration in iterations:
@@ -157,18 +142,7 @@ def find_support(
 def fit_support(
     matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, mask: torch.Tensor, steps: int
 ) -> torch.Tensor:
-    """Return the values of the kept weights by conjugate gradients, for each row by itself.
-
-    Args:
-        matrix (`Tensor` of shape (in, in)): the Hessian A, its diagonal being about 1.
-        target (`Tensor` of shape (out, in)): what the result times A should be.
-        start (`Tensor` of shape (out, in)): where to begin.
-        mask (`Tensor`): boolean, shape (out, in), True where kept.
-        steps (`int`): of conjugate gradients.
-
-    Returns:
-        `Tensor`: shape (out, in), zero where the mask is False.
-    """
+    """Return sparse weights V with `V A = target` as nearly as the mask allows, by conjugate gradients row by row."""
     dropped = ~mask
     weight = start.masked_fill(dropped, 0)
     residual = (target - weight @ matrix).masked_fill_(dropped, 0)

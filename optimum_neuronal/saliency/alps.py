@@ -1,4 +1,4 @@
-"""ALPS: finds the weights to keep by ADMM, then fits them to the projection's dense output."""
+"""ALPS: finds the weights to keep by ADMM, then fits them to the dense outputs of the projection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,23 +9,23 @@ import torch
 from ..common.machine import full_precision
 from ..common.validation import check_count, check_number
 from .admm import Inverse, NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
-from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
+from .base import DampenedHessian, WeightUpdate, register_saliency
 from .masks import ColumnPattern
 from .plan import row_counts
 
 
-QUICK = 60  # iterations where weights are solved for trials
+QUICK = 60  # iterations at most in trials
 
 
 @register_saliency("alps")
 @dataclass(frozen=True)
 class ALPS(WeightUpdate):
-    """Sparse least squares (Meng et al., ALPS, 2024): `min ||(W - V) X||^2` over all V with a given number of weights.
+    """Sparse least squares (Meng et al., ALPS, 2024): `min ||(W - V) X||^2` over all V with a given number of nonzeros.
 
     Args:
-        iterations (`int`): of ADMM at most; it ends earlier when the support has settled.
+        iterations (`int`): ADMM iterations at most. It stops earlier when the support has settled.
         refinements (`int`): steps of conjugate gradients that fit the kept weights.
-        dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
+        dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
     """
 
     knows_rows: ClassVar[bool] = True
@@ -57,8 +57,6 @@ class ALPS(WeightUpdate):
         sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
-        for name, weight in weights.items():
-            check_sparsity(weight.shape, sparsities[name], pattern, name)
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))
@@ -72,7 +70,7 @@ class ALPS(WeightUpdate):
         dampened = DampenedHessian(hessian, self.dampening, name)
 
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
-            # With a diagonal of ones, a weight's size is what losing it costs, and one penalty suits all inputs.
+            # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
             scale = matrix.diagonal().sqrt()
             scaled = matrix / scale / scale[:, None]
             with full_precision():
@@ -84,7 +82,7 @@ class ALPS(WeightUpdate):
     def _solve_scaled(
         self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return the sparse weights for a Hessian with a diagonal of 1; None if it is not positive definite."""
+        """Return the sparse weights for a Hessian with a diagonal of 1. Return None if it is not positive definite."""
         start = start.masked_fill(dead, 0)  # weights of inputs that are always zero are pruned first
         target = start @ matrix
         try:

@@ -1,6 +1,6 @@
-"""The base classes of saliency methods. To add a method, add a file with a registered subclass of [`Saliency`].
+"""The base classes of saliency methods, and the Hessians that weight-updating methods invert.
 
-Also the Hessians that methods with least-squares problems invert.
+To add a method, add a file with a registered subclass of [`Saliency`] or [`WeightUpdate`].
 """
 
 from abc import ABC, abstractmethod
@@ -27,13 +27,13 @@ RAISES = 5  # how often dampening is raised tenfold before giving up
 
 @dataclass(frozen=True)
 class Saliency(ABC):
-    """A method that scores the weights of a projection. A subclass's fields are its hyper-parameters (`saliency_args`).
+    """A method that scores the weights of a projection. The fields of a subclass are its hyperparameters (`saliency_args`).
 
     Class attributes:
-        uses_activations (`bool`): False if the score depends on the weights alone, so that no calibration is needed.
-        updates_weights (`bool`): True if weights get new values: see [`Solver`].
-        knows_rows (`bool`): False if all rows of a weight are pruned together and cannot differ in sparsity.
-        statistic (`type[SquaredNorms]`): measured on the inputs of every projection.
+        uses_activations (`bool`): False if the score depends on the weights alone, so no calibration data is needed.
+        updates_weights (`bool`): True if kept weights get new values, see [`WeightUpdate`].
+        knows_rows (`bool`): False if the rows of a weight cannot differ in sparsity.
+        statistic (`type[SquaredNorms]`): the statistic to measure on the inputs of every projection.
     """
 
     name: ClassVar[str]
@@ -44,13 +44,13 @@ class Saliency(ABC):
 
     @abstractmethod
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-        """Return the saliency of every weight. Within each row, the least salient weights are pruned.
+        """Return the saliency of every weight. The least salient weights of each row are pruned.
 
         Args:
             weight (`Tensor` of float32, shape (out, in)): a copy of the projection's weight.
             activation (`Tensor` of float32, shape (in,)):
                 L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None
-                if the method declares `uses_activations = False`.
+                if `uses_activations` is False.
 
         Returns:
             `Tensor`: float32, shape (out, in), non-negative.
@@ -63,12 +63,9 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class Solver(Saliency):
-    """A method that gives all weights of a projection new values, so that its outputs change least.
+    """A method that computes new weights, so that the projection's outputs change least.
 
-    Its score, which top-ups may ask for, ranks weights before any has changed.
-
-    Class attributes:
-        reconstruct (`str`): the default of the config's `reconstruct`: `"dense"` or `"block"`.
+    `reconstruct` is the default of the config's field: `"dense"` or `"block"`.
     """
 
     updates_weights: ClassVar[bool] = True
@@ -89,33 +86,25 @@ class Solver(Saliency):
         pattern: ColumnPattern | None = None,
         shared: bool = False,
     ) -> dict[str, Change]:
-        """Return the changes of projections with the same input, by name.
+        """Return the changes of projections with the same input, by name. Arguments: see [`WeightUpdate.prune`], by name.
 
-        Args:
-            weights (`Mapping[str, Tensor]`): name -> weight of float32, shape (out, in); not changed.
-            hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over their inputs; not changed.
-            amounts (`Mapping[str, float | Tensor]`): name -> a sparsity, or bits, from the plan.
-            dtype (`torch.dtype`): of the projections.
-            pattern ([`ColumnPattern`], *optional*): N:M that the zeros must follow.
-            shared (`bool`): True for experts, whose parameter holds other weights too, which are solved apart.
-
-        Raises:
-            `ValueError`: an amount or the pattern does not fit, or the Hessian is not finite.
+        `amounts` are the plan's sparsities or bits, `dtype` is that of the model. `shared` is True for experts, whose
+        parameter also holds the weights of other experts.
         """
 
     def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the dense weight to solve for inputs of the changed model: see [`dense_target`]."""
+        """Return the weight to approximate for inputs of the sparse model, see [`dense_target`]."""
         with full_precision():
             return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
 
     def quick(self) -> "Solver":
-        """Return this method at less cost, for trials."""
+        """Return a cheaper variant of this method for trials."""
         return self
 
 
 @dataclass(frozen=True)
 class WeightUpdate(Solver):
-    """A method that prunes a weight, and compensates in the kept weights."""
+    """A method that prunes a weight and adjusts the kept weights to compensate."""
 
     @abstractmethod
     def prune(
@@ -131,12 +120,13 @@ class WeightUpdate(Solver):
         Args:
             weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
             hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over its inputs; not changed.
-            sparsity (`float`): share of weights to prune, in [0, 1]; or, if it `knows_rows`, float64 of shape (out,).
-            pattern ([`ColumnPattern`], *optional*): N:M instead; `in` is a multiple of M.
-            name (`str`): the projection's, for messages.
+            sparsity (`float` or `Tensor` of float64, shape (out,)): share of weights to prune, in [0, 1]. By row only if
+                `knows_rows` is True.
+            pattern ([`ColumnPattern`], *optional*): N:M pattern to prune by instead. `in` is a multiple of M.
+            name (`str`): the projection's name, for messages.
 
         Raises:
-            `ValueError`: the sparsity or pattern does not fit, see [`check_sparsity`], or the Hessian is not finite.
+            `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
     def prune_together(
@@ -146,7 +136,7 @@ class WeightUpdate(Solver):
         sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the sparse, updated weights of projections with the same input. Arguments: see [`prune`], by name."""
+        """Return the sparse, updated weights of projections with the same input. Arguments: see `prune`, by name."""
         return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
 
     def solve(
@@ -156,39 +146,11 @@ class WeightUpdate(Solver):
         return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
 
 
-def check_sparsity(
-    shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None, name: str
-) -> None:
-    """Raise `ValueError` unless sparsity and pattern fit a weight. Arguments: see [`WeightUpdate.prune`]."""
-    sparsities = torch.as_tensor(sparsity, dtype=torch.float64)
-    if sparsities.ndim and sparsities.shape != (shape[0],):
-        raise ValueError(
-            f"{name} got a sparsity of shape {list(sparsities.shape)}: expected a number, or one for each of {shape[0]} rows."
-        )
-    if not bool(((sparsities >= 0) & (sparsities <= 1)).all()):
-        raise ValueError(
-            f"{name} got the sparsity {sparsities.min():g} to {sparsities.max():g}: expected one in [0, 1]."
-        )
-    if pattern is not None and shape[1] % pattern.group:
-        raise ValueError(
-            f"{name} has {shape[1]} input features: the pattern {pattern} needs a multiple of {pattern.group}."
-        )
-
-
 class DampenedHessian:
-    """A Hessian with a share of its mean diagonal added to its diagonal, more if it is still not invertible.
+    """A copy of a Hessian, (in, in), with a share of its mean diagonal added to its diagonal.
 
-    Args:
-        hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over a projection's inputs; not changed.
-        dampening (`float`): the share to add.
-        name (`str`): the projection's, for messages.
-
-    Attributes:
-        matrix (`Tensor` of float32, shape (in, in)): the dampened Hessian.
-        dead (`Tensor`): boolean, shape (in,): inputs that are always zero. Their diagonal counts as 1.
-
-    Raises:
-        `ValueError`: the Hessian is not finite.
+    `matrix` is the dampened Hessian. `dead`, boolean of shape (in,), marks inputs that are always zero. Their diagonal is
+    set to 1 first.
     """
 
     def __init__(self, hessian: torch.Tensor, dampening: float, name: str):
@@ -200,16 +162,11 @@ class DampenedHessian:
         self.dead = diagonal == 0
         diagonal[self.dead] = 1
         self._mean = torch.where(mean > 0, mean, 1)
-        self._raises = 0
-        self._added = dampening
+        self._raises, self._added = 0, dampening
         diagonal += dampening * self._mean
 
     def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
-        """Return the result of an attempt on the matrix. While it is None, raise the dampening tenfold, with a warning.
-
-        Raises:
-            `ValueError`: the matrix cannot be inverted even so.
-        """
+        """Return the result of `attempt(matrix)`. While it is None, raise the dampening tenfold, with a warning."""
         while (found := attempt(self.matrix)) is None:
             if self._raises == RAISES:
                 raise ValueError(
@@ -226,10 +183,9 @@ class DampenedHessian:
 
 
 def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """Return the upper Cholesky factor U of a matrix's inverse `U^T U`, float32; None if there is none.
+    """Return the upper Cholesky factor U of the inverse, `U^T U`, in float32. Return None if the inversion fails.
 
-    It is computed in float64. In float32 its error, at least 1e-5, differs between processors, which changes masks and
-    perplexities by percents.
+    The computation is in float64: errors of float32 differ between processors and would change the masks.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
     if bool(failed):
@@ -242,20 +198,10 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
 def dense_target(
     weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, dampening: float, name: str
 ) -> torch.Tensor:
-    """Return the weight that maps a sparse model's inputs to the given weight's outputs in the dense model: (out, in).
+    """Return `W' = W C H^-1`, (out, in): the best weight for outputs of the dense model from inputs of the sparse model.
 
-    `min ||W X_dense - V X||^2` over sparse V differs by a constant from `min ||(W' - V) X||^2` with `W' = W C H^-1`. So a
-    method that prunes W for the inputs X can prune W' instead.
-
-    Args:
-        weight (`Tensor` of float32, shape (out, in)): W.
-        hessian (`Tensor` of float32, shape (in, in)): H, sum of `x x^T` over the sparse model's inputs.
-        cross (`Tensor` of float32, shape (in, in)): C, sum of `x_dense x^T` over the inputs of both.
-        dampening (`float`): share of H's mean diagonal that is added to both diagonals.
-        name (`str`): the projection's, for messages.
-
-    Raises:
-        `ValueError`: C or H is not finite.
+    `hessian` is H, the sum of `x x^T` over the sparse model's inputs. `cross` is C, the sum of `x_dense x^T`; both (in, in).
+    `||W X_dense - V X||^2` and `||(W' - V) X||^2` differ by a constant, so a method can prune W' instead of W.
     """
     if not bool(torch.isfinite(cross).all()):
         raise ValueError(f"The inputs of {name} are not finite in the dense model: they overflow in its dtype.")
@@ -264,7 +210,7 @@ def dense_target(
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if bool(failed):
             return None
-        # As a correction to W, which is small: so rounding is, too.
+        # Computed as a correction to W, because a small correction has small rounding errors.
         added = matrix.diagonal() - hessian.diagonal()
         missing = weight @ (cross + torch.diag(added) - matrix)
         return weight + torch.cholesky_solve(missing.T, factor).T

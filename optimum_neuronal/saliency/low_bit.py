@@ -1,4 +1,4 @@
-"""Low-bit weights: the solver of a prune that quantizes. A plan gives each projection its bits in place of a sparsity."""
+"""Low-bit weights: the solver for plans that give bits instead of sparsities."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,23 +12,19 @@ from .quantizer import Quantizer
 
 @dataclass(frozen=True)
 class LowBit(Solver):
-    """Quantizes weights, see [`Quantizer`], if the config sets `bits_per_weight`. It is not registered as a saliency.
-
-    Args:
-        paths (`bool`): False for trials, which take less work and have some 5 % more error.
-    """
+    """Quantizes weights if the config sets `bits_per_weight`. It is not registered as a saliency."""
 
     name: ClassVar[str] = "low-bit"
     knows_rows: ClassVar[bool] = False
     reconstruct: ClassVar[str] = "dense"
 
-    paths: bool = True
+    paths: bool = True  # False for trials, which take half the work
 
     def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
         quantizer, changes = Quantizer(hessian, ", ".join(weights), quick=not self.paths), {}
         for name, weight in weights.items():
             bits = int(amounts[name])
-            codes, scales, steps, _ = quantizer.quantize(weight, bits, has_steps(len(weight), bits, shared))
+            codes, scales, steps = quantizer.quantize(weight, bits, has_steps(len(weight), bits, shared))
             changes[name] = QuantizedWeight.encode(codes, bits, scales, steps, dtype)
         return changes
 

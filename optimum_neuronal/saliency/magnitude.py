@@ -1,4 +1,4 @@
-"""Magnitude: a weight matters as much as it is large."""
+"""Magnitude: the larger a weight, the more it matters."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,6 @@
-"""Masks of weights, and what they do to a weight.
+"""Masks: boolean tensors of a weight's shape (out, in), True where the weight is kept.
 
-A mask is a boolean tensor of the weight's shape (out, in), True where the weight is kept. Of equal saliencies the ones in
-earlier columns are pruned first, so a mask is a pure function of its inputs.
+Among equal saliencies, earlier columns are pruned first, so a mask is a pure function of its inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,25 +12,23 @@ import torch
 
 
 ROWS_AT_A_TIME = 64  # few enough to stay in a processor's cache
-LARGE = 2**20  # weights from which on a CPU threads, counting by numpy and partitioning pay
+LARGE = 2**20  # weights from which threads, numpy's counting and partitioning pay off on a CPU
 WIDE = 1024  # columns from which partitioning finds a row's threshold faster than sorting
 
 
 @dataclass(frozen=True)
 class ColumnPattern:
-    """N:M sparsity: of every `group` consecutive weights of a row, `kept` are kept. `ColumnPattern.parse("2:4")`."""
+    """N:M sparsity: in every `group` consecutive weights of a row, `kept` are kept."""
 
     kept: int
     group: int
 
     @classmethod
     def parse(cls, text: str) -> "ColumnPattern":
-        """Read `"N:M"`, N weights kept of M. Raises `ValueError` for anything else."""
+        """Parse a text such as `"2:4"`. Raise `ValueError` for anything else."""
         kept, _, group = text.partition(":") if isinstance(text, str) else ("", "", "")
         if not (kept.isdecimal() and group.isdecimal() and 0 < int(kept) < int(group)):
-            raise ValueError(
-                f"pattern is {text!r}: expected 'N:M', N weights kept of every M, such as '2:4' or '4:8'."
-            )
+            raise ValueError(f"pattern is {text!r}: expected 'N:M' (N of every M weights are kept), such as '2:4'.")
         return cls(int(kept), int(group))
 
     @property
@@ -45,34 +42,24 @@ class ColumnPattern:
 
 @dataclass(frozen=True)
 class Cut:
-    """The border between pruned and kept weights of every row, small enough to keep for many plans.
+    """The border between pruned and kept weights of every row, small enough to keep for many plans."""
 
-    Args:
-        threshold (`Tensor` of shape (out, 1)): the largest pruned saliency of each row, -inf if none is pruned.
-        counts (`Tensor` of int64, shape (out, 1)): pruned weights of each row.
-    """
-
-    threshold: torch.Tensor
-    counts: torch.Tensor
+    threshold: torch.Tensor  # the largest pruned saliency of each row, (out, 1); -inf if none is pruned
+    counts: torch.Tensor  # pruned weights of each row, int64, (out, 1)
 
 
 def sort_rows(saliency: torch.Tensor) -> torch.Tensor:
     """Return the values of every row in ascending order, float32, shape (out, in)."""
     if saliency.device.type != "cpu":
         return torch.sort(saliency.contiguous(), dim=-1).values
-    ranked = np.array(saliency.numpy(), order="C")  # numpy's vectorised sort is 5 to 10 times faster than torch's
+    ranked = np.array(saliency.numpy(), order="C")  # numpy's vectorized sort is 5 to 10 times faster than torch's
     parts = [ranked[start : start + ROWS_AT_A_TIME] for start in range(0, len(ranked), ROWS_AT_A_TIME)]
     _in_threads(lambda part: part.sort(axis=-1), parts, ranked.size)
     return torch.from_numpy(ranked)
 
 
 def find_cut(sorted_rows: torch.Tensor, counts: torch.Tensor) -> Cut:
-    """Return the cut that prunes the `counts` least salient weights of every row.
-
-    Args:
-        sorted_rows (`Tensor` of shape (out, in)): from [`sort_rows`].
-        counts (`Tensor` of int64, shape (out,)): weights to prune in each row, in [0, in].
-    """
+    """Return the cut that prunes `counts` weights, int64 of shape (out,), of rows from [`sort_rows`]."""
     counts = counts.to(sorted_rows.device)[:, None]
     return _cut(sorted_rows.gather(1, (counts - 1).clamp(min=0)), counts)
 
@@ -82,7 +69,7 @@ def _cut(threshold: torch.Tensor, counts: torch.Tensor) -> Cut:
 
 
 def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
-    """Return the cut of [`find_cut`]. On a CPU and for one plan this needs no sorted rows."""
+    """Return the cut of [`find_cut`] from rows that are not sorted, on a CPU."""
     values, positions = saliency.contiguous().numpy(), (counts - 1).clamp(min=0).numpy()
     threshold = np.empty((len(values), 1), values.dtype)
 
@@ -99,7 +86,7 @@ def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
 
 
 def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
-    """Call a numpy function, which lets other threads run meanwhile, on all parts, in as many threads as torch uses."""
+    """Call a numpy function, which releases the GIL, on all parts in as many threads as torch uses."""
     threads = torch.get_num_threads() if weights >= LARGE else 1
     if threads < 2:
         for part in parts:
@@ -111,10 +98,10 @@ def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
 
 
 def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return the mask that a cut makes in the saliency it was found in: (out, in), each row with its count of False."""
+    """Return the mask of a cut through the saliency that it was found in."""
     mask = saliency > cut.threshold
     excess = mask.shape[1] - _count_true(mask) - cut.counts
-    # Few rows have ties at their cut. Finding these rows would make an accelerator wait, so there all are resolved.
+    # Few rows have ties at their cut. Finding them would stall an accelerator, which resolves all rows instead.
     rows = excess.flatten().nonzero().flatten() if saliency.device.type == "cpu" else slice(None)
     if saliency.device.type != "cpu" or len(rows):
         tied = saliency[rows] == cut.threshold[rows]
@@ -124,33 +111,28 @@ def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def _count_true(mask: torch.Tensor) -> torch.Tensor:
-    """Return the number of True elements of every row: int64, shape (out, 1)."""
+    """Return the number of True elements in every row: int64, shape (out, 1)."""
     if mask.device.type != "cpu" or mask.numel() < LARGE:
         return mask.sum(dim=1, keepdim=True)
     return torch.from_numpy(np.count_nonzero(mask.numpy(), axis=1, keepdims=True))  # torch makes them int64 first
 
 
 def mask_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the mask without the least salient weights of every row: boolean, shape (out, in), True where kept.
-
-    Args:
-        saliency (`Tensor` of float32, shape (out, in)): finite.
-        counts (`Tensor` of int64, shape (out,)): weights to prune in each row, in [0, in].
-    """
+    """Return the mask that prunes the `counts` least salient weights, int64 of shape (out,), of each row."""
     if saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE:
         return apply_cut(saliency, _select_cut(saliency, counts))
     return apply_cut(saliency, find_cut(sort_rows(saliency), counts))
 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the mask, (out, in), without the `count` least salient weights of a whole matrix; ties go in row order."""
+    """Return the mask that prunes the `count` least salient weights of a matrix, ties in row order."""
     mask = torch.ones(saliency.numel(), dtype=torch.bool, device=saliency.device)
     mask[saliency.flatten().sort(stable=True).indices[:count]] = False
     return mask.view(saliency.shape)
 
 
 def mask_groups(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
-    """Return the mask of an N:M pattern: boolean, shape (out, in), True where kept. `in` is a multiple of M."""
+    """Return the mask of an N:M pattern. `in` is a multiple of M."""
     groups = saliency.reshape(len(saliency), -1, pattern.group)
     pruned = torch.sort(groups, dim=-1, stable=True).indices[..., : pattern.group - pattern.kept]
     return torch.ones_like(groups, dtype=torch.bool).scatter_(-1, pruned, False).view(saliency.shape)

@@ -1,4 +1,4 @@
-"""MULTIFLOW: magnitude times the flow through the two neurons that the weight connects."""
+"""MULTIFLOW: magnitude times the flow through the two neurons that a weight connects."""
 
 from dataclasses import dataclass
 

@@ -7,31 +7,26 @@ from dataclasses import dataclass
 import torch
 
 
-DENSE = 0  # bits of a projection that stays as it is
+DENSE = 0  # bits of a projection that is not quantized
 
 
 class Plan(ABC):
-    """A number for every projection, or for every row of one."""
+    """A sparsity or a number of bits for every projection."""
 
     @property
     @abstractmethod
     def amounts(self) -> Mapping[str, float | torch.Tensor]:
-        """Full name of a projection -> its number, or float64 numbers of shape (out,), one per row."""
+        """Full name of a projection -> its number, or a float64 tensor of shape (out,), one per row."""
 
     def key(self, names: Iterable[str]) -> bytes:
-        """Return the numbers of these projections as bytes, equal for equal plans."""
+        """Return the amounts of these projections as bytes."""
         values = (torch.as_tensor(self.amounts[name], dtype=torch.float64) for name in names)
         return b"".join(value.numpy().tobytes() for value in values)
 
 
 @dataclass(frozen=True)
 class SparsityPlan(Plan):
-    """The share of weights to prune, by projection, or by row of a projection.
-
-    Args:
-        sparsity (`Mapping[str, float | Tensor]`):
-            Full name of a projection -> its sparsity in [0, 1], or a float64 tensor of shape (out,), one per row.
-    """
+    """The share of weights to prune, in [0, 1]: full name of a projection -> number, or float64 of shape (out,)."""
 
     sparsity: Mapping[str, float | torch.Tensor]
 
@@ -46,13 +41,12 @@ class SparsityPlan(Plan):
         return self.sparsity
 
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Return the number of weights to prune in every row of a projection: see [`row_counts`]."""
         return row_counts(self.sparsity[name], shape)
 
 
 @dataclass(frozen=True)
 class RatePlan(Plan):
-    """The bits of quantized weights by projection: full name -> 2 to 8, or `DENSE`, which leaves the weight as it is."""
+    """The bits of quantized weights: full name of a projection -> 2 to 8, or `DENSE`."""
 
     bits: Mapping[str, int]
 
@@ -62,18 +56,14 @@ class RatePlan(Plan):
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the number of weights to prune in each row: int64, shape (out,), on the CPU.
+    """Return the number of weights to prune in each row of a weight of `shape`, (out, in): int64, (out,), on the CPU.
 
     A row loses `floor(in * s)` weights or one more. Remainders are carried from row to row, so that the whole matrix is
     within one weight of its target.
-
-    Args:
-        sparsity (`float` or `Tensor` of shape (out,)): share of weights to prune, in [0, 1].
-        shape (`tuple[int, int]`): shape (out, in) of the weight.
     """
     out_features, in_features = shape
     rows = torch.as_tensor(sparsity, dtype=torch.float64, device="cpu").expand(out_features)
-    # The small constant absorbs rounding of the sum: 10 rows of 89.6 are 896 weights, not 895.
+    # The small constant absorbs rounding errors of the sum: 10 rows of 89.6 are 896 weights, not 895.
     total = torch.floor(torch.cumsum(rows * in_features, dim=0) + 1e-4).long()
     counts = torch.diff(total, prepend=torch.zeros(1, dtype=torch.int64))
     return counts.clamp(0, in_features)

@@ -1,9 +1,9 @@
-"""Low-bit codes and scales for the weights of a projection, so that its outputs change least.
+"""Choose low-bit codes and scales for the weights of a projection, so that its outputs change least.
 
 Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen column by
-column, and later columns make up for the error of each (Frantar et al., GPTQ, 2022): first for several scales, of which each
-row takes its best, then along several paths of codes. Then each code in turn moves to the level that is best while all others
-stay (Behdin et al., QuantEase, 2023), and each scale to its best for the codes.
+column, and later columns compensate for each error (Frantar et al., GPTQ, 2022): first for several scales, of which each row
+takes its best, then along several paths of codes. Then coordinate descent improves codes (Behdin et al., QuantEase, 2023) and
+scales in turn.
 """
 
 from typing import NamedTuple
@@ -15,61 +15,39 @@ from .base import DAMPENING, DampenedHessian, inverse_factor
 
 
 BLOCK = 64  # columns whose updates are applied to later ones at once
-LEAST_PATHS, MOST_PATHS = 4, 16  # of codes, followed side by side for each row
-PATH_COLUMNS = 1 << 12  # of all paths of a row
+LEAST_PATHS, MOST_PATHS = 4, 16  # paths of codes to follow for each row
+PATH_COLUMNS = 1 << 12  # columns of all paths of a row together
 SEARCHED = 32  # columns of paths whose updates are applied to later ones at once
-SWEEPS = 4  # of coordinate descent over all codes, at most
-LEAST_TRIED, MOST_TRIED = 12, 48  # scales for each row: the narrower it is, the more its error depends on chance
-TRIED_COLUMNS = 1 << 15  # of all scales that are tried for a row
-LOWEST, HIGHEST = 0.7, 1.4  # of them, times the usual one
+SWEEPS = 4  # sweeps of coordinate descent at most
+LEAST_TRIED, MOST_TRIED = 12, 48  # scales to try for each row
+TRIED_COLUMNS = 1 << 15  # columns of all scales tried for a row together
+LOWEST, HIGHEST = 0.7, 1.4  # range of the scales to try, relative to the usual scale
 CHUNK = 1 << 13  # rows to quantize at once
-# Half the distance between the levels that suit a row of standard deviation 1.
+# Bits -> the usual scale of a row with standard deviation 1.
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
-SPREAD, TINY = 16.0, 1e-30  # steps are at most so many times the usual one, or so small a part of it
+SPREAD, TINY = 16.0, 1e-30  # steps lie between 1 / SPREAD and SPREAD
 LARGEST = 127  # the largest level of 8 bits
 
 
 class Quantized(NamedTuple):
-    """A low-bit weight.
+    """A low-bit weight, as [`QuantizedWeight.encode`] takes it."""
 
-    Args:
-        codes (`Tensor`, shape (rows, columns)): uint8, below `2**bits`; with 8 bits int8, the levels -127 to 127.
-        scales (`Tensor` of bfloat16, shape (rows,)): not negative.
-        steps (`Tensor` of bfloat16, shape (columns,), *optional*): above 0. None: all 1.
-        bits (`int`): 2 to 8.
-    """
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    steps: torch.Tensor | None
-    bits: int
-
-    def values(self) -> torch.Tensor:
-        """Return the weight: float32, shape (rows, columns)."""
-        levels = self.codes.float()
-        if self.bits < 8:
-            levels = 2 * levels - (2**self.bits - 1)
-        values = levels * self.scales.float()[:, None]
-        return values if self.steps is None else values * self.steps.float()
+    codes: torch.Tensor  # uint8, (rows, columns), below `2**bits`; with 8 bits int8, the levels -127 to 127
+    scales: torch.Tensor  # bfloat16, (rows,), not negative
+    steps: torch.Tensor | None = None  # bfloat16, (columns,), above 0; None: all 1
 
 
 def nearest(weight: torch.Tensor) -> Quantized:
-    """Return a weight of 8 bits, each value at its nearest level."""
+    """Round a weight to 8 bits."""
     scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
     codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return Quantized(codes.to(torch.int8), scales, None, 8)
+    return Quantized(codes.to(torch.int8), scales)
 
 
 class Quantizer:
-    """Quantizes weights of projections with the same input.
+    """Quantizes the weights of projections with one input, whose Hessian has shape (columns, columns).
 
-    Args:
-        hessian (`Tensor` of float32, shape (columns, columns)): sum of `x x^T` over the inputs; not changed.
-        name (`str`): the projections', for messages.
-        quick (`bool`): True for half the work, and some 5 % more error.
-
-    Raises:
-        `ValueError`: the Hessian is not finite, or cannot be inverted.
+    `quick` halves the work at the cost of about 5 % more error.
     """
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight", quick: bool = False):
@@ -85,17 +63,13 @@ class Quantizer:
         return matrix[self._order][:, self._order]
 
     def quantize(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantized:
-        """Return a low-bit weight.
+        """Return a weight, float32 of shape (rows, columns), in 2 to 8 bits. 8 bits are only rounded.
 
-        Args:
-            weight (`Tensor` of float32, shape (rows, columns)): the projection's, or its [`dense_target`]; not changed.
-            bits (`int`): 2 to 8. With 8, values go to their nearest levels.
-            steps (`bool`): True for a step for each column, which 8 bits never have. From about 500 rows on, the 5 %
-                less error is worth its 16 bits.
+        With `steps`, every column has a step: about 5 % less error, worth its 16 bits from about 500 rows on.
         """
         if bits == 8:
             return nearest(weight)
-        weight = weight.masked_fill(self._dead, 0)  # scales need not suit weights of inputs that are always zero
+        weight = weight.masked_fill(self._dead, 0)  # inputs that are always zero
         target, matrix, factor = weight[:, self._order].T, self._matrix, self._factor
         widths = _column_steps(weight) if steps else None
         if widths is not None:
@@ -105,11 +79,11 @@ class Quantizer:
             codes, scales = _Solver(target.contiguous(), matrix, factor, bits, self._quick).solve()
         back = self._order.argsort()
         codes = codes.T[:, back].to(torch.uint8).contiguous()
-        return Quantized(codes, scales.to(torch.bfloat16), widths, bits)
+        return Quantized(codes, scales.to(torch.bfloat16), widths)
 
 
 def _column_steps(weight: torch.Tensor) -> torch.Tensor:
-    """Return a step for each column, bfloat16: the root mean square of its weights, by that of all."""
+    """Return the root mean square of each column, relative to that of the whole weight: bfloat16, (columns,)."""
     squares = weight.square().mean(dim=0)
     return (squares / squares.mean().clamp(min=TINY)).sqrt().clamp(1 / SPREAD, SPREAD).to(torch.bfloat16)
 
@@ -125,14 +99,9 @@ def _follow(paths: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
 
 
 class _Solver:
-    """Finds codes and scales. All weights stand as (columns, rows), so that a column is contiguous.
+    """Finds codes and scales. Weights have shape (columns, rows), so that a column is contiguous.
 
-    Args:
-        target (`Tensor`, shape (columns, rows)): the weights, sorted by column, divided by their steps.
-        matrix (`Tensor`, shape (columns, columns)): the dampened Hessian, sorted, times the steps.
-        factor (`Tensor`, shape (columns, columns)): upper Cholesky factor of the matrix's inverse.
-        bits (`int`): of a code, 2 to 7.
-        quick (`bool`): see [`Quantizer`].
+    Columns are sorted, and divided by their steps. `factor` is the upper Cholesky factor of the inverse of `matrix`.
     """
 
     def __init__(self, target: torch.Tensor, matrix: torch.Tensor, factor: torch.Tensor, bits: int, quick: bool):
@@ -141,7 +110,7 @@ class _Solver:
         self._paths = 1 if quick else min(max(PATH_COLUMNS // len(target), LEAST_PATHS), MOST_PATHS)
 
     def solve(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes, float32 of shape (columns, rows), and scales, float32 of shape (rows,), exact in bfloat16."""
+        """Return codes, float32 of shape (columns, rows), and scales, (rows,), which bfloat16 holds exactly."""
         codes, scales = self._try_scales()
         if self._paths > 1:
             codes = self._improve(codes, scales)
@@ -154,11 +123,11 @@ class _Solver:
         return codes, self._fitted(codes, scales)
 
     def _in_codes(self, target: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return weights in units of codes: the nearest integer from 0 to `2**bits - 1` is the nearest level's code."""
+        """Return weights in units of codes, so that the nearest integer is the code of the nearest level."""
         return target * _inverse(2 * scales) + self._top / 2
 
     def _try_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the codes and scales with the least error of each row."""
+        """Return the codes and scales with the least error for each row."""
         rows = self._target.shape[1]
         usual = USUAL[self._bits] * self._target.square().mean(dim=0).sqrt()
         count = min(max(TRIED_COLUMNS // len(self._target), LEAST_TRIED), MOST_TRIED)
@@ -176,7 +145,7 @@ class _Solver:
         return codes, found
 
     def _feed_back(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes for weights in units of codes, and the error of each row. The weights are overwritten."""
+        """Return codes for weights in units of codes, in place, and the error of each row."""
         own, errors = self._factor.diagonal().tolist(), torch.zeros_like(values[0])
         for start in range(0, len(values), BLOCK):
             block, factor = values[start : start + BLOCK], self._factor[start : start + BLOCK, start:]
@@ -191,7 +160,7 @@ class _Solver:
         return values, errors
 
     def _improve(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return the better of each row's codes and of what [`_Solver._search`] finds."""
+        """Return, for each row, the better of its codes and those that `_search` finds."""
         rows = max(1, CHUNK // self._paths)
         parts = zip(self._target.split(rows, dim=1), codes.split(rows, dim=1), scales.split(rows))
         return torch.cat([self._better(self._in_codes(target, own), found) for target, found, own in parts], dim=1)
@@ -202,10 +171,7 @@ class _Solver:
         return torch.where(error < ((self._matrix @ lost) * lost).sum(dim=0), found, codes)
 
     def _search(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes like [`_Solver._feed_back`], but of several paths for each row that are followed side by side.
-
-        At each column a path goes on to its two nearest codes, and the paths of least error so far stay.
-        """
+        """Return codes and errors like `_feed_back`, by a beam search: paths branch into their two nearest codes."""
         count, (columns, rows) = self._paths, values.shape
         own, paths = self._factor.diagonal().tolist(), values[:, None].repeat(1, count, 1)
         errors = values.new_full((count, rows), torch.inf)
@@ -233,7 +199,7 @@ class _Solver:
         return paths[:, 0], errors[0]  # topk sorts
 
     def _descend(self, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """Move each code in turn, in place, to the best while all others stay."""
+        """Move each code in turn, in place, to its best value given all others."""
         values, diagonal = self._in_codes(self._target, scales), self._matrix.diagonal().tolist()
         for start in range(0, len(codes), BLOCK):
             block, matrix = codes[start : start + BLOCK], self._matrix[start : start + BLOCK]
@@ -244,10 +210,10 @@ class _Solver:
                 code.copy_(new)
 
     def _fitted(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return the scales that are best for the codes, exact in bfloat16."""
+        """Return the best scales for the codes, which bfloat16 holds exactly."""
         levels = 2 * codes - self._top
         products = self._matrix @ levels
         gain, curvature = (products * self._target).sum(dim=0), (products * levels).sum(dim=0)
         fitted = (gain / curvature).clamp_(min=0).to(torch.bfloat16).float()
-        better = (fitted - scales) * (curvature * (fitted + scales) - 2 * gain) < 0  # not if rounding takes it too far
+        better = (fitted - scales) * (curvature * (fitted + scales) - 2 * gain) < 0  # rounding may go too far
         return torch.where(better, fitted, scales)

@@ -1,4 +1,4 @@
-"""SparseGPT: prunes column by column, and makes up for every pruned weight in later columns."""
+"""SparseGPT: prunes column by column, and compensates for every pruned weight in later columns."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..common.validation import check_count, check_number
-from .base import DampenedHessian, WeightUpdate, check_sparsity, inverse_factor, register_saliency
+from .base import DampenedHessian, WeightUpdate, inverse_factor, register_saliency
 from .masks import ColumnPattern, mask_groups, mask_whole
 
 
@@ -16,8 +16,8 @@ class SparseGPT(WeightUpdate):
     """Optimal brain surgery with one shared inverse Hessian (Frantar and Alistarh, SparseGPT, 2023, Algorithm 1).
 
     Args:
-        block_size (`int`): columns whose mask is chosen together, and whose updates are applied to the rest at once.
-        dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
+        block_size (`int`): columns whose mask is chosen together, and whose updates are applied to later columns at once.
+        dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
     """
 
     knows_rows: ClassVar[bool] = False
@@ -37,19 +37,15 @@ class SparseGPT(WeightUpdate):
         pattern: ColumnPattern | None = None,
         name: str = "the weight",
     ) -> torch.Tensor:
-        if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
-            raise ValueError(f"{name} was given a sparsity by row: SparseGPT updates all rows of a weight together.")
-        check_sparsity(weight.shape, sparsity, pattern, name)
         weight = weight.clone()
-        diagonal = hessian.diagonal()
-        weight[:, diagonal == 0] = 0  # inputs that are always zero
+        weight[:, hessian.diagonal() == 0] = 0  # inputs that are always zero
         inverse = DampenedHessian(hessian, self.dampening, name).solve(inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
         pruned = 0
         for start in range(0, weight.shape[1], size):
             end = min(start + size, weight.shape[1])
-            # Remainders of the blocks' floors are carried on, so that the weight hits its target.
+            # Remainders are carried from block to block, so that the whole weight hits its target.
             count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
             pruned += count
             errors = self._prune_block(weight[:, start:end], inverse[start:end, start:end], count, pattern)
@@ -59,7 +55,7 @@ class SparseGPT(WeightUpdate):
     def _prune_block(
         self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
     ) -> torch.Tensor:
-        """Prune and update a few columns in place. Return their errors, for which later columns make up."""
+        """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
         scale = inverse.diagonal()
         mask = None if pattern else mask_whole((weight / scale).square(), count)
         errors = torch.zeros_like(weight)

@@ -1,4 +1,4 @@
-"""Wanda: magnitude times the norm of the input that the weight is multiplied with."""
+"""Wanda: magnitude times the norm of the weight's input."""
 
 from dataclasses import dataclass
 

@@ -17,8 +17,8 @@ from ..common.validation import check_count, check_number
 from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..packed.change import Zeros
 from ..saliency import Saliency
-from ..saliency.changes import score_projection
 from ..saliency.plan import SparsityPlan, row_counts
+from ..saliency.prune_projections import score_projection
 from ..trials import Trials
 from .allocation import bisect, shift_to_mean
 from .base import Allocation, TopUp, register_topup

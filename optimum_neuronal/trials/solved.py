@@ -24,8 +24,8 @@ from ..packed.change import Change, NewWeight
 from ..packed.formats.quantized import quantized_bytes
 from ..packed.formats.sparse import sparse_bytes
 from ..packed.formats.stored_changes import of_parts, parts_of
-from ..saliency.changes import prune_projections
 from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
+from ..saliency.prune_projections import prune_projections
 
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from ..common.processes import Processes
 from ..files.records import Finding, Records
 from ..model.projections import Block, ChangeOf, Decoder
 from ..saliency import Saliency
-from ..saliency.changes import find_activations, not_finite, score_projection, trial_changes
 from ..saliency.masks import ColumnPattern
 from ..saliency.plan import Plan, SparsityPlan
+from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
 from .alignment import Deviation, alignment_errors, find_deviation
 from .cache import Cache
 from .output_errors import output_errors
@@ -175,10 +175,9 @@ class Trials:
                 for projection in block.pruned:
                     score = score_projection(self.saliency, projection, activations)
                     rows[projection.name] = score.double().sum(dim=1).cpu()
-                    if not bool(torch.isfinite(rows[projection.name]).all()):
-                        raise not_finite(projection.name)
 
             self.runner.for_each_block(add)
+            check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
             return None, rows
 
         return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]

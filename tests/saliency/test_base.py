@@ -4,7 +4,6 @@ from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.base import DampenedHessian, dense_target
-from optimum_neuronal.saliency.masks import ColumnPattern
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())
@@ -17,30 +16,6 @@ def test_contract(name):
     assert torch.isfinite(score).all() and (score >= 0).all()
     assert torch.equal(weight, copy) and torch.equal(score, saliency.score(weight, activation))
     assert torch.equal(saliency.score(-weight, activation), score), "the sign of a weight does not matter"
-
-
-UPDATING = [SALIENCIES.get(name) for name in SALIENCIES.names() if SALIENCIES.get(name).updates_weights]
-BY_ROW = [saliency for saliency in UPDATING if saliency.knows_rows]
-
-
-def rows(*sparsities) -> torch.Tensor:
-    return torch.tensor(sparsities, dtype=torch.float64)
-
-
-def test_what_cannot_be_asked_is_refused_before_the_work():
-    """More weights than a row has, fewer than none, and rows that a pattern contradicts."""
-    for saliencies, sparsity, pattern, message in [
-        (UPDATING, -0.1, None, r"fc1 got the sparsity -0.1 to -0.1: expected one in \[0, 1\]"),
-        (UPDATING, 1.5, None, "fc1 got the sparsity 1.5"),
-        (UPDATING, float("nan"), None, "fc1 got the sparsity nan"),
-        (UPDATING, 0.4, (3, 5), "fc1 has 8 input features: the pattern 3:5 needs a multiple of 5"),
-        (BY_ROW, rows(0.5, 1.25, 0.5), None, "fc1 got the sparsity 0.5 to 1.25"),
-        (BY_ROW, rows(0.5, -0.25, 0.5), None, "fc1 got the sparsity -0.25 to 0.5"),
-        (BY_ROW, rows(0.5, 0.5), None, r"shape \[2\]: expected a number, or one for each of 3 rows"),
-    ]:
-        for saliency in saliencies:
-            with pytest.raises(ValueError, match=message):
-                saliency().prune(torch.ones(3, 8), torch.eye(8), sparsity, pattern and ColumnPattern(*pattern), "fc1")
 
 
 class TestDampenedHessian:

@@ -18,7 +18,7 @@ def test_each_weight_gets_its_own_bits_and_the_projections_dtype():
     assert list(found) == ["q", "k", "v"]
     for name, change in found.items():
         assert isinstance(change, QuantizedWeight) and change.bits == bits[name] and change.dtype == torch.bfloat16
-        codes, scales, steps, _ = Quantizer(hessian).quantize(weights[name], bits[name])
+        codes, scales, steps = Quantizer(hessian).quantize(weights[name], bits[name])
         expected = QuantizedWeight.encode(codes, bits[name], scales, steps)
         assert torch.equal(change.codes, expected.codes) and torch.equal(change.scales, expected.scales)
         change.check()
