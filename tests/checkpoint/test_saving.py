@@ -196,3 +196,27 @@ def test_a_directory_with_other_files_is_not_written_by_commands(tmp_path):
     with pytest.raises(FileExistsError, match="would replace the model in"):
         own_files.check_output(tmp_path / "pruned", True, tmp_path / "pruned")
     assert "notes.txt" in all_files(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "optimum_neuronal.checkpoint.packed_files.save_file", "transformers.modeling_utils.safe_save_file",
+        "transformers.PreTrainedConfig.save_pretrained", "optimum_neuronal.report.PruningReport.save", "os.replace",
+    ],
+)  # fmt: skip
+def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, format):
+    old, _ = save_pruned(tmp_path / "model", "gpt2")
+    before, (pruner, model) = all_files(tmp_path), pruned()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    unused = "safe_save_file" if format == "packed" else "packed_files"
+    with monkeypatch.context() as patch:
+        patch.setattr(step, full)
+        if unused not in step:
+            with pytest.raises(OSError, match="No space left on device"):
+                pruner.save(model, tmp_path / "model", format)
+            assert all_files(tmp_path) == before
