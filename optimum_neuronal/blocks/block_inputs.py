@@ -42,20 +42,10 @@ def capture_inputs(
     wrap: Wrap | None = None,
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
-    """Run the decoder once per batch, its blocks passing their hidden states through.
+    """Run the decoder once per batch, its blocks passing their hidden states through. Call it inside [`inference`].
 
-    Args:
-        decoder ([`Decoder`]): with the blocks. Call it inside [`inference`].
-        ids (`Tensor` of int64, shape (sequences, tokens)): token ids.
-        batch_size (`int`): sequences per batch.
-        device (`torch.device`): where the decoder expects token ids.
-        attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*):
-            0 where a token is padding; on the same device.
-        wrap (*optional*): from [`find_wrapper`], if known.
-        max_hidden_bytes (`int`, *optional*): keep hidden states beyond this many bytes in CPU memory.
-
-    Returns:
-        [`BlockInputs`]: bit-equal to the model's own, since no block computes anything.
+    `ids` and the attention mask (0 at padding) have shape (sequences, tokens). Hidden states beyond `max_hidden_bytes`
+    are kept in CPU memory. The inputs are bit-equal to the model's own, since no block computes anything.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
@@ -155,26 +145,17 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
 
 
 def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:
-    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of the first of these tokens."""
+    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of the first token."""
     return output_wrapper(block_outputs(decoder, decoder.blocks[:1], ids[:1, :1].to(device))[0])
 
 
 def next_token_logits(
     decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the model's logits for the last block's output, including all that the head does.
+    """Return the model's logits for the last block's output, including all that the head does. Call it inside [`inference`].
 
-    Args:
-        decoder ([`Decoder`]): with the head. Call it inside [`inference`].
-        ids (`Tensor` of int64, shape (sequences, tokens)), hidden (`Tensor`, shape (sequences, tokens, hidden size)):
-            Token ids, and the last block's output for them.
-        wrap, device: from [`find_wrapper`], and where the decoder expects token ids.
-
-    Returns:
-        `Tensor`: float32, shape (sequences, tokens, vocabulary).
-
-    Raises:
-        `ValueError`: the model has no causal language-model head.
+    `ids` (int64, shape (sequences, tokens)) and `hidden` (sequences, tokens, hidden size) give float32 of shape
+    (sequences, tokens, vocabulary).
     """
     last = len(decoder.blocks) - 1
 

@@ -17,7 +17,6 @@ class Call:
 
 
 def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
-    """Return a block's hidden states and its other arguments."""
     if args:
         return args[0], Call(args[1:], dict(kwargs))
     rest = {key: value for key, value in kwargs.items() if key != "hidden_states"}
@@ -40,7 +39,6 @@ def output_wrapper(output) -> Wrap:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """Replace a module's forward while the context lasts."""
     before = module.__dict__.get("forward")  # set already where accelerate dispatches the module
     module.forward = forward
     try:
@@ -84,10 +82,7 @@ def shared_containers(call: Call) -> list[MutableMapping]:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Hidden states of all batches at one place in the model, for one candidate.
-
-    Streams are compared by identity: work on the same object is done once.
-    """
+    """Hidden states of all batches at one place in the model, for one candidate. Streams are compared by identity."""
 
     batches: Sequence[torch.Tensor]  # each of shape (batch, tokens, hidden size)
 
@@ -96,7 +91,6 @@ class Stream:
 
     @property
     def sequences(self) -> int:
-        """The number of its sequences."""
         return sum(len(states) for states in self.batches)
 
 
@@ -110,7 +104,6 @@ def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
 
 
 def streams_bytes(streams: Streams) -> int:
-    """Return the bytes of all hidden states. A tensor in several streams counts once."""
     return hidden_bytes([stream.batches for stream in streams if stream is not None])
 
 

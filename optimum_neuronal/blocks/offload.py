@@ -1,7 +1,7 @@
-"""Weights in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
+"""Weights in CPU memory or on disk (accelerate's offloading), loaded onto their device block by block.
 
-A module with offloaded weights holds meta tensors, and a hook of accelerate's reads them from its `weights_map` at every
-forward. Here a block is read once for all work with it, and the next one is read meanwhile.
+A module with offloaded weights holds meta tensors, and accelerate's hook reads them from its `weights_map` at each
+forward. Here a block is read once for all work with it, while the next one is read ahead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,7 @@ Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own p
 
 
 class BlockLoader:
-    """Loads the weights of a model's blocks onto the device that computes, unless they are there.
-
-    Args:
-        blocks (`Sequence[Block]`): in the order of their use.
-
-    Attributes:
-        streams (`bool`): True if there are weights to load.
-    """
+    """Loads offloaded weights of blocks onto the device that computes. `streams` is True if there are any."""
 
     def __init__(self, blocks: Sequence[Block]):
         self._blocks = blocks
@@ -93,10 +86,9 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
 
 
 class ChangedWeights(Mapping):
-    """A `weights_map` whose weights become sparse whenever they are read.
+    """A `weights_map` whose weights become sparse whenever they are read: files of a model on disk do not change.
 
-    The files of a model on disk do not change, but its forward and `save_pretrained` see the sparse weights. Changes are
-    kept packed: a mask takes one bit per weight; a saliency that updates weights adds the kept ones.
+    Changes are kept packed: a mask takes one bit per weight; a saliency that updates weights adds the kept ones.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]):

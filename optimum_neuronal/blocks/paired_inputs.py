@@ -1,7 +1,7 @@
 """Inputs of a projection in the sparse model, side by side with its inputs in the dense one.
 
-A block runs up to each of its projections in turn, which would repeat most of the work. So the outputs of its children are
-kept, batch by batch, as long as they do not change.
+A block runs up to each of its projections in turn, which would repeat most of the work, so the outputs of its children
+are kept, batch by batch, as long as they do not change.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,11 +24,7 @@ class _Reached(Exception):
 def stages(runner: BlockRunner, block: Block, stream: Stream, calls: Sequence[Call]) -> list[list[Projection]]:
     """Return the pruned projections of a block in the order in which they run.
 
-    Projections with one input are in one stage, and so are the same projections of all experts.
-
-    Args:
-        runner ([`BlockRunner`]): runs the block on the first batch.
-        block ([`Block`]), stream ([`Stream`]), calls (`Sequence[Call]`): the block and its inputs.
+    Projections with the same input are in one stage, and so are the same projections of all experts.
     """
     norms = runner.inputs_of(block, Stream(stream.batches[:1]), calls[:1], SquaredNorms)
     places: dict[SquaredNorms | str, int] = {}
@@ -49,14 +45,8 @@ def stages(runner: BlockRunner, block: Block, stream: Stream, calls: Sequence[Ca
 class PairedRuns:
     """Runs of one block on all batches, in the sparse and in the dense model, stage after stage.
 
-    The output of a child is kept once all weights in it are decided, in the dense model from the first run on. So all runs
-    together take about half a run of the block in each model.
-
-    Args:
-        runner ([`BlockRunner`]): counts the runs.
-        block ([`Block`]): with its dense weights.
-        sparse, dense ([`Stream`]): hidden states in front of the block, in both models.
-        calls (`Sequence[Call]`): the block's calls, one per batch.
+    The output of a child is kept once all weights in it are decided, in the dense model from the first run on. So all
+    runs together take about half a run of the block in each model.
     """
 
     def __init__(self, runner: BlockRunner, block: Block, sparse: Stream, dense: Stream, calls: Sequence[Call]):
@@ -66,7 +56,7 @@ class PairedRuns:
 
     @cached_property
     def stages(self) -> list[list[Projection]]:
-        """The stages of the block, see [`stages`]. Read them before [`PairedRuns.inputs`]: this runs a batch."""
+        """The stages of the block. Read them before [`PairedRuns.inputs`]: this runs a batch."""
         with children_called_once(self.block, self.calls) as children:
             found = stages(self.runner, self.block, self.streams[1], self.calls)
         device = None if self.runner.max_hidden_bytes is None else torch.device("cpu")
@@ -74,16 +64,9 @@ class PairedRuns:
         return found
 
     def inputs(self, stage: Sequence[Projection], solved: TrialWeights) -> Norms:
-        """Return the inputs of a stage behind sparse weights, with the dense model's inputs beside them.
+        """Return the inputs of the next stage with sparse weights before it, and the dense model's inputs beside them.
 
         An expert receives other tokens in the dense model, so experts get the sparse model's inputs only.
-
-        Args:
-            stage (`Sequence[Projection]`): the next of `stages`.
-            solved ([`TrialWeights`]): the sparse weights of the stages before.
-
-        Returns:
-            `dict[str, Hessian]`: projection name -> statistic, one for each distinct input.
         """
         (sparse, dense), (own_kept, other_kept) = self.streams, self._kept
         self._seen |= {p.owner for p in stage}
@@ -157,21 +140,7 @@ class _Child:
 
 
 class ChildOutputs:
-    """Outputs of the children of a block that hold projections, for one stream of hidden states.
-
-    ```python
-    kept.begin(decided)
-    for batch in batches:
-        with kept.in_place():
-            block(batch)
-    ```
-
-    Args:
-        block ([`Block`]): to run.
-        children (`Collection[Module]`): from [`children_called_once`].
-        batches (`int`): of the stream. Every run is of all of them, in order.
-        device (`torch.device`, *optional*): where to keep outputs. None: where they are made.
-    """
+    """Outputs of the children of a block that hold projections, for one stream. Each run is of all batches, in order."""
 
     def __init__(
         self, block: Block, children: Collection[nn.Module], batches: int, device: torch.device | None = None
@@ -182,7 +151,7 @@ class ChildOutputs:
             self._children.append(_Child(child, {p.owner for p in block.pruned if p.module in inside}))
 
     def begin(self, decided: Collection[nn.Parameter] | None) -> None:
-        """Begin a run of all batches. Note outputs of children whose pruned weights are all decided; None: of none."""
+        """Begin a run. Note outputs of children whose pruned weights are all decided; None: of none."""
         for child in self._children:
             child.known = child.known or (child.noting and len(child.outputs) == self.batches)
             child.noting = not child.known and decided is not None and child.owners <= set(decided)
@@ -204,7 +173,6 @@ class ChildOutputs:
         return next((c.module for c in self._children if c.noting and module in set(c.module.modules())), None)
 
     def forget(self) -> None:
-        """Drop all outputs."""
         self._children = []
 
     def _forward(self, child: _Child) -> Callable:
@@ -230,8 +198,8 @@ class ChildOutputs:
 def children_called_once(block: Block, calls: Sequence[Call]) -> Iterator[list[nn.Module]]:
     """Watch a block during one run. Afterwards the yielded list has the children whose outputs may be kept.
 
-    Such a child is called once, and holds projections but no experts. If blocks hand values to later ones beside the hidden
-    states, the list stays empty: skipping a child might skip these values.
+    Such a child is called once, and holds projections but no experts. The list stays empty if blocks pass values to
+    later ones beside the hidden states, since skipping a child might skip these values.
     """
     found: list[nn.Module] = []
     counts: dict[nn.Module, int] = {}

@@ -18,18 +18,10 @@ def replay(
     record: type[SquaredNorms] | None = SquaredNorms,
     skipped: Sequence[Projection] = (),
 ) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
-    """Run one block on the hidden states of every batch.
+    """Run one block, with its current weights, on the hidden states of every batch, shape (batch, tokens, hidden size) each.
 
-    Args:
-        block ([`Block`]): runs with its current weights.
-        hidden (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
-        calls (`Sequence[Call]`): the block's calls, one per batch.
-        record (`type[SquaredNorms]`, *optional*): statistic of its projections' inputs. None: record nothing.
-        skipped (`Sequence[Projection]`):
-            Projections that only feed the block's output, if the caller does not need it. They return zeros.
-
-    Returns:
-        `tuple`: the outputs, one tensor per batch, and the statistics by projection name.
+    Return the outputs by batch, and the statistics of the projections' inputs (class `record`, None for no statistics)
+    by name. `skipped` projections, which may only feed the block's output, return zeros.
     """
     outputs, recorded = [], {}
     with ExitStack() as stack:

@@ -26,16 +26,8 @@ Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
-    Args:
-        decoder ([`Decoder`]): the model's blocks and projections. Its weights are the same after every call.
-        batch_size (`int`): sequences per forward.
-        device (`torch.device`): where the decoder expects token ids.
-        max_hidden_bytes (`int`, *optional*): keep more hidden states than this in CPU memory between blocks.
-        quiet (`bool`): True to show no progress.
-
-    Attributes:
-        loader ([`BlockLoader`]): loads the blocks' weights.
-        block_forwards (`int`): runs of one block on one sequence so far.
+    `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
+    between blocks. `block_forwards` counts runs of one block on one sequence.
     """
 
     def __init__(
@@ -78,14 +70,9 @@ class BlockRunner:
         label: str | None = None,
         release: bool = False,
     ) -> Streams:
-        """Visit all blocks in order, and return every stream behind the last one.
+        """Visit all blocks in order, and return every stream behind the last one. Each starts with the hidden states of `inputs`.
 
-        Args:
-            inputs ([`BlockInputs`]): every stream starts with its hidden states.
-            streams (`int`): number of streams.
-            visit: the work at a block, see [`Visit`].
-            label (`str`, *optional*): of the progress bar. None: no bar.
-            release (`bool`): True to drop the first block's inputs from `inputs`.
+        Without a `label` there is no progress bar. `release` drops the hidden states from `inputs`.
         """
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
@@ -141,7 +128,6 @@ class BlockRunner:
         return [self.output(block, streams[0], calls)]
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
-        """Return a block's output with its current weights."""
         return self.replay(block, stream, calls, record=None)[0]
 
     def inputs_of(
@@ -155,7 +141,6 @@ class BlockRunner:
         return [p for p in block.projections.values() if self.decoder.feeds_next_block(block, p)]
 
     def logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the model's logits for the last block's output, see [`next_token_logits`]."""
         return next_token_logits(self.decoder, ids, hidden, self.wrap(ids), self.device)
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
@@ -173,12 +158,10 @@ class BlockRunner:
 
 
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:
-    """Check that replaying the blocks, with their inputs recorded, gives what the decoder's own forward computes.
+    """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
 
-    Returns the [`output_wrapper`] of the blocks. `ids` (int64) is one sequence, shape (1, tokens).
-
-    Raises:
-        `ValueError`: the outputs differ, a projection takes no part in the forward, or activations are not finite.
+    Return the [`output_wrapper`] of the blocks. Raise `ValueError` if outputs differ, a projection takes no part in
+    the forward, or activations are not finite.
     """
     begin, end = block_outputs(decoder, [decoder.blocks[0], decoder.blocks[-1]], ids.to(device))
     wrap, expected = output_wrapper(begin), first_output(end)

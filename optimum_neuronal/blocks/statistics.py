@@ -11,13 +11,9 @@ from ..common.machine import full_precision
 
 
 class SquaredNorms:
-    """Sums over the tokens of every sequence of the squared input, feature by feature.
+    """Sums over the tokens of each sequence of the squared input, feature by feature.
 
-    `value` has shape (sequences, in), in float32. `sqrt(value[i])` is the activation of sequence i, and [`activation`] that
-    of the projection. Sequences are kept apart, so that batches do not change the result.
-
-    Attributes:
-        tokens (`int`): number of inputs.
+    `value`, shape (sequences, in), is float32. Sequences are kept apart, so that batches do not change the result.
     """
 
     def __init__(self):
@@ -26,7 +22,6 @@ class SquaredNorms:
 
     @classmethod
     def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
-        """Return norms with this `value`, shape (sequences, in), of a number of tokens."""
         norms = cls()
         norms.tokens, norms._values = tokens, [value]
         return norms
@@ -38,13 +33,9 @@ class SquaredNorms:
         self._values.append(inputs.float().square().sum(dim=1))
 
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
-        """Add the inputs of one sequence that an expert received.
+        """Add the inputs of one sequence, shape (n, in), that an expert received from its tokens `rows`, shape (n,).
 
-        Args:
-            inputs (`Tensor`, shape (n, in)): n may be 0.
-            rows (`Tensor` of int64, shape (n,)): the tokens' places in the sequence.
-            tokens (`int`): tokens in the sequence. The sum is over all of them, the others being zero, so that its rounding
-                does not depend on n.
+        The sum is over all `tokens` of the sequence, the others being zero, so that its rounding does not depend on n.
         """
         squares = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
         squares[rows] = inputs.float().square()
@@ -53,7 +44,6 @@ class SquaredNorms:
 
     @property
     def value(self) -> torch.Tensor:
-        """The squared norms, float32, shape (sequences, in)."""
         if len(self._values) > 1:
             self._values = [torch.cat(self._values)]
         return self._values[0]
@@ -78,17 +68,14 @@ class InputSums(SquaredNorms):
 
     @property
     def sums(self) -> torch.Tensor:
-        """The sums of the inputs over tokens, float32, shape (sequences, in)."""
         return torch.cat(self._sums)
 
 
 class Hessian(SquaredNorms):
     """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 
-    Sequences are added one after the other, so that batches do not change the sum.
-
-    Attributes:
-        cross (`Tensor`, *optional*): sum of `x_dense x^T`, float32, shape (in, in), from [`Hessian.update_pair`].
+    Sequences are added one after the other, so that batches do not change the sum. `cross`, from
+    [`Hessian.update_pair`], is the sum of `x_dense x^T`, shape (in, in).
     """
 
     def __init__(self):
@@ -140,13 +127,9 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def activation(squared_norms: torch.Tensor) -> torch.Tensor:
-    """Return the activation of a projection: `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
+    """Return the activation of a projection, `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`, float32, (in,).
 
-    Args:
-        squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].
-
-    Returns:
-        `Tensor`: float32, shape (in,), non-negative. The mean is computed in the widest type of the device.
+    `squared_norms` has shape (sequences, in).
     """
     return squared_norms.to(wide_dtype(squared_norms.device)).mean(dim=0).sqrt().float()
 
@@ -158,16 +141,10 @@ def record_inputs(
     batch: tuple[int, int],
     statistic=SquaredNorms,
 ) -> Iterator[None]:
-    """Add the inputs of every module, for one batch, to a statistic while the context lasts.
+    """Add the inputs of every module, for one batch of (sequences, tokens), to `recorded` while the context lasts.
 
-    Modules that receive the same tensor object (q, k and v; gate and up) share one statistic, computed once.
-
-    Args:
-        modules (`Mapping[str, nn.Module]`): name -> module. Its first positional input is watched.
-        recorded (`dict`):
-            Name -> statistic, filled as the modules run. Modules that did not receive every token once are missing.
-        batch (`tuple[int, int]`): sequences, and tokens in each.
-        statistic: class with `update(inputs, sequences)`, made once per distinct input.
+    Modules that receive the same tensor object (q, k and v; gate and up) share one statistic, computed once. Modules
+    that did not receive every token once are missing.
     """
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
 

@@ -1,8 +1,8 @@
 """The only place that knows model families: the roles of projections by their names.
 
-A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use, so most
-new families need no line here. The differences of a family are one `Architecture`, in the table below or registered
-with [`register_architecture`].
+A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use, so
+most new families need no line here. The differences of a family are one `Architecture`, in the table below or
+registered with [`register_architecture`].
 """
 
 from collections.abc import Mapping
@@ -111,7 +111,7 @@ class Architecture:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
 
     def find_role(self, name: str) -> tuple[bool, str | None]:
-        """Return True and its role if a parameter is known by its name inside its block (`"self_attn.q_proj"`)."""
+        """Return True and its role if a parameter is known by its name inside its block, `"self_attn.q_proj"`."""
         roles = {**DEFAULT_ROLES, **self.roles}
         parts = name.split(".")
         suffixes = (".".join(parts[start:]) for start in range(len(parts)))  # the longest first

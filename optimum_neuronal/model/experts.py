@@ -1,9 +1,8 @@
-"""MoE layers: the weights of their experts, and the inputs that every expert receives.
+"""MoE layers: the weights of their experts, and the inputs that each expert receives.
 
-transformers keeps the experts of a layer stacked, as weights of shape (experts, ., .), and multiplies them with fused
-kernels that no hook can look into. While inputs are recorded, [`RecordingExperts`] computes the layer from the module's own
-attributes, one expert after the other. The names of routers, which are never pruned, are in `architectures`; the
-attributes of transformers' modules are read in `compat.hf_private`.
+transformers stacks the experts of a layer in weights of shape (experts, ., .) and multiplies them with fused kernels,
+which hooks cannot observe. To record inputs, [`RecordingExperts`] computes the layer one expert after the other. Names
+of routers are in `architectures`; attributes of transformers' modules are read in `compat.hf_private`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,15 +25,7 @@ def is_of_experts(role: str | None, ndim: int) -> bool:
 def expert_projections(
     name: str, module: nn.Module, key: str, role: str, architecture: Architecture, takes
 ) -> list[Projection]:
-    """Return the projections of all experts in a stacked weight.
-
-    Args:
-        name (`str`), module (`nn.Module`): full name of the module of the experts, and the module.
-        key (`str`): name of the weight in the module.
-        role (`str`): of the weight.
-        architecture ([`Architecture`]): of the family.
-        takes (`Callable[[str], bool]`): full name of a projection -> True if it is to be pruned.
-    """
+    """Return the projections of all experts in the stacked weight `key` of a module. `takes(name)`: True to prune one."""
     role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
     transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
     names = [f"{name}.{index}.{key}" for index in range(len(getattr(module, key)))]
@@ -42,16 +33,7 @@ def expert_projections(
 
 
 class RecordingExperts:
-    """A forward of an MoE layer's experts that records the inputs of each expert.
-
-    Args:
-        experts ([`Experts`]): of the layer.
-        projections (`Mapping[str, Projection]`): of the block.
-        recorded (`dict`): projection name -> statistic, filled as the module runs.
-        sequences (`int`): sequences in the batch.
-        statistic (`type`): class of the statistics, such as [`SquaredNorms`].
-        skipped (`Sequence[Projection]`): projections whose output is not needed. They return zeros.
-    """
+    """A forward of an MoE layer's experts that records the inputs of each expert. `skipped` projections return zeros."""
 
     def __init__(
         self,
@@ -71,12 +53,7 @@ class RecordingExperts:
         self.forward = self._stacked if experts.stacked else self._routed
 
     def _routed(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Compute the layer, called as in most families.
-
-        Args:
-            hidden (`Tensor`, shape (tokens, hidden size)): the tokens of the batch, sequence by sequence.
-            indices, weights (`Tensor`, shape (tokens, k)): the experts of every token, and their weights.
-        """
+        """Compute the layer: `hidden` has shape (tokens, hidden size), `indices` and `weights` (tokens, k)."""
         if self.skips_up:
             return torch.zeros_like(hidden)
         # One sequence after the other: the last bits of a product may depend on the number of its rows.

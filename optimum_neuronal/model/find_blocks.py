@@ -22,15 +22,12 @@ class Patterns:
         self.unmatched = {*(targets or ()), *self.ignore}
 
     def ignores(self, name: str) -> bool:
-        """Return True if a projection is left out."""
         return self._matches(self.ignore, name)
 
     def targets_it(self, name: str) -> bool:
-        """Return True if `targets` names a projection."""
         return self.targets is not None and self._matches(self.targets, name)
 
     def takes(self, name: str) -> bool:
-        """Return True if a projection is to be pruned."""
         targeted = self.targets is None or self.targets_it(name)
         return not self.ignores(name) and targeted
 
@@ -53,12 +50,7 @@ class Patterns:
 
 
 class Recorded:
-    """The pruned projections that a `sparsity_config` names, without running its patterns.
-
-    Args:
-        sparsity_config (`Mapping`): from `read_sparsity_config`, with `block_sparsity` and `projections`.
-        blocks (`str`): name of the model's list of blocks, which may differ from the recorded one.
-    """
+    """The pruned projections that a `sparsity_config` names, without running its patterns. `blocks` names the model's list."""
 
     def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
         self._blocks = f"{blocks}."
@@ -69,7 +61,6 @@ class Recorded:
         self._left_out = {name.removeprefix(f"{recorded}.") for name in sparsity_config.get("left_out", ())}
 
     def takes(self, name: str) -> bool:
-        """Return True if a projection was pruned."""
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
         found = {number, with_stars(local)}
@@ -81,7 +72,6 @@ class Recorded:
     targets_it = takes
 
     def ignores(self, name: str) -> bool:
-        """Return True if a projection was left out."""
         return not self.takes(name)
 
     def check(self, model: nn.Module, count: int) -> None:
@@ -99,36 +89,18 @@ def find_decoder(
 ) -> Decoder:
     """Find the blocks of a model and the projections to prune in them.
 
-    The blocks are the largest `ModuleList` in the model's decoder of modules that must not be split (`unsplit_modules`), or
-    else the largest of all. Every matrix in a block must have a known name (`architectures`), or match `targets` or `ignore`.
-
-    Args:
-        model (`PreTrainedModel`): a language model with its weights in memory.
-        targets (`Sequence[str]`, *optional*):
-            Regular expressions, searched in full module names. Only projections that match one are pruned.
-        ignore (`Sequence[str]`, *optional*): regular expressions. Projections whose names match one are left out.
-
-    Returns:
-        [`Decoder`]
-
-    Raises:
-        `ValueError`: no blocks, a weight that is not understood, or a pattern that matches nothing.
+    The blocks are the largest `ModuleList` in the decoder whose modules must not be split (`unsplit_modules`), or else
+    the largest one. Every matrix in a block must have a known name (`architectures`), or match `targets` or `ignore`:
+    regular expressions that are searched in full module names. Raise `ValueError` otherwise, or if a pattern matches
+    nothing.
     """
     return _find(model, lambda _: Patterns(targets, ignore))
 
 
 def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
-    """Find the blocks of a sparse model, and the pruned projections that its `sparsity_config` names.
+    """Find the blocks and the pruned projections that the `sparsity_config` of a sparse model names, by default all.
 
-    Names are compared and its patterns are not run: a hostile one could take forever.
-
-    Args:
-        model (`PreTrainedModel`): the sparse model.
-        sparsity_config (`Mapping`, *optional*):
-            From `read_sparsity_config`. Without it, or if it names no projections, all are taken.
-
-    Raises:
-        `ValueError`: no blocks, a weight that is not understood, or a projection that the model does not have.
+    Names are compared, and recorded patterns are not run: a hostile one could take forever.
     """
     if sparsity_config is None or not {"block_sparsity", "projections"} <= sparsity_config.keys():
         return find_decoder(model)

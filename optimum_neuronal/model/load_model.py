@@ -26,15 +26,7 @@ OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
-    """Load a model as the class that its config names.
-
-    Args:
-        model_or_path (`str` or `Path`): Hub id or directory of the model.
-        model_kwargs: for `from_pretrained`: `dtype`, `device_map`, `revision`, ...
-
-    Raises:
-        `ValueError`: the model cannot be pruned, or transformers does not have its class. No weight has been read.
-    """
+    """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`)."""
     loader, _ = _checked_loader(model_or_path, model_kwargs)
     return loader.from_pretrained(model_or_path, **model_kwargs)
 
@@ -53,12 +45,7 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
 
 
 def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
-    """Raise `ValueError` unless a model is a decoder or encoder of text, or has one among its parts.
-
-    Args:
-        model_class (`type`, *optional*): None passes: the class of a model with its own code is not known yet.
-        config (`PreTrainedConfig`): of the model.
-    """
+    """Raise `ValueError` unless a model reads text. None, for a class with its own code, passes."""
     name = config.model_type if model_class is None else model_class.__name__
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
@@ -70,12 +57,7 @@ def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConf
 
 
 def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
-    """Raise `ValueError` if making the model of a config would take hours, or run code from the Hub.
-
-    Args:
-        config (`PreTrainedConfig`): of the checkpoint.
-        attention (`Collection[str]`): names of attention functions in its file.
-    """
+    """Raise `ValueError` if making the model of a config would take hours, or run code from the Hub."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise ValueError(f"config.json names {layers:,} layers, expected at most {MOST_LAYERS:,}: it is damaged.")
@@ -91,16 +73,7 @@ def _chosen(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
-    """Return the model on the meta device. Only its config is read.
-
-    Args:
-        model_or_path (`str` or `Path`): Hub id or directory of the model.
-        dtype (`str` or `torch.dtype`): of the weights. `"auto"`: the config's, or float32 if it names none.
-        config_kwargs: for `AutoConfig.from_pretrained`: `revision`, `token`, `trust_remote_code` (for the model too).
-
-    Raises:
-        `ValueError`: not a floating dtype, or an error of [`load_model`].
-    """
+    """Return the model on the meta device. Only its config is read. `dtype="auto"`: the config's, or else float32."""
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
@@ -119,17 +92,8 @@ def load_streamed(
 ) -> PreTrainedModel:
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
-    Args:
-        model_or_path (`str` or `Path`): Hub id or directory of the model, in safetensors.
-        device (`torch.device`): where to compute. Embeddings and head are loaded onto an accelerator; for a CPU they stay
-            on disk too.
-        offload_folder (`str` or `Path`):
-            Folder for weights that are stored unlike the model's parameters, as experts often are. It must outlive the
-            model.
-        model_kwargs: for [`load_model`].
-
-    Returns:
-        `PreTrainedModel`: with meta tensors and accelerate's hooks in place of weights on disk.
+    Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too. `offload_folder` is for weights
+    that are stored unlike the model's parameters, as experts often are. It must outlive the model.
     """
     device_map: dict[str, str | torch.device] = {"": "disk"}
     if device.type != "cpu":
@@ -138,7 +102,7 @@ def load_streamed(
 
 
 def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str | torch.device]:
-    """Return module name -> place: `"disk"` for the list of a model's blocks, a device for the largest modules beside it."""
+    """Return module name -> place: `"disk"` for the list of blocks, `device` for the largest modules beside it."""
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
     placed: dict[str, str | torch.device] = {blocks: "disk"}
     for name, _ in model.named_modules():
@@ -174,29 +138,17 @@ class LoadingCode(NamedTuple):
 
     @property
     def pipeline_tag(self) -> str | None:
-        """The Hub's name for the model's task, if known."""
         return PIPELINE_TAGS.get(self.loader)
 
     def of(self, checkpoint: str, more: str = "") -> str:
-        """Return the expression that loads a checkpoint."""
         return f"{self.loader}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{more}{self.arguments})"
 
 
 def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
     """Return the class that loads the model of a config: an Auto class that makes the model's class, or that class.
 
-    Nothing but transformers is imported. Only an Auto class runs code that comes with the model, if it is trusted.
-
-    Args:
-        config (`PreTrainedConfig`): of the checkpoint.
-        architecture (`str`, *optional*): name of the model's class. None: the first of `config.architectures`.
-        trust_remote_code (`bool`): True to prefer a class that comes with the model.
-
-    Returns:
-        `type`: an Auto class or a `PreTrainedModel`.
-
-    Raises:
-        `ValueError`: the config names a class that transformers does not have.
+    Only transformers is imported. Only an Auto class runs code that comes with the model, and only if it is trusted.
+    `architecture` names the model's class, by default the first of `config.architectures`.
     """
     named = config.architectures or []
     if not isinstance(named, (list, tuple)) or not all(isinstance(name, str) for name in named):
@@ -246,6 +198,5 @@ def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type |
 
 
 def _class_named(name: str | None) -> type[PreTrainedModel] | None:
-    """Return the model class of transformers of this name; None for any other name, also of a module."""
     found = getattr(transformers, name) if name in dir(transformers) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None

@@ -14,35 +14,22 @@ STEPS_FROM = 512  # rows of a quantised weight: fewer lose less by the bits that
 
 
 def has_steps(rows: int, bits: int, shared: bool) -> bool:
-    """Return True if a quantised weight is to have a step for each column.
-
-    Args:
-        rows (`int`): of the weight.
-        bits (`int`): of its codes.
-        shared (`bool`): True for an expert, whose weight lies in one parameter with others: their steps would differ.
-    """
+    """Return True if a quantized weight gets a step per column. `shared`: an expert in one parameter with others."""
     return rows >= STEPS_FROM and bits < BYTE_BITS and not shared
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Bytes of all weights that hold pruned projections, or have few bits without. What is not smaller packed counts as dense.
-
-    Args:
-        dense (`int`): as they are.
-        saved (`int`): in the packed format.
-        in_memory (`int`): in packed modules, if all of them have a packed form.
-        weights (`int`): how many they are.
-    """
+    """Bytes of all weights with pruned projections, or low-bit ones. What is not smaller when packed counts as dense."""
 
     dense: int
-    saved: int
-    in_memory: int
-    weights: int
+    saved: int  # in the packed format
+    in_memory: int  # in packed modules, if all of them have a packed form
+    weights: int  # number of weights
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits that a weight takes in the packed format: mask and values, or codes and scales."""
+        """Bits per weight in the packed format: mask and values, or codes and scales."""
         return 8 * self.saved / self.weights
 
 
@@ -55,12 +42,8 @@ def packed_size(
 ) -> PackedSize:
     """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
 
-    Args:
-        decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
-        zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
-        bits (`Mapping[str, int]`, *optional*): projection name -> bits of its codes, if the weights were quantised.
-        embedding_bits (`int`, *optional*): of embeddings and head, if they were.
-        unties (`bool`): True if the head will no longer share its weights with the embeddings.
+    `zeros` counts a projection's zeros, `bits` maps projection names to the bits of their codes, and `unties` is True
+    if the head will no longer share its weights. Weights are not read, and may be on the meta device.
     """
     owners, zeros_of, bits_of = {}, {}, {}
     for projection in decoder.projections.values():

@@ -23,25 +23,17 @@ ChangeOf = Callable[["Projection"], Change]  # projection -> change of its weigh
 class Projection:
     """A linear projection inside a decoder block.
 
-    Args:
-        name (`str`):
-            Full name in the model: `"model.layers.0.self_attn.q_proj"`, or with the number of an expert:
-            `"model.layers.0.mlp.experts.7.down_proj"`.
-        role (`str`, *optional*): its purpose in the block, see `architectures`. None if only the user named it.
-        module (`nn.Module`): the module of its weight: an `nn.Linear`, a `Conv1D`, or the experts of an MoE layer.
-        pruned (`bool`): False if `targets` and `ignore` leave it out.
-        parameter (`str`): name of the weight in the module.
-        expert (`int`, *optional*): index of the expert in a weight of shape (experts, ., .).
-        transposed (`bool`): True if the parameter has the layout (in, out).
+    Its name is `"model.layers.0.self_attn.q_proj"`, or with an expert's number
+    `"model.layers.0.mlp.experts.7.down_proj"`.
     """
 
     name: str
-    role: str | None
-    module: nn.Module
-    pruned: bool
-    parameter: str = "weight"
-    expert: int | None = None
-    transposed: bool = False
+    role: str | None  # its purpose in the block, see `architectures`; None if only the user named it
+    module: nn.Module  # of its weight: an `nn.Linear`, a `Conv1D`, or the experts of an MoE layer
+    pruned: bool  # False if `targets` and `ignore` leave it out
+    parameter: str = "weight"  # name of the weight in the module
+    expert: int | None = None  # index in a weight of shape (experts, ., .)
+    transposed: bool = False  # True if the parameter has the layout (in, out)
 
     @property
     def owner(self) -> nn.Parameter:
@@ -77,13 +69,12 @@ class Projection:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of output and input features."""
+        """Numbers of output and input features."""
         sizes = tuple(self.owner.shape[-2:])
         return sizes[::-1] if self.transposed else sizes
 
     @property
     def numel(self) -> int:
-        """Number of its weights."""
         return math.prod(self.shape)
 
 
@@ -98,15 +89,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Place:
-    """An input that rows feed, compared between the dense and the sparse model.
+    """An input that rows feed, compared between the dense and the sparse model."""
 
-    Args:
-        name (`str`): of the projection or experts that read it, or of a block for its output.
-        features (`int`): length of its activation.
-    """
-
-    name: str
-    features: int
+    name: str  # of the projection or experts that read it, or of a block for its output
+    features: int  # length of its activation
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +106,14 @@ class Block:
 
     @property
     def pruned(self) -> list[Projection]:
-        """The projections to prune."""
         return [projection for projection in self.projections.values() if projection.pruned]
 
     @property
     def numel(self) -> int:
-        """Number of weights of the projections to prune."""
         return sum(projection.numel for projection in self.pruned)
 
     @property
     def pruned_names(self) -> list[str]:
-        """Full names of the projections to prune."""
         return [projection.name for projection in self.pruned]
 
     @property
@@ -170,21 +153,13 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The part of a model that is pruned: its stack of blocks.
+    """The part of a model that is pruned: its stack of blocks."""
 
-    Args:
-        module (`nn.Module`): runs the blocks.
-        blocks (`Sequence[Block]`): in their order.
-        architecture ([`Architecture`]): of the family.
-        config (`PreTrainedConfig`): of the text model.
-        model (`PreTrainedModel`): the whole model.
-    """
-
-    module: nn.Module
+    module: nn.Module  # runs the blocks
     blocks: Sequence[Block]
     architecture: Architecture
-    config: object
-    model: nn.Module
+    config: object  # of the text model
+    model: nn.Module  # the whole model
 
     @property
     def projections(self) -> dict[str, Projection]:
@@ -193,7 +168,6 @@ class Decoder:
 
     @property
     def predicts_next_token(self) -> bool:
-        """True if the model has a causal language-model head, so that its output is next-token logits."""
         return self.model.can_generate()
 
     def feeds_next_block(self, block: Block, projection: Projection) -> bool:
@@ -220,11 +194,7 @@ class Decoder:
         return Place(reader.name, reader.shape[1])
 
     def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """Return groups of the projection's rows, with the features that they feed; none if unknown.
-
-        Raises:
-            `ValueError`: the projection's shape does not fit its role.
-        """
+        """Return groups of the projection's rows, with the features that they feed. The list is empty if they are unknown."""
         place = self.place_fed_by(block, projection)
         if place is None:
             return []
@@ -239,26 +209,18 @@ class Decoder:
 
 @contextmanager
 def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
-    """Let projections compute with sparse weights while the context lasts, see [`TrialWeights`]."""
     with TrialWeights(projections, change_of).in_place():
         yield
 
 
 class TrialWeights:
-    """Sparse weights that are made once and can be put in place many times.
-
-    Args:
-        projections (`Sequence[Projection]`): their weights are replaced, and restored afterwards.
-        change_of: projection -> change of its weight. Called for one projection at a time, to save memory.
-
-    Attributes:
-        tensors (`dict[Parameter, Tensor]`): parameter -> its replacement, in its own layout.
-    """
+    """Sparse weights that are made once, for one projection at a time, and can be put in place many times."""
 
     def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
         by_owner: dict[nn.Parameter, list[Projection]] = {}
         for projection in projections:
             by_owner.setdefault(projection.owner, []).append(projection)
+        # parameter -> its replacement, in its own layout
         self.tensors = {owner: _sparse(owner.data, members, change_of) for owner, members in by_owner.items()}
 
     @contextmanager

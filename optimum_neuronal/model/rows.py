@@ -1,7 +1,7 @@
 """The features that each row of a projection feeds, by which the row step allocates sparsity.
 
-Each role of `architectures.FEEDS` whose rows do not feed features one to one has a function. All sizes but the number of
-heads follow from the shapes of the projection and of the projection that reads its output.
+Each role of `architectures.FEEDS` whose rows do not feed features one to one has a function. Sizes other than the
+number of heads follow from the shapes of the projection and of the projection that reads its output.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,38 +12,23 @@ import torch
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows of one kind in a projection, such as q in a fused qkv, and the features that each of them feeds.
+    """Rows of one kind in a projection, such as q in a fused qkv, and the features that each of them feeds."""
 
-    Args:
-        rows (`Tensor` of int64, shape (n,)): row indices in the projection's weight.
-        features (`Tensor` of int64, shape (n, served), or (1, served) if all rows feed the same):
-            The features that every row feeds. `served` is 0 for rows that feed none.
-    """
-
-    rows: torch.Tensor
-    features: torch.Tensor
+    rows: torch.Tensor  # indices in the projection's weight: int64, shape (n,)
+    features: torch.Tensor  # int64, shape (n, served), or (1, served) if all rows feed the same; `served` may be 0
 
     def values(self, place: torch.Tensor) -> torch.Tensor:
-        """Return for every row, shape (n,), the mean of `place`, shape (in,), over the features that the row feeds."""
+        """Return for each row, shape (n,), the mean of `place`, shape (in,), over the features that the row feeds."""
         if self.features.shape[1] == 0:
             return place.new_zeros(len(self.rows))
         return place[self.features.to(place.device)].mean(dim=1).expand(len(self.rows))
 
 
 def row_groups(role: str, out_features: int, fed_features: int, config) -> list[RowGroup]:
-    """Group a projection's rows by kind, with the features that every row feeds.
+    """Group the rows of a projection by kind, with the features that each row feeds.
 
-    Args:
-        role (`str`): the projection's role, a key of `architectures.FEEDS`.
-        out_features (`int`): rows of the weight.
-        fed_features (`int`): input features of their reader.
-        config: the text model's config.
-
-    Returns:
-        `list[RowGroup]`: a row of k or v serves all query heads of its group.
-
-    Raises:
-        `ValueError`: the shapes do not fit each other.
+    `fed_features` is the number of input features of the reader. A row of k or v serves all query heads of its group.
+    Raise `ValueError` if the shapes do not fit each other.
     """
     try:
         groups = (
@@ -65,11 +50,7 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
 
 
 def value_rows(role: str, out_features: int, fed_features: int, config) -> torch.Tensor:
-    """Return the rows of a projection that hold values, head after head, for the arguments of [`row_groups`].
-
-    Args:
-        role (`str`): "value", or one in which queries, keys and values are fused.
-    """
+    """Return the rows of a projection that hold values, head after head, for the arguments of [`row_groups`]."""
     groups = row_groups(role, out_features, fed_features, config)
     return groups[1 if role == "partitioned_qvk" else -1].rows
 

@@ -38,7 +38,6 @@ def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
-    """Yield all projections with their blocks, whether pruned or not."""
     for block in decoder.blocks:
         for projection in block.projections.values():
             yield block, projection
@@ -72,28 +71,19 @@ def _fill(name: str, numbers: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class StoredProjection:
-    """The projection of a stored weight, or the projections of all experts in it.
+    """The projection of a stored weight, or the projections of all experts in it."""
 
-    Args:
-        block (`str`): full name of its block.
-        kind (`str`): see [`kind_of`].
-        left_out (`frozenset[str]`): numbers of the experts in a stacked weight that were not pruned.
-        transposed (`bool`): True if the model's parameter has the layout (in, out).
-    """
-
-    block: str
-    kind: str
-    left_out: frozenset[str] = frozenset()
-    transposed: bool = False
+    block: str  # full name
+    kind: str  # see `kind_of`
+    left_out: frozenset[str] = frozenset()  # numbers of the experts in a stacked weight that were not pruned
+    transposed: bool = False  # True if the model's parameter has the layout (in, out)
 
 
 class PrunedWeights:
     """The pruned weights of a checkpoint, by its `sparsity_config`.
 
-    Args:
-        sparsity_config (`Mapping`): from [`read_sparsity_config`].
-        names (`Iterable[str]`): of all weights of the checkpoint. Their prefixes may differ from the sparsity_config's, for
-            example if a model was saved again without its head.
+    The prefixes of the weights' `names` may differ from the config's, for example if a model was saved without its
+    head.
     """
 
     def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):

@@ -28,18 +28,10 @@ TOLERANCE_OF_16_BITS = 0.2
 
 @contextmanager
 def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[str, Any]]:
-    """Rotate the model of a context if its config says so. If an error leaves the context, all weights are restored.
+    """Rotate the model of a context if its config says so. Restore all weights on an error, or if `always_undo`.
 
-    Args:
-        context ([`PruneContext`]): with calibration sequences and records.
-        always_undo (`bool`): True to restore the weights in any case.
-
-    Yields:
-        `dict`: for the report: `objective` before and after, `stream` and `unties_head` (True if the stream was rotated and
-            the head untied), and `nats_changed`, the change of a token's negative log-likelihood. Empty without a rotation.
-
-    Raises:
-        `RuntimeError`: the rotated model does not compute the same.
+    Yield for the report: `objective` before and after, `stream` and `unties_head` (True if the stream was rotated and
+    the head untied), and `nats_changed`, the change of a token's negative log-likelihood. Empty without a rotation.
     """
     rotation = context.methods.rotation
     if rotation is None:
@@ -69,7 +61,6 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
 
 
 def _found(context: PruneContext, weights: RotatedWeights) -> Finding:
-    """Return the recorded rotation, or learn one. All processes get the first one's."""
     records = context.records
     return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, weights)))
 

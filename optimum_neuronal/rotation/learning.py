@@ -25,30 +25,17 @@ ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The way in which a model is rotated before it is pruned.
+    """How a model is rotated before it is pruned."""
 
-    Args:
-        steps (`int`): of Adam.
-        learning_rate (`float`): of the first step. It decays to 0 along a cosine.
-        cut (`float`, *optional*):
-            Share of the weights that the objective's threshold cuts, above 0, at most 1. None: see [`Rotation.at`].
-        weights (`str`):
-            `"fisher"`: weight every projection by the Fisher information of its output, which takes gradients through the
-            model. `"energy"`: weight all alike, relative to the energy of their outputs.
-        fisher_samples (`int`): number of calibration sequences, from the first, for the Fisher information.
-        untie (`bool`): False to leave the residual stream as it is if head and embeddings share their weights.
-        rows (`float`, *optional*):
-            Share of the rows (columns of weights that write into the stream) by which a rotation is judged, above 0, at
-            most 1. They are drawn anew every 5 steps, most of them where most is lost. None: see [`share_of_rows`].
-    """
-
-    steps: int = 150
-    learning_rate: float = 0.01
-    cut: float | None = None
-    weights: str = "fisher"
-    fisher_samples: int = 16
-    untie: bool = True
-    rows: float | None = None
+    steps: int = 150  # of Adam
+    learning_rate: float = 0.01  # of the first step; it decays to 0 along a cosine
+    cut: float | None = None  # share of the weights that the objective's threshold cuts, in (0, 1]; None: see `at`
+    weights: str = (
+        "fisher"  # of the projections: by Fisher information, or "energy": alike, relative to their outputs'
+    )
+    fisher_samples: int = 16  # first calibration sequences, for the Fisher information
+    untie: bool = True  # False leaves the residual stream alone if head and embeddings share their weights
+    rows: float | None = None  # share of the rows that are drawn, see `divide_rows`, in (0, 1]; None: `share_of_rows`
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
@@ -62,25 +49,21 @@ class Rotation:
             check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
-        """Return the rotation for a target sparsity: without a `cut`, it cuts this share, within `CUTS`.
-
-        None is a sparsity that a budget of bits decides later.
-        """
+        """Return the rotation for a target sparsity, None if a bit budget decides it later. `cut` becomes it, within `CUTS`."""
         if self.cut is not None or sparsity is None:
             return self
         least, most = CUTS
         return replace(self, cut=min(max(sparsity, least), most))
 
     def share_of_rows(self, hidden_size: int) -> float:
-        """Return the share of rows that are drawn: `rows`, or 1 for up to 1,024 features and 0.25 for 4,096."""
         return self.rows or min(1.0, ENOUGH_ROWS / hidden_size)
 
     def learn(
         self, rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations of a model, and the objective before every step: the first is without a rotation.
+        """Return the rotations of a model with folded norms, and the objective before each step; the first has no rotation.
 
-        The model's norms are folded. `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
+        `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
         """
         fisher = {name: 1.0 for name in rotated.decoder.projections}
         if self.weights == "fisher":
@@ -93,7 +76,6 @@ class Rotation:
     def find_terms(
         rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
     ) -> list[list[Term]]:
-        """Return the terms of the objective, by block."""
         terms: list[list[Term]] = []
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -107,7 +89,6 @@ class Rotation:
     def descend(
         self, rotated: RotatedWeights, terms: Sequence[Sequence[Term]], runner: BlockRunner, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations that Adam finds, and the objective before every step."""
         first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(rotated)
         if first is None:
             return unrotated, [0.0]
@@ -137,7 +118,6 @@ class Rotation:
         return UNKNOWN_CUT if self.cut is None else self.cut
 
     def _divide_rows(self, terms: Sequence[Sequence[Term]], share: float) -> None:
-        """Set the share of each term's rows that are drawn."""
         if share < 1:
             with torch.no_grad():
                 divide_rows({term: term.measure(self._share_cut) for own in terms for term in own}, share)

@@ -1,8 +1,9 @@
 """Merges rotations into the weights of a model, and restores the weights.
 
-With an orthogonal R1 for the residual stream (x' = x R1) and an orthogonal R2 for each key-value head, the model computes
-the same function: embeddings E become E R1; weights that read the stream become W R1, after their norm's scale is folded
-into them; weights that write into it become R1^T W; rows of values become R2^T W, and the weights that read them W R2.
+With an orthogonal R1 for the residual stream (x' = x R1) and an orthogonal R2 for each key-value head, the model
+computes the same function: embeddings E become E R1; weights that read the stream become W R1, after their norm's
+scale is folded into them; weights that write into it become R1^T W; rows of values become R2^T W, and the weights that
+read them W R2.
 """
 
 import copy
@@ -29,19 +30,16 @@ class Rotations:
     heads: Sequence[torch.Tensor]  # R2 of every block, shape (key-value heads, size, size)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the rotations by name."""
         found = {f"heads-{index}": rotation for index, rotation in enumerate(self.heads)}
         return found if self.stream is None else {"stream": self.stream, **found}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Rotations":
-        """Return the rotations with the names of [`Rotations.tensors`]."""
         heads = [tensors[f"heads-{index}"] for index in range(sum(name != "stream" for name in tensors))]
         return cls(tensors.get("stream"), heads)
 
     @classmethod
     def identity(cls, rotated: RotatedWeights) -> "Rotations":
-        """Return rotations that change nothing."""
         stream = torch.eye(rotated.decoder.config.hidden_size, dtype=torch.float64) if rotated.rotates_stream else None
         heads = [torch.eye(p.heads.size, dtype=torch.float64).repeat(p.heads.count, 1, 1) for p in rotated.blocks]
         return cls(stream, heads)
@@ -80,7 +78,7 @@ class Originals:
                 parameter.copy_(original)
 
     def _scale(self, norm: nn.Module) -> torch.Tensor:
-        """Return the factor by which a norm scales every feature, shape (hidden,)."""
+        """Return the factor by which a norm scales each feature, shape (hidden,)."""
         weight = self._copies[norm.weight]
         return widened(weight, weight.device) + self._offset
 

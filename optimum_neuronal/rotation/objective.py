@@ -1,9 +1,8 @@
 """The objective of a rotation: the importance that a threshold at the target sparsity cuts.
 
-`L = sum_m phi_m * sum_ij S_ij [S_ij <= q(S_m)] / ||W_m X||^2` over all projections m, with the importance
-`S_ij = W'_ij^2 / [R^T H^-1 R]_jj` of the optimal brain surgeon (Hassibi and Stork, 1993) in the rotated
-weights W', the rotation R of the projection's input, the dampened `H = X X^T`, the quantile q of the matrix, and the Fisher
-weights phi.
+`L = sum_m phi_m * sum_ij S_ij [S_ij <= q(S_m)] / ||W_m X||^2` over all projections m, with the importance `S_ij =
+W'_ij^2 / [R^T H^-1 R]_jj` of the optimal brain surgeon (Hassibi and Stork, 1993), the rotated weights W', the rotation
+R of the projection's input, the dampened `H = X X^T`, the quantile q of the matrix, and the Fisher weights phi.
 """
 
 import math
@@ -28,8 +27,8 @@ LOOK_EVERY = 5  # steps between two draws of rows and quantiles
 class Term:
     """One projection in the objective.
 
-    `inverse` is that of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape
-    (query heads, size, size) if it reads heads, otherwise the diagonal of shape (in,).
+    `inverse` is that of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of
+    shape (query heads, size, size) if it reads heads, otherwise the diagonal of shape (in,).
     """
 
     projection: Projection
@@ -45,8 +44,8 @@ class Term:
     def draw(self, generator: torch.Generator) -> None:
         """Draw rows of the rotated weight, and forget the threshold.
 
-        A rotation mixes the rows of weights that write into the stream, so columns are drawn of these. It mixes the values
-        of a head too, so `matrix` keeps all values, and the sample is of the rotated ones.
+        A rotation mixes the rows of weights that write into the stream, so columns are drawn of these. It mixes the
+        values of a head too, so `matrix` keeps all values, and the sample is of the rotated ones.
         """
         layout, weight, self.cut = self.rotated.heads, self.projection.weight, None
 
@@ -71,7 +70,6 @@ class Term:
             self.matrix = weight if rows is None else weight[rows]
 
     def measure(self, share: float) -> float:
-        """Return the importance that a cut of this share loses without a rotation."""
         layout, self.rows = self.rotated.heads, 1.0
         self.draw(torch.Generator())
         heads = torch.eye(layout.size, device=self.matrix.device).expand(layout.count, -1, -1)
@@ -106,10 +104,7 @@ class Term:
         return weight.square() / diagonal
 
     def lost(self, importance: torch.Tensor, share: float) -> torch.Tensor:
-        """Return the importance that a cut of this share loses in the whole weight, a scalar.
-
-        It is estimated from the drawn rows. The quantile gets no gradient.
-        """
+        """Return the importance that a cut of this share loses, estimated from the drawn rows. The quantile gets no gradient."""
         flat = importance.flatten()
         if self.cut is None:
             self.cut = flat.detach().kthvalue(max(1, int(share * flat.numel()))).values
@@ -118,14 +113,10 @@ class Term:
 
 
 def divide_rows(lost: Mapping[Term, float], share: float) -> None:
-    """Set each term's share of drawn rows.
+    """Set each term's share of drawn rows, of mean `share` in (0, 1] over all weights, by its loss of a cut.
 
-    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum: few projections make up
-    most of the objective. Each term gets at least an eighth of the mean.
-
-    Args:
-        lost (`Mapping[Term, float]`): term -> loss of a cut, see [`Term.measure`].
-        share (`float`): mean over all weights, above 0, at most 1.
+    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum: few projections
+    make up most of the objective. Each term gets at least an eighth of the mean.
     """
     sizes = {term: term.projection.numel for term in lost}
     roots = {term: (value / sizes[term]) ** 0.5 for term, value in lost.items()}
@@ -139,10 +130,7 @@ def divide_rows(lost: Mapping[Term, float], share: float) -> None:
 
 
 def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
-    """Return the terms of a block with folded norms: its pruned and rotated projections that received inputs.
-
-    `norms` and `fisher` map the names of projections to statistics of their inputs and to Fisher weights.
-    """
+    """Return the terms of a block with folded norms: its pruned and rotated projections that received inputs."""
     readers, inverses, terms = rotated.readers, {}, []
     seen = [p for p in rotated.pruned if p.name in norms and norms[p.name].tokens]
     for projection in seen:
@@ -160,7 +148,6 @@ def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapp
 
 
 def _energy(projection: Projection, norm: Hessian) -> float:
-    """Return the mean squared norm of a projection's output."""
     weight = projection.weight.float()
     energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
     if not math.isfinite(energy):
@@ -185,12 +172,9 @@ def block_loss(
     share: float,
     drawn_by: torch.Generator | None,
 ) -> torch.Tensor:
-    """Return the objective of a block with at least one term, a scalar in float32.
+    """Return the objective of a block with at least one term, a scalar in float32, at a cut of `share` in (0, 1].
 
-    Args:
-        stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
-        share (`float`): share of the weights that the threshold cuts, above 0, at most 1.
-        drawn_by (`Generator`, *optional*): to draw new rows and find new thresholds. None: keep both.
+    `drawn_by` draws new rows and finds new thresholds. None keeps both.
     """
     diagonals: dict[int, torch.Tensor] = {}
     device = terms[0].inverse.device  # blocks may lie on several
@@ -210,7 +194,6 @@ def block_loss(
 
 
 def _inverse(hessian: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of a dampened Hessian, float32."""
     wide = hessian.to(wide_dtype(hessian.device))
     wide = wide + DAMPENING * wide.diagonal().mean() * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     return torch.linalg.inv(wide).float()

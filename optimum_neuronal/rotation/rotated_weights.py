@@ -32,16 +32,16 @@ class Heads:
 
     @property
     def count(self) -> int:
-        """The number of key-value heads."""
+        """Number of key-value heads."""
         return len(self.rows) // self.size
 
     @property
     def group(self) -> int:
-        """The number of query heads that share a key-value head."""
+        """Number of query heads that share a key-value head."""
         return self.reader.shape[1] // len(self.rows)
 
     def values_last(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a matrix of the writer's shape in another order: the rows of values last."""
+        """Return a matrix of the writer's shape with the rows of values last."""
         every = torch.arange(len(matrix))
         order = torch.cat([every[~torch.isin(every, self.rows)], self.rows])
         return matrix if torch.equal(order, every) else matrix[order.to(matrix.device)]
@@ -58,7 +58,6 @@ class RotatedBlock:
 
     @cached_property
     def readers(self) -> tuple[Projection, ...]:
-        """The projections that read the stream, routers included."""
         return tuple(projection for _, readers in self.folds for projection in readers)
 
     @property
@@ -68,7 +67,6 @@ class RotatedBlock:
 
     @property
     def pruned(self) -> list[Projection]:
-        """The projections that are rotated and then pruned."""
         changed = set(self.projections)
         return [projection for projection in self.block.pruned if projection in changed]
 
@@ -83,23 +81,20 @@ class RotatedWeights:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The whole model."""
         return self.decoder.model
 
     @property
     def rotates_stream(self) -> bool:
-        """True if the residual stream is rotated, and not only the heads' values."""
         return self.final_norm is not None
 
     @property
     def norms(self) -> list[nn.Module]:
-        """The norms that read the stream, if it is rotated."""
         inner = [norm for own in self.blocks for norm, _ in own.folds]
         return inner if self.final_norm is None else [*inner, self.final_norm]
 
     @property
     def unties(self) -> bool:
-        """True if the head shares its weights with the embeddings. Folding the final norm into it unties it."""
+        """True if folding the final norm into the head unties it from the embeddings."""
         return self.rotates_stream and has_tied_head(self.model)
 
     @property
@@ -120,24 +115,17 @@ class RotatedWeights:
 
 
 def has_tied_head(model: PreTrainedModel) -> bool:
-    """Return True if head and embeddings share their weights."""
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def bias_of(projection: Projection) -> nn.Parameter | None:
-    """Return the bias of a projection, if it has one."""
     return getattr(projection.module, "bias", None) if projection.expert is None else None
 
 
 def find_rotated(decoder: Decoder, unties: bool = True) -> RotatedWeights:
-    """Return the weights that rotations of a model change.
+    """Return the weights that rotations of a model change; only those of heads if `unties` is False and the head is tied.
 
-    Args:
-        decoder ([`Decoder`]): of the model.
-        unties (`bool`): False to rotate only the heads' values if head and embeddings share their weights.
-
-    Raises:
-        `ValueError`: not a causal RMS-norm decoder, or its weights are not in memory.
+    Raise `ValueError` unless it is a causal RMS-norm decoder with its weights in memory.
     """
     model, rotates = decoder.model, decoder.architecture.rotates
     known = (

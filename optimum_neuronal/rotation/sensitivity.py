@@ -20,11 +20,11 @@ BACKWARD = 2  # block forwards that take as long as one with gradients
 
 
 def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[str, float]:
-    """Return projection name -> Fisher information of its output y times the mean square of y.
+    """Return projection name -> Fisher information of its output y times the mean square of y, scaled to a mean of 1.
 
-    This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the drawn labels' negative log-likelihood at y.
-    All experts of an MoE layer get an equal share of the layer's value. Values are scaled to a mean of 1.
-    `ids` (int64) has shape (sequences, tokens); `seed` draws the labels.
+    This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the drawn labels' negative log-likelihood
+    at y. All experts of an MoE layer share its value equally. `ids` (int64) has shape (sequences, tokens); `seed`
+    draws the labels.
     """
     inputs, entering = runner.capture(ids), []
 

@@ -18,14 +18,10 @@ def turn_weight(
     stream: torch.Tensor | None,
     heads: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a projection's rotated weight, shape (out, in).
+    """Return a projection's rotated weight from the original, shape (out, in), in the widest type; it may change in place.
 
-    Args:
-        projection ([`Projection`]), own ([`RotatedBlock`]): the projection, and its block.
-        weight (`Tensor`, shape (out, in)): the original, in the widest type. It may be changed in place.
-        scale (`Tensor`, shape (in,), *optional*): of the norm in front, for a projection that reads the stream.
-        stream (`Tensor`, shape (hidden, hidden), *optional*): R1.
-        heads (`Tensor`, shape (key-value heads, size, size), *optional*): R2.
+    `scale`, shape (in,), is of the norm in front; `stream` is R1, `heads` is R2 of shape (key-value heads, size,
+    size).
     """
     layout = own.heads
     if scale is not None:
@@ -48,7 +44,7 @@ def turn_bias(
     stream: torch.Tensor | None,
     heads: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a projection's rotated bias, shape (out,), as [`turn_weight`] does for its weight."""
+    """Return a projection's rotated bias, shape (out,)."""
     layout = own.heads
     if heads is not None and projection is layout.writer:
         bias[layout.rows] = turn_rows(bias[layout.rows, None], heads)[:, 0]
@@ -68,7 +64,7 @@ def turn_table(
 
 
 def turn_columns(weight: torch.Tensor, heads: torch.Tensor, layout: Heads) -> torch.Tensor:
-    """Return the weight that reads rotated values, shape (out, in), from the weight that reads the original ones."""
+    """Return the weight, shape (out, in), that reads rotated values."""
     turned = like(heads, weight).repeat_interleave(layout.group, dim=0)
     split = weight.unflatten(1, (-1, layout.size)).transpose(0, 1)
     return (split @ turned).transpose(0, 1).flatten(1)
@@ -94,5 +90,4 @@ def widened(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def like(rotation: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return a rotation on a weight's device and in its dtype."""
     return rotation.to(weight.device, weight.dtype)
