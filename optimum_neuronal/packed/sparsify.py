@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer
 
 from ..common.machine import hand_back_freed
+from ..common.notes import get_logger
 from ..common.validation import check_embedding_bits
 from ..compat import hf_private
 from ..compat.peft import base_model
@@ -27,6 +28,8 @@ from .packed_module import dense_state, packed_modules
 from .replacing import has_own_forward, keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
 from .summary import summarize
 
+
+logger = get_logger(__name__)
 
 NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is reported
 
@@ -105,11 +108,14 @@ class DenseSaving(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the dense state dict, and no metadata."""
+        if any(issubclass(module.kind, QuantizedWeight) for _, module in packed_modules(model)):
+            logger.warning(
+                "The model is saved dense, without the codes of its low-bit weights. To keep them, call "
+                'optimum_neuronal.save_pretrained(model, directory, format="packed").'
+            )
         return dense_state(model), {}
 
     def is_serializable(self) -> bool:
-        """Return True."""
         return True
 
     @property

@@ -2,5 +2,5 @@
 
 
 def register() -> None:
-    """Register the quantizer and its config with transformers. A second call changes nothing."""
-    from . import hf_quantizer  # noqa: F401  (its decorators register)
+    """Register quantizers and configs with transformers. A second call changes nothing."""
+    from . import packed_loading, pruning_at_load  # noqa: F401  (their decorators register)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.names import PACKED_INDEX
@@ -19,6 +20,7 @@ from ..packed.replacing import PackedHeader, put_empty
 from ..packed.sparsify import DenseSaving, finish_packing
 
 
+@register_quantization_config(QUANT_METHOD)
 class PackedConfig(QuantizationConfigMixin):
     """The `quantization_config` of a packed checkpoint."""
 
@@ -27,7 +29,6 @@ class PackedConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
-        """Return the config. Raise `ValueError` for an unknown format or version."""
         check_version(config_dict)
         return (cls(), kwargs) if return_unused_kwargs else cls()
 
@@ -35,6 +36,7 @@ class PackedConfig(QuantizationConfigMixin):
         return dict(QUANTIZATION_CONFIG)
 
 
+@register_quantizer(QUANT_METHOD)
 class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
     """The quantizer of a packed checkpoint. It stays on the loaded model, whose `save_pretrained` asks it for dense weights."""
 
@@ -44,7 +46,7 @@ class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
             raise ValueError("The checkpoint is not packed: load it without quantization_config=PackedConfig().")
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Name the file that transformers looks for. Plain transformers does not find it, and fails."""
+        """Name the file that transformers looks for. Plain transformers does not find it, and raises an error."""
         hf_private.look_for_weights(config, PACKED_INDEX)
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:

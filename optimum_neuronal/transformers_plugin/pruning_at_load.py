@@ -1,29 +1,37 @@
-"""Prunes a model at load: `from_pretrained(..., quantization_config=NeuronALConfig(...))`."""
+"""Prunes a model at load: `from_pretrained(..., quantization_config=NeuronALConfig(...))`.
+
+The module is imported with the package, so what only a prune needs is imported when a prune starts.
+"""
 
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import hf_private
-from ..config.neuronal_config import NeuronALConfig
-from ..pruner import NeuronALPruner
-from ..pruning.calibrating import draw_calibration
-from ..pruning.check import check
 
 
+METHOD = "neuronal"  # the quant_method of a NeuronALConfig
+
+
+@register_quantization_config(METHOD)
+class PruningConfig(QuantizationConfigMixin):
+    """Reads a `NeuronALConfig` from a dict with `quant_method="neuronal"`."""
+
+    @classmethod
+    def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
+        from ..config.neuronal_config import NeuronALConfig
+
+        return NeuronALConfig.from_dict(config_dict, return_unused_kwargs, **kwargs)
+
+
+@register_quantizer(METHOD)
 class PruningQuantizer(hf_private.EarlyQuantizer):
-    """Prunes a model after transformers has loaded it. The result is a plain model.
+    """Prunes a model after transformers has loaded it. The result is a plain model."""
 
-    Args:
-        quantization_config ([`NeuronALConfig`]): how to prune.
-
-    Raises:
-        `ValueError`: the checkpoint's own config.json asks for it.
-    """
-
-    def __init__(self, quantization_config: NeuronALConfig, **kwargs):
+    def __init__(self, quantization_config, **kwargs):
         super().__init__(quantization_config, **kwargs)
         if self.pre_quantized:
             raise ValueError(
@@ -32,7 +40,8 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
             )
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Raise `ValueError` if the model is sparse already."""
+        from ..checkpoint.sparsity_config import read_sparsity_config
+
         if read_sparsity_config(config) is not None:
             raise ValueError(
                 f"{config.name_or_path or 'The model'} is pruned already: its config has a sparsity_config. Load the dense "
@@ -41,17 +50,20 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""
+        from ..pruning.calibrating import draw_calibration
+        from ..pruning.check import check
+
         hf_private.forget_quantization(model)
-        config = self.quantization_config
-        check(model, config, loaded=False)
-        with torch.device("cpu"):  # this hook runs under torch.device("meta")
+        check(model, self.quantization_config, loaded=False)
+        with torch.device("cpu"):  # transformers calls this under torch.device("meta")
             revision = _revision(checkpoint_files)
-            self._calibration = draw_calibration(model, config, revision=revision)
-        self._pruner = NeuronALPruner(config)
+            self._calibration = draw_calibration(model, self.quantization_config, revision=revision)
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
+        from ..pruner import NeuronALPruner
+
         hf_private.forget_quantization(model)
-        return self._pruner.prune(model, self._calibration)
+        return NeuronALPruner(self.quantization_config).prune(model, self._calibration)
 
     def is_serializable(self) -> bool:
         return True

@@ -153,3 +153,10 @@ def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
 def test_the_pipeline_loads_it(packed, tokenizer):
     generator = transformers.pipeline("text-generation", model=str(packed), tokenizer=tokenizer)
     assert generator("w1 w2", max_new_tokens=2)[0]["generated_text"].startswith("w1 w2")
+
+
+@pytest.mark.parametrize("make, lost", [(make_few_bits, True), (make_zeroed, False)])
+def test_plain_saving_warns_that_codes_are_lost(make, lost, tmp_path, caplog):
+    save_pretrained(make("llama"), tmp_path, "packed")
+    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path / "dense")
+    assert ('optimum_neuronal.save_pretrained(model, directory, format="packed")' in caplog.text) == lost
