@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -60,10 +59,6 @@ class Records:
     def keeps(self) -> bool:
         """True if findings are recorded."""
         return self.directory is not None
-
-    def has_room(self, size: int) -> bool:
-        """Return True if the directory's disk has this many free bytes."""
-        return self.directory is not None and shutil.disk_usage(self.directory).free > size
 
     def get(self, name: str) -> Finding | None:
         """Return a JSON value and tensors on the CPU. Return None if there is no record, or if it cannot be read."""

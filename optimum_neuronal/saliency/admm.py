@@ -92,40 +92,25 @@ class Stacked(Support):
         return torch.cat([rule.exactly(own) for rule, own in zip(self.supports, values.split(self.rows))])
 
 
-class Inverse:
-    """The inverse `(A + rho I)^-1`, recomputed only when rho changes."""
-
-    def __init__(self, matrix: torch.Tensor):
-        self.matrix, self.rho = matrix, 0.0
-        self._inverse = matrix
-
-    def at(self, rho: float) -> torch.Tensor:
-        if rho != self.rho:
-            self._inverse = None  # free the old one first
-            shifted = self.matrix.clone()
-            shifted.diagonal().add_(rho)
-            factor = torch.linalg.cholesky_ex(shifted, check_errors=True).L
-            del shifted
-            self._inverse, self.rho = torch.cholesky_inverse(factor), rho
-        return self._inverse
-
-
 def find_support(
-    inverse: Inverse, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
+    matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
 ) -> torch.Tensor:
-    """Return dense weights of which `support` should keep the largest (ALPS, Algorithm 1). `target` is `W A`, `start` is W.
+    """Return dense weights of which `support` should keep the largest (ALPS, Algorithm 1).
+
+    `matrix` is A, `target` is `W A`, and `start` is W. `iterations` counts from 1.
 
     In the paper's notation, the state is `V = B + U / rho`. Its kept part is D, the rest is `U / rho`.
     """
-    rho = RHO
+    rho, inverse = RHO, None
     mask = support.kept(start)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
     values = start.masked_fill(~mask, 0)  # V, with U = 0 at first
     right = torch.empty_like(start)
     weight = torch.empty_like(start)
     for iteration in iterations:
+        inverse = _shifted_inverse(matrix, rho) if inverse is None else inverse
         torch.where(mask, values, -values, out=right)
-        torch.mm(right.mul_(rho).add_(target), inverse.at(rho), out=weight)
+        torch.mm(right.mul_(rho).add_(target), inverse, out=weight)
         values.masked_fill_(mask, 0).add_(weight)
         mask = support.kept(values)
         if iteration % PERIOD:
@@ -135,8 +120,14 @@ def find_support(
             break
         before, grown = mask, rho * next(factor for share, factor in GROWTH if changed >= share)
         values = torch.where(mask, values, values * (rho / grown))
-        rho = grown
+        rho, inverse = grown, None
     return weight
+
+
+def _shifted_inverse(matrix: torch.Tensor, rho: float) -> torch.Tensor:
+    """Return `(A + rho I)^-1`."""
+    shifted = torch.diagonal_scatter(matrix, matrix.diagonal() + rho)
+    return torch.cholesky_inverse(torch.linalg.cholesky_ex(shifted, check_errors=True).L)
 
 
 def fit_support(

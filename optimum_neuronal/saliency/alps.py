@@ -1,6 +1,5 @@
 """ALPS: finds the weights to keep by ADMM, then fits them to the dense outputs of the projection."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ import torch
 
 from ..common.machine import full_precision
 from ..common.validation import check_count, check_number
-from .admm import Inverse, NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
+from .admm import NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, register_saliency
 from .masks import ColumnPattern
 from .plan import row_counts
@@ -40,23 +39,10 @@ class ALPS(WeightUpdate):
         check_count("refinements", self.refinements, 0)
         check_number("dampening", self.dampening, 0, 1, above=True)
 
-    def prune(
-        self,
-        weight: torch.Tensor,
-        hessian: torch.Tensor,
-        sparsity: float | torch.Tensor,
-        pattern: ColumnPattern | None = None,
-        name: str = "the weight",
-    ) -> torch.Tensor:
+    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         return self.prune_together({name: weight}, hessian, {name: sparsity}, pattern)[name]
 
-    def prune_together(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        hessian: torch.Tensor,
-        sparsities: Mapping[str, float | torch.Tensor],
-        pattern: ColumnPattern | None = None,
-    ) -> dict[str, torch.Tensor]:
+    def prune_together(self, weights, hessian, sparsities, pattern=None):
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))
@@ -72,24 +58,17 @@ class ALPS(WeightUpdate):
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
             # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
             scale = matrix.diagonal().sqrt()
-            scaled = matrix / scale / scale[:, None]
-            with full_precision():
-                solved = self._solve_scaled(weight * scale, scaled, support, dampened.dead)
-            return None if solved is None else solved.div_(scale)
+            matrix = matrix / scale / scale[:, None]
+            start = (weight * scale).masked_fill(dampened.dead, 0)  # weights of dead inputs are pruned first
+            target = start @ matrix
+            try:
+                found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
+            except torch.linalg.LinAlgError:
+                return None
+            return fit_support(matrix, target, found, support.exactly(found), self.refinements).div_(scale)
 
-        return dampened.solve(attempt)
-
-    def _solve_scaled(
-        self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Return the sparse weights for a Hessian with a diagonal of 1. Return None if it is not positive definite."""
-        start = start.masked_fill(dead, 0)  # weights of inputs that are always zero are pruned first
-        target = start @ matrix
-        try:
-            found = find_support(Inverse(matrix), target, start, support, range(1, self.iterations + 1))
-        except torch.linalg.LinAlgError:
-            return None
-        return fit_support(matrix, target, found, support.exactly(found), self.refinements)
+        with full_precision():
+            return dampened.solve(attempt)
 
 
 def _support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:

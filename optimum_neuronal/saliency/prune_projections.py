@@ -1,6 +1,7 @@
 """Prune projections by a saliency and a plan, for trials or for good."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -47,7 +48,8 @@ def score_projection(
 ) -> torch.Tensor:
     """Return the saliency of a projection's weights: float32, shape (out, in)."""
     own = activations.get(projection.name)
-    score = saliency.score(_copied(projection.weight), None if own is None else own.clone())
+    # Copies, because a user's saliency may compute in place.
+    score = saliency.score(projection.weight.to(torch.float32, copy=True), None if own is None else own.clone())
     if score.shape != projection.shape:
         raise ValueError(
             f"{type(saliency).__name__}.score returned shape {list(score.shape)} for {projection.name}: expected "
@@ -106,25 +108,22 @@ def trial_changes(
     def score(projection: Projection) -> torch.Tensor:
         return score_projection(saliency, projection, activations)
 
-    def update_by(plan: Plan) -> ChangeOf:
-        return lambda p: _solve(saliency, [p], norms, activations, starved, plan, pattern)[p.name]
+    def solve_by(plan: Plan, p: Projection) -> Change:
+        return _solve(saliency, [p], norms, activations, starved, plan, pattern)[p.name]
 
-    def mask_by(plan: SparsityPlan) -> ChangeOf:
-        return lambda p: Zeros(_mask(p, score(p), plan, pattern))
-
-    def cut_by(index: int) -> ChangeOf:
-        return lambda p: Zeros(apply_cut(score(p), cuts[p.name][index]))
+    def mask_by(plan: SparsityPlan, p: Projection) -> Change:
+        return Zeros(_mask(p, score(p), plan, pattern))
 
     if saliency.updates_weights and updates:
-        return [update_by(plan) for plan in plans]
+        return [partial(solve_by, plan) for plan in plans]
     if len(plans) == 1 or pattern is not None:
-        return [mask_by(plan) for plan in plans]
+        return [partial(mask_by, plan) for plan in plans]
     cuts: dict[str, list[Cut]] = {}
     for projection in block.pruned:
         ranked = sort_rows(score(projection))
         counts = (plan.row_counts(projection.name, projection.shape) for plan in plans)
         cuts[projection.name] = [find_cut(ranked, count) for count in counts]
-    return [cut_by(index) for index in range(len(plans))]
+    return [lambda p, index=index: Zeros(apply_cut(score(p), cuts[p.name][index])) for index in range(len(plans))]
 
 
 def _solve(
@@ -144,7 +143,7 @@ def _solve(
     for statistic, members in alike.items():
         first = members[0]
         hessian = torch.diag(activations[first.name].square()) if first.name in starved else statistic.hessian
-        weights = {p.name: _copied(p.weight) for p in members}
+        weights = {p.name: p.weight.to(torch.float32, copy=True) for p in members}
         if statistic.cross is not None:
             weights = {
                 name: saliency.toward(weight, hessian, statistic.cross, name) for name, weight in weights.items()
@@ -160,10 +159,6 @@ def _mask(
     if pattern is not None:
         return mask_groups(score, pattern)
     return mask_rows(score, plan.row_counts(projection.name, projection.shape))
-
-
-def _copied(weight: torch.Tensor) -> torch.Tensor:
-    return weight.to(torch.float32, copy=True)  # a user's saliency may compute in place
 
 
 def check_finite(finite: Mapping[str, torch.Tensor]) -> None:

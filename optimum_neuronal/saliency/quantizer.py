@@ -161,14 +161,13 @@ class _Solver:
 
     def _improve(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Return, for each row, the better of its codes and those that `_search` finds."""
-        rows = max(1, CHUNK // self._paths)
-        parts = zip(self._target.split(rows, dim=1), codes.split(rows, dim=1), scales.split(rows))
-        return torch.cat([self._better(self._in_codes(target, own), found) for target, found, own in parts], dim=1)
-
-    def _better(self, values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        lost = values - codes
-        found, error = self._search(values)
-        return torch.where(error < ((self._matrix @ lost) * lost).sum(dim=0), found, codes)
+        rows, better = max(1, CHUNK // self._paths), []
+        for target, old, own in zip(self._target.split(rows, dim=1), codes.split(rows, dim=1), scales.split(rows)):
+            values = self._in_codes(target, own)
+            lost = values - old
+            found, error = self._search(values)
+            better.append(torch.where(error < ((self._matrix @ lost) * lost).sum(dim=0), found, old))
+        return torch.cat(better, dim=1)
 
     def _search(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes and errors like `_feed_back`, by a beam search: paths branch into their two nearest codes."""

@@ -29,14 +29,7 @@ class SparseGPT(WeightUpdate):
         check_count("block_size", self.block_size, 1)
         check_number("dampening", self.dampening, 0, 1, above=True)
 
-    def prune(
-        self,
-        weight: torch.Tensor,
-        hessian: torch.Tensor,
-        sparsity: float,
-        pattern: ColumnPattern | None = None,
-        name: str = "the weight",
-    ) -> torch.Tensor:
+    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         weight = weight.clone()
         weight[:, hessian.diagonal() == 0] = 0  # inputs that are always zero
         inverse = DampenedHessian(hessian, self.dampening, name).solve(inverse_factor)

@@ -1,6 +1,6 @@
-"""The alignment error: the distance of a sparse model's activations from the dense model's (paper, Eq. 2 and 3).
+"""The alignment error between activations of a sparse and the dense model (paper, Eq. 2 and 3).
 
-Also the deviations at the places that rows feed, which NeuronAL's row step spreads sparsity by.
+Also the deviations at the places that rows feed, by which NeuronAL's row step spreads sparsity.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .trials import Trials
 
 
-SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several thousands
+SMALLEST_SHARE = 1e-9  # of one input feature; the average is one in several thousand
 
 
 def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     """Return `1 - cos(d, s)` of normalized activations, shape (sequences, in) -> (sequences,).
 
-    Computed as `|| d / |d| - s / |s| ||^2 / 2`, which does not lose the digits of small angles and is never negative.
+    `|| d / |d| - s / |s| ||^2 / 2` keeps the digits of small angles and is never negative.
     """
     return (_unit(dense) - _unit(sparse)).square().sum(dim=-1) / 2
 
@@ -41,8 +41,8 @@ def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 def kl(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     """Return `KL(d || s) = sum of d log(d / s) - d + s` in nats, shape (sequences, in) -> (sequences,).
 
-    Smaller shares count as `SMALLEST_SHARE`: a feature that pruning silenced would make the divergence infinite. With
-    `- d + s`, which cancels out over a distribution, no term is negative even so.
+    Smaller shares count as `SMALLEST_SHARE`, because silenced features would make it infinite. `- d + s`, which sums to
+    zero over a distribution, keeps every term non-negative.
     """
     dense, sparse = dense.clamp(min=SMALLEST_SHARE), sparse.clamp(min=SMALLEST_SHARE)
     return (dense * (dense / sparse).log() - dense + sparse).sum(dim=-1)
@@ -55,17 +55,10 @@ SCOPES = ("sequence", "pooled")
 def alignment_error(
     dense: torch.Tensor, sparse: torch.Tensor, scope: str = "sequence", metric: str = "l2"
 ) -> torch.Tensor:
-    """Return the alignment error of one projection: `metric(a_D / sum(a_D), a_S / sum(a_S)) / in`. Lower is better.
+    """Return the alignment error of one projection: `metric(a_D / sum(a_D), a_S / sum(a_S)) / in`, a scalar.
 
-    Args:
-        dense, sparse (`Tensor` of shape (sequences, in)): squared norms of the projection's input in both models.
-        scope (`str`):
-            `"sequence"`: one activation per sequence, the errors summed over the sequences (paper, Eq. 3).
-            `"pooled"`: one activation over all sequences (the authors' code).
-        metric (`str`): a name in `METRICS`: `"l2"` (the paper's), or `"cosine"` or `"kl"` (its ablation).
-
-    Returns:
-        `Tensor`: a scalar in the widest type of the tensors' device.
+    `dense` and `sparse` are squared norms of the projection's input, (sequences, in). With the scope `"sequence"`, errors
+    are summed over the sequences (paper, Eq. 3). With `"pooled"`, activations are pooled over them (the authors' code).
     """
     if scope == "pooled":
         dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
@@ -76,9 +69,9 @@ def alignment_error(
 def total_error(
     projections: Sequence[Projection], dense: Norms, sparse: Norms, scope: str, metric: str
 ) -> torch.Tensor:
-    """Return the sum of the alignment errors of projections. Each distinct input is compared once.
+    """Return the sum of the alignment errors of projections.
 
-    The experts of a layer count as one projection, each with its share of the tokens that the dense model routes.
+    The experts of a layer count as one projection, each weighted with its share of the dense model's routed tokens.
     """
     tokens = Counter()
     for projection in projections:
@@ -101,7 +94,7 @@ def _unit(vectors: torch.Tensor) -> torch.Tensor:
 
 def _normalize(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
-    # An input that is zero everywhere (dead ReLUs) stays zero rather than becoming 0 / 0.
+    # An input that is zero everywhere (dead ReLUs) stays zero, instead of 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
 
 
@@ -138,16 +131,10 @@ def alignment_errors(
 
 @dataclass(frozen=True)
 class Deviation:
-    """The deviation of a pruned model's activations from the dense model's.
+    """The deviation of a pruned model's activations from the dense model's."""
 
-    Args:
-        error (`float`): the alignment error of the whole plan.
-        places (`dict[str, Tensor]`):
-            Name of a [`Place`] -> `a_D - a_S`, signed, float64 on the CPU, shape (features of the place,).
-    """
-
-    error: float
-    places: dict[str, torch.Tensor]
+    error: float  # the alignment error of the plan
+    places: dict[str, torch.Tensor]  # name of a `Place` -> `a_D - a_S`, float64 on the CPU, shape (features,)
 
 
 def find_deviation(
@@ -155,8 +142,8 @@ def find_deviation(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Measure the fields of [`Trials.deviation`].
 
-    With `reference="sparse-stream"` a block's first input is the same in both runs. There the rows of the block before
-    are compared by that block's two outputs, each as this block's first projection receives it.
+    With `reference="sparse-stream"`, both runs of a block have the same first input. There the rows of the previous block
+    are compared by its two outputs, as this block's first projection receives them.
     """
     runner, blocks = trials.runner, trials.decoder.blocks
     errors: list[torch.Tensor] = []
@@ -174,7 +161,7 @@ def find_deviation(
         errors.append(total_error(block.pruned, norms, sparse, scope, metric))
         if index > 0:
             before = norms
-            if reference != "dense":  # only the first input is wanted, so no projection need be computed
+            if reference != "dense":  # only the first input is needed, so skip all projections
                 before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
             places[blocks[index - 1].name] = _difference(before[block.entry], sparse[block.entry])
         places.update(_inside(trials, block, norms, sparse))
@@ -188,19 +175,19 @@ def find_deviation(
 
 
 def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
-    """Return the deviation of every place inside a block that rows of its pruned projections feed."""
+    """Return the deviation of every place inside a block that rows of pruned projections feed."""
     fed = {trials.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
     deviations = {}
     for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
         name = place.name
-        if name not in dense:  # left out by the user, and not understood: its rows are treated alike
+        if name not in dense:  # ignored by the user: all rows are treated alike
             deviations[name] = torch.zeros(place.features)
             continue
         deviations[name] = _difference(dense[name], sparse[name])
         reader = block.projections.get(name)
         if reader is not None and reader.expert is not None:
             fewest = min(dense[name].tokens, sparse[name].tokens)
-            deviations[name] *= fewest >= trials.min_expert_tokens  # a few tokens' deviation says nothing
+            deviations[name] *= fewest >= trials.min_expert_tokens  # too few tokens say nothing
     return deviations
 
 

@@ -1,4 +1,4 @@
-"""The output error: the distance of a sparse model's next-token distributions from the dense model's, or from the text."""
+"""The output error: how far a sparse model's next-token distributions are from the dense model's, or from the text."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,22 +18,17 @@ if TYPE_CHECKING:
     from .trials import Trials
 
 
-CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
-LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
+CACHED = 2**22  # logits at a time on a CPU: more would need fresh memory, which is slow
+LAUNCHED = 2**26  # logits at a time on an accelerator: fewer would leave it idle
 
-# Logits of a sparse model, float32, shape (positions, vocabulary), and the following tokens, shape (positions,) -> a
-# scalar, float32.
+# Float32 logits of a sparse model, (positions, vocabulary), and the next tokens, (positions,) -> a float32 scalar.
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def kl(dense: torch.Tensor) -> Compare:
-    """Return a function for `KL(dense || sparse)` of the next-token distributions in nats, summed over positions.
+    """Return a function for `KL(dense || sparse)` in nats, summed over positions, from the dense model's logits.
 
-    Terms of the dense model are computed once for all candidates. Both models' logits are shifted by the dense model's
-    normalizer, so that nothing large cancels out.
-
-    Args:
-        dense (`Tensor`, shape (positions, vocabulary)): the dense model's logits, float32.
+    Both models' logits are shifted by the dense model's normalizer, so that no large numbers cancel.
     """
     total = dense.logsumexp(dim=-1, keepdim=True)
     expected = dense - total
@@ -47,11 +42,11 @@ def kl(dense: torch.Tensor) -> Compare:
 
 
 def nll(dense: torch.Tensor | None) -> Compare:
-    """Return a function for the negative log-likelihood of the text in nats, summed. The dense model plays no part."""
+    """Return a function for the negative log-likelihood of the text in nats, summed over positions."""
     return lambda sparse, following: cross_entropy(sparse, following, reduction="sum")
 
 
-# Name -> maker of a comparison from the dense model's logits.
+# Name -> function from the dense model's logits to a comparison.
 OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": kl, "nll": nll}
 
 
@@ -67,7 +62,7 @@ def output_errors(
     given = trials.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
     compared = trials.alignment_ids[:sequences]
     whole = len(compared) == len(trials.alignment_ids)
-    # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
+    # Capturing again runs no block.
     inputs = trials.alignment_inputs() if whole else trials.runner.capture(compared)
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
         streams = [trials.stream_of(reference)[1]]  # its own stream has run already
@@ -99,7 +94,7 @@ def output_errors(
 
 
 def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[int]) -> list[list[int]]:
-    """Return the members in groups with one output of the block: the same hidden states, and the same plan for it."""
+    """Return the members in groups with the same output of the block: the same hidden states and plan."""
     alike: dict[tuple, list[int]] = {}
     for member in members:
         key = (streams[member], plans[member].key(block.pruned_names))
@@ -110,7 +105,7 @@ def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[
 def _compare(
     trials: "Trials", ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
-    """Compare by pieces of sequences, so that logits take little memory and no bit depends on the batches."""
+    """Compare pieces of sequences, so that logits take little memory and the result does not depend on batches."""
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
     for piece in _pieces(trials, ids):
         compare = metric(None if dense is None else _logits(trials, dense, piece))
@@ -125,17 +120,18 @@ def _compare(
 
 
 class _Piece(NamedTuple):
-    """Some positions of a sequence: its batch, its row there, the positions, and their ids with the following one."""
+    """Some positions of a sequence."""
 
     batch: int
-    row: int
+    row: int  # of the batch
     positions: slice
-    ids: torch.Tensor
+    ids: torch.Tensor  # (1, positions + 1), with the next token
 
 
 def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[_Piece]:
     """Yield all positions but the last of every sequence, which predicts nothing."""
-    length = piece_length(trials.decoder.config.vocab_size, trials.runner.device)
+    logits = CACHED if torch.device(trials.runner.device).type == "cpu" else LAUNCHED
+    length = max(1, logits // trials.decoder.config.vocab_size)
     for batch, own_ids in enumerate(ids.split(trials.runner.batch_size)):
         for row in range(len(own_ids)):
             for start in range(0, ids.shape[1] - 1, length):
@@ -146,9 +142,3 @@ def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[_Piece]:
 def _logits(trials: "Trials", stream: Stream, piece: _Piece) -> torch.Tensor:
     hidden = stream.batches[piece.batch][piece.row : piece.row + 1, piece.positions]
     return trials.runner.logits(piece.ids[:, :-1], hidden)[0]
-
-
-def piece_length(vocabulary: int, device: torch.device | str) -> int:
-    """Return how many positions' logits exist at a time, for a model and each candidate in turn."""
-    values = CACHED if torch.device(device).type == "cpu" else LAUNCHED
-    return max(1, values // vocabulary)

@@ -1,7 +1,4 @@
-"""The reconstruction error of plans, which the paper compares with its alignment error.
-
-Its appendix "Comparison with Reconstruction Error-Based Pruning" has the error of one projection. Here errors are summed.
-"""
+"""The reconstruction error of plans (paper, appendix "Comparison with Reconstruction Error-Based Pruning")."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 def reconstruction_errors(
     trials: "Trials", plans: Sequence[SparsityPlan], reference: str, label: str | None
 ) -> list[float]:
-    """Measure [`Trials.reconstruction_errors`] as `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`."""
+    """Measure [`Trials.reconstruction_errors`] as `sum((D H) * D)`, with `D = W - M * W` and the Hessian `H = X X^T`."""
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
     runner, last = trials.runner, len(trials.decoder.blocks) - 1
     statistic = most_specific(Hessian, trials.saliency.statistic)

@@ -1,7 +1,7 @@
-"""Weights that are solved at a few sparsities or numbers of bits before trials use them.
+"""Weights that are solved at a few sparsities or numbers of bits, before trials use them.
 
-Methods that update the kept weights need other plans than methods that only mask, and to solve anew for every candidate
-takes too long. Between two near sparsities the solved weights change little, so a trial interpolates.
+Solving anew for every candidate takes too long. Solved weights change little between two near sparsities, so trials
+interpolate.
 """
 
 import shutil
@@ -31,68 +31,48 @@ from ..saliency.prune_projections import prune_projections
 if TYPE_CHECKING:
     from .trials import Trials
 
-SHARES = (2.0, 1.5, 1.2, 1.0, 0.75, 0.45, 0.2)  # of the weights that are kept at the target sparsity
+SHARES = (2.0, 1.5, 1.2, 1.0, 0.75, 0.45, 0.2)  # kept weights, relative to those kept at the target sparsity
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedWeights(ABC):
-    """The weights of all blocks at a few amounts: sparsities, or numbers of bits.
+    """The weights of all blocks at a few amounts: sparsities, or numbers of bits."""
 
-    Args:
-        amounts (`tuple[float, ...]`): ascending.
-        blocks (`list[dict[str, Tensor]]`): the solved weights of every block by name and amount; empty if on disk.
-        records ([`Records`]): hold the weights if they are on disk.
+    name: ClassVar[str]  # of the records
+    label: ClassVar[str]  # of the progress bar
 
-    Class attributes:
-        name (`str`): of their records. `label` (`str`): of the progress bar.
-        instead (`str`): advice if the disk is too small for them.
-    """
-
-    name: ClassVar[str]
-    label: ClassVar[str]
-    instead: ClassVar[str]
-
-    amounts: tuple[float, ...]
-    blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    records: Records = field(default_factory=Records)
+    amounts: tuple[float, ...]  # ascending
+    blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)  # tensors of every block; empty if on disk
+    records: Records = field(default_factory=Records)  # of the blocks if they are on disk
 
     @abstractmethod
     def plan(self, names: Iterable[str], place: int) -> Plan:
-        """Return the plan that gives these projections the amount at an index of `amounts`."""
+        """Return the plan that gives these projections `amounts[place]`."""
 
     @abstractmethod
     def nbytes(self, projection: Projection) -> int:
-        """Return the bytes that a projection takes at all amounts together."""
+        """Return the bytes of a projection at all amounts together."""
 
     @abstractmethod
     def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> Change:
-        """Return the change of a projection by a plan, from the tensors of its block."""
+        """Return the change of a projection by a plan, from the stored tensors of its block."""
 
     def changes(self, index: int, plans: Sequence[Plan]) -> list[ChangeOf]:
-        """Return a function for every plan: projection of the block at an index -> change.
-
-        Raises:
-            `OSError`: the records on disk are missing or damaged.
-        """
-        tensors = self.blocks[index] if self.blocks else self._read(index)
-        return [partial(self.change, tensors, plan) for plan in plans]
-
-    def stored(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> Change:
-        """Return the solved weight of a projection for the amount at an index of `amounts`."""
-        return of_parts(tensors, f"{projection.name}@{place}", projection.shape, projection.owner.dtype)
-
-    def record_name(self, index: int) -> str:
-        """Return the name of the record for the block at an index."""
-        return f"{self.name}-{index:05d}"
-
-    def _read(self, index: int) -> dict[str, torch.Tensor]:
-        found = self.records.get(self.record_name(index))
+        """Return a function for every plan: projection of the block at an index -> change."""
+        found = (None, self.blocks[index]) if self.blocks else self.records.get(self.record_name(index))
         if found is None:
             raise OSError(
                 f"{self.record_name(index)} cannot be read from {self.records.directory}: the disk is full or failing. Use "
-                f"another disk (work_dir), or {self.instead}."
+                "another disk (work_dir)."
             )
-        return found[1]
+        return [partial(self.change, found[1], plan) for plan in plans]
+
+    def stored(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> Change:
+        """Return the solved weight of a projection for `amounts[place]`."""
+        return of_parts(tensors, f"{projection.name}@{place}", projection.shape, projection.owner.dtype)
+
+    def record_name(self, index: int) -> str:
+        return f"{self.name}-{index:05d}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +81,10 @@ class SolvedSparsities(SolvedWeights):
 
     name: ClassVar[str] = "solved"
     label: ClassVar[str] = "Solved weights"
-    instead: ClassVar[str] = "set solved=False in topup_args"
 
     @classmethod
     def around(cls, target: float) -> "SolvedSparsities":
-        """Return the sparsities to solve for a target in (0, 1): narrow around it, wide far from it."""
+        """Return the sparsities to solve for a target in (0, 1): dense around it, sparse far from it."""
         kept = (share * (1 - target) for share in SHARES)
         return cls(tuple(1 - share for share in kept if share < 1))
 
@@ -127,7 +106,7 @@ class SolvedSparsities(SolvedWeights):
         return NewWeight(torch.lerp(below, above, share))
 
     def _solved(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> torch.Tensor:
-        """Return the weight at a known sparsity, counted from the dense one: shape (out, in), in the model's dtype."""
+        """Return the weight at `(0.0, *amounts, 1.0)[place]`: shape (out, in)."""
         if place == 0:
             return projection.weight
         if place > len(self.amounts):
@@ -137,11 +116,10 @@ class SolvedSparsities(SolvedWeights):
 
 @dataclass(frozen=True, eq=False)
 class SolvedRates(SolvedWeights):
-    """Weights quantized to a few numbers of bits. A plan gives a projection one of them, or leaves it dense."""
+    """Weights quantized to a few numbers of bits."""
 
     name: ClassVar[str] = "rates"
     label: ClassVar[str] = "Rates"
-    instead: ClassVar[str] = "set topup='uniform'"
 
     def plan(self, names: Iterable[str], place: int) -> RatePlan:
         return RatePlan(dict.fromkeys(names, int(self.amounts[place])))
@@ -159,23 +137,10 @@ class SolvedRates(SolvedWeights):
 Solved = TypeVar("Solved", bound=SolvedWeights)
 
 
-def heldout_sequences(samples: int, alignment: int) -> int:
-    """Return how many sequences, from the first, weights are not solved on: the alignment ones, if enough are left."""
-    return alignment if samples >= 2 * alignment else 0
-
-
 def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solved:
-    """Solve every projection at every amount, on its inputs in the dense model.
+    """Solve every projection at the `wanted` amounts, on its inputs in the dense model.
 
     The weights lie on disk if the blocks do, or if they exceed the runner's `max_hidden_bytes`.
-
-    Args:
-        trials ([`Trials`]): of the model.
-        wanted ([`SolvedWeights`]): the amounts, still without weights.
-        inputs ([`BlockInputs`]): the blocks' calls for the calibration sequences to solve on.
-
-    Raises:
-        `ValueError`: the disk is too small for them.
     """
     trials = replace(trials, saliency=trials.saliency.quick())
     runner, records = trials.runner, trials.records
@@ -196,21 +161,15 @@ def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solv
 
 
 def _place(trials: "Trials", wanted: SolvedWeights) -> Records:
-    """Return the records for solved weights; without a directory if the weights fit in memory."""
-    runner, records = trials.runner, trials.records
+    """Return the records for solved weights. They have no directory if the weights fit in memory."""
+    runner, records, budget = trials.runner, trials.records, trials.runner.max_hidden_bytes
     size = sum(wanted.nbytes(projection) for projection in runner.decoder.projections.values())
-    budget = runner.max_hidden_bytes
     if not runner.loader.streams and (budget is None or size <= budget):
         return Records(processes=records.processes)
     if not records.keeps:
         folder = tempfile.mkdtemp(prefix="optimum-neuronal-")
         records = Records(folder, processes=records.processes)
         weakref.finalize(records, shutil.rmtree, folder, ignore_errors=True)
-    if not records.has_room(size):
-        raise ValueError(
-            f"The projections, solved {len(wanted.amounts)} times, take {size / 1e9:.1f} GB, more than is free in "
-            f"{records.directory}. Choose a larger disk (work_dir), or {wanted.instead}."
-        )
     return records
 
 

@@ -40,7 +40,7 @@ def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> DenseStream:
 
 
 def run_plan(trials: "Trials", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-    """Run a plan's sparse blocks, pruned by score alone: see [`Trials.stream_of`]."""
+    """Run a plan's blocks, pruned by score alone: see [`Trials.stream_of`]."""
     per_block: list[Norms] = []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -54,7 +54,7 @@ def run_plan(trials: "Trials", plan: SparsityPlan) -> tuple[list[Norms], Stream]
 
 
 def final_norms(final_norm: nn.Module | None, stream: Stream) -> SquaredNorms:
-    """Return squared norms of the last block's output behind the final norm."""
+    """Return the squared norms of the last block's output after the final norm."""
     norms = SquaredNorms()
     for states in stream:
         norms.update(states if final_norm is None else final_norm(states), len(states))

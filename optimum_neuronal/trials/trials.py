@@ -1,4 +1,4 @@
-"""The one object that measures what plans would do to a model. No weight is changed."""
+"""The object that measures what plans would do to a model."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ from .alignment import Deviation, alignment_errors, find_deviation
 from .cache import Cache
 from .output_errors import output_errors
 from .reconstruction import reconstruction_errors
-from .solved import Solved, SolvedWeights, heldout_sequences, solve_weights
+from .solved import Solved, SolvedWeights, solve_weights
 from .streams import DenseStream, run_dense, run_plan
 
 
@@ -32,17 +32,17 @@ Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Measures candidate plans on a model and its calibration sequences. Top-ups receive it.
+    """Measures candidate plans on a model and its calibration sequences, without changing a weight. Top-ups receive it.
 
     Args:
         runner ([`BlockRunner`]): runs the blocks.
         saliency ([`Saliency`]): scores or solves weights.
         ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
-        num_alignment_samples (`int`): the first so many of them are the alignment sequences, on which plans are measured.
-        pattern ([`ColumnPattern`], *optional*): N:M that the zeros must follow.
-        min_expert_tokens (`int`): see [`find_activations`].
+        num_alignment_samples (`int`): how many of the first sequences are alignment sequences, which measure plans.
+        pattern ([`ColumnPattern`], *optional*): N:M pattern of the zeros.
+        min_expert_tokens (`int`): tokens that an expert needs for activations of its own.
         records ([`Records`], *optional*): of finished steps and blocks.
-        cache ([`Cache`], *optional*): trials of the same model and sequences may share one.
+        cache ([`Cache`], *optional*): may be shared by trials of the same model and sequences.
     """
 
     runner: BlockRunner
@@ -71,7 +71,7 @@ class Trials:
 
     @property
     def can_abandon(self) -> bool:
-        """True if running one candidate before the others is worth its extra pass over the weights."""
+        """True if measuring one candidate before the others is worth an extra pass over the weights."""
         return not self.runner.loader.streams and self.processes.count == 1
 
     def alignment_errors(
@@ -88,15 +88,11 @@ class Trials:
         Args:
             plans (`Sequence[SparsityPlan]`): candidates, all measured in one run.
             reference (`str`):
-                Source of dense activations and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden
-                states. `"dense"`: the dense model's own stream.
+                Source of dense activations and saliency. `"dense"`: the dense model. `"sparse-stream"`: the dense block
+                on the plan's own hidden states.
             scope, metric (`str`): see [`alignment_error`].
             label (`str`, *optional*): of the progress bar.
-            bound (`float`):
-                A plan is abandoned as soon as its error exceeds this: errors add up block by block and never shrink.
-
-        Returns:
-            `list[float]`: one error per plan. Lower is better; infinite for abandoned plans.
+            bound (`float`): plans are abandoned when their error exceeds this. Their result is infinite.
         """
         question = (reference, scope, metric, label, bound)
         return self._shared(plans, question, lambda own: alignment_errors(self, own, *question))
@@ -109,21 +105,17 @@ class Trials:
         reference: str | SparsityPlan | SolvedWeights = "dense",
         sequences: int | None = None,
     ) -> list[float]:
-        """Return the error of every plan's next-token distributions on the alignment sequences.
+        """Return the error of every plan's next-token distributions, in nats per predicted token.
 
         Args:
-            plans (`Sequence[Plan]`): candidates, all measured in one run. Equal plans up to some block share that work.
-            metric (`str`):
-                A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+            plans (`Sequence[Plan]`): candidates, all measured in one run.
+            metric (`str`): `"kl"` to the dense model's distributions, or `"nll"` of the text.
             label (`str`, *optional*): of the progress bar.
             reference (`str`, [`SparsityPlan`] or [`SolvedWeights`]):
-                Source of the candidates' weights: [`SolvedWeights`], or the saliency as measured on `"dense"`, the dense
-                model's stream; on `"sparse-stream"`, every plan's own stream, at twice the cost; or on a plan's stream.
-                With a plan, candidates are pruned by score alone, even if the saliency updates weights.
-            sequences (`int`, *optional*): compare only the first so many alignment sequences.
-
-        Returns:
-            `list[float]`: nats per predicted token, one per plan. Lower is better.
+                Source of the candidates' weights: solved weights, or the saliency on the hidden states of the dense model
+                (`"dense"`), of every plan (`"sparse-stream"`, twice the cost), or of one plan. With one plan, even a
+                weight-updating saliency only prunes by score.
+            sequences (`int`, *optional*): number of alignment sequences to compare. Default: all.
         """
         source, first = reference, []
         if isinstance(reference, SolvedWeights):
@@ -138,14 +130,7 @@ class Trials:
     def reconstruction_errors(self, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
         """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
 
-        The errors are not normalised: wide projections with large inputs count most.
-
-        Args:
-            plans (`Sequence[SparsityPlan]`): candidates.
-            reference (`str`):
-                Source of X and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden states.
-                `"dense"`: the dense model's own stream, so that one run serves all plans.
-            label (`str`, *optional*): of the progress bar.
+        Arguments: see [`Trials.alignment_errors`].
         """
         question = ("reconstruction", reference, label)
         return self._shared(plans, question, lambda own: reconstruction_errors(self, own, reference, label))
@@ -160,11 +145,7 @@ class Trials:
         return Deviation(*self.processes.from_first(found))
 
     def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
-        """Return the sum of the saliency of every row's weights on a plan's own stream: name -> float64, shape (out,).
-
-        Raises:
-            `ValueError`: a saliency is not finite.
-        """
+        """Return the sum of every row's saliency on a plan's own stream: name -> float64, shape (out,)."""
 
         def measure() -> tuple[None, dict[str, torch.Tensor]]:
             rows: dict[str, torch.Tensor] = {}
@@ -183,15 +164,15 @@ class Trials:
         return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
-        """Return numbers for every dense block, from its weights alone. The label also names the record."""
+        """Return the scores of every dense block, from its weights. The label also names the record."""
         return self.records.recorded(
             label.lower(), lambda: (self.runner.for_each_block(lambda _, block: score(block), label), {})
         )[0]
 
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
-        """Return numbers for every dense block, from one pass of the dense model over all calibration sequences.
+        """Return the scores of every dense block, from its weights and the activations of its pruned projections.
 
-        `score` maps a block and the activations of its pruned projections to numbers. The label also names the record.
+        The activations are of all calibration sequences. The label also names the record.
         """
 
         def measure() -> tuple[list[list[float]], dict]:
@@ -209,15 +190,12 @@ class Trials:
         return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
 
     def solve(self, wanted: Solved) -> Solved:
-        """Return weights solved at a few amounts, see [`solve_weights`].
-
-        They are not solved on the alignment sequences if enough others remain.
-        """
-        inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
-        return solve_weights(self, wanted, inputs)
+        """Return weights solved at the `wanted` amounts, without the alignment sequences if enough others are left."""
+        heldout = self.num_alignment_samples if len(self.ids) >= 2 * self.num_alignment_samples else 0
+        return solve_weights(self, wanted, self.runner.capture(self.ids[heldout:]))
 
     def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
-        """Return a finding, recorded or measured now. Plans and question, all that it depends on, name the record."""
+        """Return a finding from the records, or measure it. Plans and question name the record."""
         if not self.records.keeps and self.processes.count == 1:
             return measure()
         digest = hashlib.sha256(repr(question).encode())
@@ -233,7 +211,7 @@ class Trials:
         measure: Callable[[list], list[float]],
         others: Sequence[Plan] = (),
     ) -> list[float]:
-        """Return a number for every plan. The processes share the plans."""
+        """Measure one number per plan. The processes share the plans."""
 
         def share() -> tuple[list[float], dict]:
             own = self.processes.deal(plans)
@@ -242,11 +220,11 @@ class Trials:
         return self.measured([*others, *plans], question, share)[0]
 
     def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:
-        """Return the activations of a block's pruned projections: see [`find_activations`]."""
+        """Return the activations of a block's pruned projections by name, (in,)."""
         return find_activations(block.pruned, norms, self.min_expert_tokens)[0]
 
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
-        """Return a function for every plan, projection -> change: see [`trial_changes`]."""
+        """Return a function for every plan: projection -> change. See [`trial_changes`]."""
         return trial_changes(self.saliency, block, norms, plans, self.pattern, self.min_expert_tokens, updates)
 
     def check_replay(self) -> None:
@@ -254,32 +232,32 @@ class Trials:
         self.runner.check_replay(self.ids[:1])
 
     def alignment_inputs(self) -> BlockInputs:
-        """Return the calls of the blocks for the alignment sequences. They are cached."""
+        """Return the inputs of the blocks for the alignment sequences, cached."""
         key = ("inputs", self.runner.batch_size)
         return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
 
     def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
-        """Return the dense model's own stream, cached, with a statistic of all inputs (by default the saliency's)."""
+        """Return the dense model's stream, cached, with a statistic of all inputs. Default: the saliency's statistic."""
         statistic = statistic or self.saliency.statistic
         return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_dense(self, statistic))
 
     def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-        """Return a plan's own stream over the alignment sequences, pruned by score alone. The latest one is cached.
+        """Return the stream of a plan, pruned by score alone. The latest is cached.
 
-        It holds the inputs of every dense block's projections behind sparse blocks, and the last sparse block's output.
+        It has the norms of every dense block's inputs after the sparse blocks before it, and the last block's output.
         """
         return self.cache.latest(plan, lambda: run_plan(self, plan))
 
     def reference_norms(
         self, reference: str, index: int, block: Block, stream: Stream, calls: Sequence[Call]
     ) -> Norms:
-        """Return the inputs of the dense block's projections: in the dense model, or on these hidden states."""
+        """Return the norms of the dense block's inputs: in the dense model, or on the given hidden states."""
         if reference == "dense":
             return self.dense().norms[index]
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
-        """Return the calls of the blocks for all calibration sequences, or for this process's share of them."""
+        """Return the inputs of the blocks for all calibration sequences, or for this process's share of them."""
         ids = self.ids
         return self.runner.capture(ids[self.processes.part(len(ids))] if self._splits(statistic) else ids, batch_size)
 
@@ -295,5 +273,5 @@ class Trials:
         return {name: joined[norm] for name, norm in norms.items()}
 
     def _splits(self, statistic: type[SquaredNorms]) -> bool:
-        """Return True if the processes share the sequences. Other statistics' sums would depend on the number of processes."""
+        """Return True if the processes share the sequences. Sums of other statistics would depend on their number."""
         return statistic is SquaredNorms and self.processes.shares(len(self.ids))

@@ -167,15 +167,6 @@ def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monk
         again.all_weights(0.63)
 
 
-def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monkeypatch):
-    monkeypatch.setattr(Records, "has_room", lambda self, size: False)
-    monkeypatch.setattr(solved_module, "_solve_block", lambda *_args: pytest.fail("work began"))
-    message = r"solved 7 times, take .* GB, more than is free in .*work_dir.*, or set solved"
-    for options in ({}, {"records": Records(tmp_path)}):
-        with pytest.raises(ValueError, match=message):
-            Solved(llama, ids, max_hidden_bytes=0, **options)
-
-
 def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
     seen, original = [], ALPS.prune_together
     monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))
