@@ -276,6 +276,22 @@ def is_spread_over_processes(experts: nn.Module) -> bool:
     return getattr(experts, "_is_expert_parallel", False)
 
 
+def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
+    """Take weights off a model's lists of tied weights, so that `tie_weights` leaves them alone. No names: restore them."""
+    for prefix, part in model.named_modules():
+        if isinstance(part, PreTrainedModel):
+            if "_dense_tied_keys" in vars(part):
+                own = vars(part).pop("_dense_tied_keys")
+                part._tied_weights_keys = own
+                if own is type(part)._tied_weights_keys:
+                    del part._tied_weights_keys
+            start, tied = prefix and f"{prefix}.", part.get_expanded_tied_weights_keys()
+            left = {to: of for to, of in tied.items() if start + to not in names and start + of not in names}
+            if left != tied:
+                part._dense_tied_keys, part._tied_weights_keys = part._tied_weights_keys, left
+    find_tied_again(model)
+
+
 def find_tied_again(model: PreTrainedModel) -> None:
     """Let a model's list of tied weights follow its config, which has changed."""
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)

@@ -31,6 +31,7 @@ class PackedEmbedding(PackedModule):
 
     def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
         super().__init__(matrix)
+        self.num_embeddings, self.embedding_dim = self.row_count, self.columns
         self.padding_idx = embedding.padding_idx
         self.embed_scale, self.rounds_scale = None, False
         if type(embedding).forward is not nn.Embedding.forward:
@@ -49,16 +50,6 @@ class PackedEmbedding(PackedModule):
             embedding._buffers["embed_scale"] = torch.tensor(self.embed_scale, device=self.device)
         embedding.weight = nn.Parameter(self.dense())
         return take_place(embedding, self)
-
-    @property
-    def num_embeddings(self) -> int:
-        """Number of tokens."""
-        return self.row_count
-
-    @property
-    def embedding_dim(self) -> int:
-        """Number of features."""
-        return self.columns
 
     @property
     def dense_shape(self) -> tuple[int, int]:
@@ -94,22 +85,13 @@ class TiedLinear(nn.Module):
         super().__init__()
         self.__dict__["embedding"] = embedding
         self.stands_for = type(linear)
+        self.in_features, self.out_features = embedding.columns, embedding.row_count
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
         take_place(self, linear)
 
     def to_linear(self, weight: nn.Parameter) -> nn.Module:
         """Return the linear layer that it was made of, with the embeddings' weight."""
         return make_linear(self, weight)
-
-    @property
-    def in_features(self) -> int:
-        """Number of input features."""
-        return self.embedding.columns
-
-    @property
-    def out_features(self) -> int:
-        """Number of output features: tokens."""
-        return self.embedding.row_count
 
     @property
     def weight(self) -> WeightInfo:

@@ -10,9 +10,7 @@ from .ops import ADVICE
 from .packed_module import PackedModule, take_place
 
 
-AS_LINEAR = (
-    "FalconLinear",
-)  # subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does
+AS_LINEAR = ("FalconLinear",)  # subclasses of nn.Linear whose own forward computes the same
 
 
 def is_linear(kind: type) -> bool:
@@ -33,6 +31,7 @@ class PackedLinear(PackedModule):
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
         super().__init__(matrix, transposed=kind is Conv1D)
         self.stands_for = kind
+        self.in_features, self.out_features = self.nx, self.nf = self.columns, self.row_count  # nx, nf: of a Conv1D
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
@@ -47,18 +46,6 @@ class PackedLinear(PackedModule):
     def to_dense_module(self) -> nn.Module:
         """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
         return make_linear(self, nn.Parameter(self.dense()))
-
-    @property
-    def in_features(self) -> int:
-        """Number of input features."""
-        return self.columns
-
-    @property
-    def out_features(self) -> int:
-        """Number of output features."""
-        return self.row_count
-
-    nx, nf = in_features, out_features  # as Conv1D calls them
 
     @property
     def dense_shape(self) -> tuple[int, int]:

@@ -177,7 +177,11 @@ class WeightInfo:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    requires_grad = False
     _is_hf_initialized = True  # transformers does not initialize it
+
+    def size(self) -> torch.Size:
+        return self.shape
 
 
 def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:

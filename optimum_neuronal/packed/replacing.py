@@ -176,11 +176,6 @@ def _tied_heads(model: PreTrainedModel, embedding: nn.Embedding) -> list[nn.Modu
 
 def _tie_again(model: PreTrainedModel) -> None:
     """Keep the model's list of tied weights to those that it holds as parameters."""
-    if any(isinstance(module, TiedLinear) for module in model.modules()):
-        packed = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, (TiedLinear, PackedModule))}
-        tied = model.all_tied_weights_keys
-        model.all_tied_weights_keys = {
-            target: s for target, s in tied.items() if target not in packed and s not in packed
-        }
-    else:
-        hf_private.find_tied_again(model)
+    tied = [m for m in model.modules() if isinstance(m, TiedLinear)]
+    gone = {*tied, *(head.embedding for head in tied)}
+    hf_private.leave_untied(model, {f"{name}.weight" for name, module in model.named_modules() if module in gone})

@@ -147,3 +147,16 @@ def test_embeddings_of_another_kind_stay_dense_and_the_tied_head_with_them():
     sparsify(model, embedding_bits=8)
     assert "has no packed form" in model.packing.left_dense["transformer.wte"]
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
+def test_tying_and_resizing_to_the_same_size_change_nothing(family, ids):
+    model = sparsify(make_zeroed(family, tie_word_embeddings=True), embedding_bits=8)
+    expected = logits(model, ids)
+    model.tie_weights()
+    model.resize_token_embeddings(model.config.vocab_size)
+    assert torch.equal(logits(model, ids), expected) and type(model.get_output_embeddings()) is TiedLinear
+    with pytest.raises(TypeError, match="PackedEmbedding"):
+        model.resize_token_embeddings(model.config.vocab_size + 8)
+    densify(model).resize_token_embeddings(model.config.vocab_size + 8)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
