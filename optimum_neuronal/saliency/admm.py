@@ -23,12 +23,8 @@ class Support(ABC):
     """A rule for how many weights are kept where."""
 
     @abstractmethod
-    def kept(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the largest absolute values. With ties it may keep more than allowed."""
-
-    def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a mask with exactly the allowed number. Among equal values, later rows and columns are kept."""
-        return self.kept(values)
+    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
+        """Return the mask of the largest absolute values. With ties it may keep more than allowed, unless `exactly`."""
 
 
 class Unstructured(Support):
@@ -38,15 +34,12 @@ class Unstructured(Support):
         self.count = count
         self._threshold: float | None = None
 
-    def kept(self, values: torch.Tensor) -> torch.Tensor:
+    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
         sizes = values.abs()
-        if self.count == 0:
-            return torch.zeros_like(sizes, dtype=torch.bool)
+        if exactly or self.count == 0:
+            return mask_whole(sizes, values.numel() - self.count)
         self._threshold = self._find_threshold(sizes.flatten())
         return sizes >= self._threshold
-
-    def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        return mask_whole(values.abs(), values.numel() - self.count)
 
     def _find_threshold(self, sizes: torch.Tensor) -> float:
         """Return the smallest kept size. It moves little between iterations, so few sizes need sorting."""
@@ -65,7 +58,7 @@ class Rowwise(Support):
     def __init__(self, counts: torch.Tensor):
         self.counts = counts
 
-    def kept(self, values: torch.Tensor) -> torch.Tensor:
+    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
         return mask_rows(values.abs(), values.shape[1] - self.counts)
 
 
@@ -75,7 +68,7 @@ class NofM(Support):
     def __init__(self, pattern: ColumnPattern):
         self.pattern = pattern
 
-    def kept(self, values: torch.Tensor) -> torch.Tensor:
+    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
         return mask_groups(values.abs(), self.pattern)
 
 
@@ -85,11 +78,8 @@ class Stacked(Support):
     def __init__(self, supports: Sequence[Support], rows: Sequence[int]):
         self.supports, self.rows = supports, list(rows)
 
-    def kept(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.cat([rule.kept(own) for rule, own in zip(self.supports, values.split(self.rows))])
-
-    def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.cat([rule.exactly(own) for rule, own in zip(self.supports, values.split(self.rows))])
+    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
+        return torch.cat([rule.kept(own, exactly) for rule, own in zip(self.supports, values.split(self.rows))])
 
 
 def find_support(

@@ -65,7 +65,7 @@ class ALPS(WeightUpdate):
                 found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
             except torch.linalg.LinAlgError:
                 return None
-            return fit_support(matrix, target, found, support.exactly(found), self.refinements).div_(scale)
+            return fit_support(matrix, target, found, support.kept(found, exactly=True), self.refinements).div_(scale)
 
         with full_precision():
             return dampened.solve(attempt)

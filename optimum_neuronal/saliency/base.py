@@ -6,7 +6,7 @@ To add a method, add a file with a registered subclass of [`Saliency`] or [`Weig
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -139,9 +139,7 @@ class WeightUpdate(Solver):
         """Return the sparse, updated weights of projections with the same input. Arguments: see `prune`, by name."""
         return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
 
-    def solve(
-        self, weights: Any, hessian: Any, amounts: Any, dtype: Any, pattern: Any = None, shared: bool = False
-    ) -> dict[str, Change]:
+    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
         sparse = self.prune_together(weights, hessian, amounts, pattern)
         return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import normalize
 
 from ..blocks.calls import Call, Streams, grouped
 from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
@@ -35,7 +36,8 @@ def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 
     `|| d / |d| - s / |s| ||^2 / 2` keeps the digits of small angles and is never negative.
     """
-    return (_unit(dense) - _unit(sparse)).square().sum(dim=-1) / 2
+    dense, sparse = (normalize(activations, dim=-1, eps=1e-30) for activations in (dense, sparse))
+    return (dense - sparse).square().sum(dim=-1) / 2
 
 
 def kl(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
@@ -62,7 +64,7 @@ def alignment_error(
     """
     if scope == "pooled":
         dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
-    errors = METRICS[metric](_normalize(dense), _normalize(sparse))
+    errors = METRICS[metric](_shares(dense), _shares(sparse))
     return errors.sum() / dense.shape[-1]
 
 
@@ -88,11 +90,7 @@ def total_error(
     return total
 
 
-def _unit(vectors: torch.Tensor) -> torch.Tensor:
-    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-30)
-
-
-def _normalize(squared_norms: torch.Tensor) -> torch.Tensor:
+def _shares(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero, instead of 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)

@@ -112,21 +112,6 @@ def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     assert everything[0] > 0 and qkv == [0.0]
 
 
-def test_plans_that_cannot_win_are_abandoned(trials):
-    plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
-    for reference in ("sparse-stream", "dense"):
-        measured_on = (reference, "sequence", "l2")
-        everything = trials.alignment_errors(plans, *measured_on, label=None)
-        low, high = min(everything), max(everything)
-        assert trials.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
-        bounded = trials.alignment_errors(plans, *measured_on, label=None, bound=low)
-        assert min(bounded) == low and bounded.index(low) == everything.index(low)
-        assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
-        trials.runner.block_forwards = 0
-        assert trials.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
-        assert trials.runner.block_forwards <= 4 * 5, "all of them after the first block"
-
-
 def activations(model, ids, projections):
     """Of all projections, and of the model's last norm, by whole forwards."""
     found = {name: activation(norms) for name, norms in squared_norms(model, ids, projections).items()}

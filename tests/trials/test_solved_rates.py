@@ -6,7 +6,6 @@ from conftest import make_ids, make_model
 from trial_helpers import build_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.saliency.low_bit import LowBit
@@ -65,11 +64,3 @@ def test_trials_lose_more_with_fewer_bits(known):
         errors = trials.output_errors(plans, "kl", None, solved)
     assert errors[0] == pytest.approx(0, abs=1e-6) and 1e-6 < errors[1] < errors[2] / 4
     assert unchanged(trials.decoder.model, before)
-
-
-def test_recorded_ones_are_not_solved_again(known, tmp_path, monkeypatch):
-    solved_trials(records=Records(tmp_path))
-    assert len(list(tmp_path.glob("rates-*.safetensors"))) == 3
-    monkeypatch.setattr(LowBit, "solve", lambda *args: pytest.fail("solved again"))
-    found = codes(*solved_trials(records=Records(tmp_path)), 2)
-    assert all(torch.equal(change.codes, found[name].codes) for name, change in codes(*known, 2).items())

@@ -13,7 +13,6 @@ from optimum_neuronal.blocks.calls import Stream
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.trials import solved as solved_module
 from optimum_neuronal.trials.solved import SolvedSparsities
@@ -105,16 +104,6 @@ def test_weights_that_are_transposed_or_stacked(family, saliency, ids):
         assert (weight == 0).sum().item() == pytest.approx(0.6 * weight.numel(), abs=1.1), name
 
 
-def test_plans_are_told_apart(solved):
-    first, second = (block.pruned[0] for block in solved.trials.decoder.blocks[:2])
-    half = uniform(solved.trials, 0.6)
-    plans = [half, SparsityPlan({**half.sparsity, first.name: 0.7})]
-    one, other = (change_of(first).applied(first.weight) for change_of in solved.levels.changes(0, plans))
-    assert (one == 0).float().mean().item() == pytest.approx(0.6, abs=0.01) and not torch.equal(one, other)
-    one, other = (change_of(second).applied(second.weight) for change_of in solved.levels.changes(1, plans))
-    assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("fields", [{"family": "llama"}, {"family": "mixtral", "num_local_experts": 2}])
 def test_no_bit_depends_on_the_batches(fields, ids):
     first, second = (Solved(make_model(**fields, num_hidden_layers=2), ids, batch_size=size) for size in (1, 5))
@@ -165,10 +154,3 @@ def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monk
     lost.write_bytes(lost.read_bytes()[:-9])
     with pytest.raises(OSError, match="solved-00001 cannot be read from .*Use another disk"):
         again.all_weights(0.63)
-
-
-def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
-    seen, original = [], ALPS.prune_together
-    monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))
-    Solved(make_model("llama", num_hidden_layers=1), ids, ALPS(iterations=100))
-    assert seen and set(seen) == {ALPS(iterations=60)}

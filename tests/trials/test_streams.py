@@ -12,7 +12,6 @@ from optimum_neuronal.saliency.masks import mask_rows
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.trials import Trials
-from optimum_neuronal.trials.cache import Cache
 
 
 class Second(Processes):
@@ -127,12 +126,3 @@ def test_a_recorded_step_is_looked_up_and_another_question_is_another_step(tmp_p
     ):
         before = measure.calls
         assert engine.measured(plans, question, measure)[0] == [before + 1]
-
-
-def test_cached_values_are_made_once_until_they_are_released():
-    for lasting, again in ((False, "made anew"), (True, "made")):
-        cache = Cache(lasting)
-        assert cache.get("key", lambda: "made") == "made"
-        assert cache.get("key", lambda: "never asked") == "made" and cache.get("other", lambda: "else") == "else"
-        cache.release()
-        assert cache.get("key", lambda: "made anew") == again

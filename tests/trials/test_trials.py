@@ -102,15 +102,6 @@ def test_activations_that_are_not_finite_are_refused(ids):
             trials.alignment_errors([uniform(trials)], "dense", "sequence", "l2", label=None)
 
 
-def test_dense_scores_are_those_of_all_sequences(trials, llama, ids):
-    names = [block.pruned_names[0] for block in trials.decoder.blocks]
-    scores = trials.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
-    expected = squared_norms(llama, ids, trials.decoder.projections)
-    for (score,), name in zip(scores, names):
-        assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
-    assert trials.runner.block_forwards == 12 * 3
-
-
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, llama, ids):
     """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else.
     Where the plan's stream has been run, it costs nothing."""
