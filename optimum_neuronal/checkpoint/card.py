@@ -1,4 +1,4 @@
-"""Renders the model card of a pruned model from its report: origin, how to load it, what it lost, how to repeat the prune."""
+"""Renders the model card of a pruned model from its report."""
 
 import json
 import shlex
@@ -25,21 +25,13 @@ DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the re
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
 QUANTIZED_TAGS = ("quantized", "optimum_neuronal")
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")  # metadata of the dense model's card
-TIMEOUT = 10  # seconds for the Hub to answer
+TIMEOUT = 10  # seconds that the Hub may take to answer
 
 
 def make_card(
     model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
 ) -> str:
-    """Return the card of a pruned model.
-
-    Args:
-        model (`PreTrainedModel`): the pruned model; its `sparsity_config` names the model that was pruned.
-        report ([`PruningReport`]): of the prune.
-        title (`str`): name of the model's repository or directory.
-        format (`str`): `"dense"` or `"packed"`: how the weights are stored.
-        with_tokenizer (`bool`): True if a tokenizer is saved with it; otherwise the dense model's is named.
-    """
+    """Return the card of a pruned model. Without a tokenizer of its own, the card names the dense model's."""
     config, title, code = report.config, escaped(title), loading_code(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
@@ -90,22 +82,22 @@ def make_card(
 
 
 def _calibration_text(report: PruningReport) -> str | None:
-    """Return a placeholder for the calibration data; None if the config names them, or if none were needed."""
+    """Return a placeholder for the calibration data; None if the config names it, or if none was needed."""
     if not report.calibration:
         return None
     name = (report.config["dataset"] or "").partition(":")[0]
-    if not name or not report.calibration["source"].startswith(name):  # they were passed to prune()
+    if not name or not report.calibration["source"].startswith(name):  # it was passed to prune()
         return TEXT
     return f"path/to/{name}" if name.lower().endswith(FILE_SUFFIXES) else None
 
 
 def _inherited(base: str) -> dict[str, Any]:
-    """Return the metadata of the dense model's card that hold for the pruned model too; empty without a network or card."""
+    """Return the metadata of the dense model's card that hold for the pruned model too; {} without network or card."""
     try:
         found = HfApi().model_info(base, timeout=TIMEOUT).card_data
         kept = {key: value for key, value in (found.to_dict() if found else {}).items() if key in INHERITED and value}
     except Exception as error:  # of many kinds: no network, no repository, invalid YAML
-        logger.info(f"No metadata were inherited from the card of {base}: {error}")
+        logger.info(f"The card of {base} could not be read for its license and language: {error}")
         return {}
     link = kept.get("license_link")
     if link is not None and not str(link).startswith(("http://", "https://")):

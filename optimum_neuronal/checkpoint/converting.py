@@ -34,23 +34,23 @@ def convert_checkpoint(
     """Write a pruned checkpoint in the other format, with the same weights to the bit.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
-    files come along. The model card is rendered again from the report; a README.md of your own stays.
+    files are copied. The model card is rendered again from the report; a README.md of your own stays.
 
     Args:
-        directory_or_id (`str` or `Path`): of a pruned checkpoint; one on the Hub is downloaded into the cache.
+        directory_or_id (`str` or `Path`): a pruned checkpoint; one on the Hub is downloaded into the cache.
         format (`str`): `"dense"` or `"packed"`.
         output (`str` or `Path`, *optional*): where to write it. None: it replaces the directory.
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
         embedding_bits (`int`, *optional*):
-            8, with `format="packed"`: round token embeddings and head to 8 bits, also of a packed checkpoint. None: keep them.
+            8, with `format="packed"`: round token embeddings and head to 8 bits. None: keep them.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, has that format already, or was quantized and holds no codes.
+        `ValueError`: the checkpoint is not pruned, has this format already, or was quantized and saved dense.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
@@ -76,7 +76,7 @@ def convert_checkpoint(
 def find_source(
     directory_or_id: str | Path, output: str | Path | None, revision: str | None = None, token: str | None = None
 ) -> Path:
-    """Return the directory of a checkpoint that is to be converted. [`convert_checkpoint`] has the arguments."""
+    """Return the directory of the checkpoint that [`convert_checkpoint`] reads."""
     if output is None and not Path(directory_or_id).is_dir():
         raise ValueError(
             f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
@@ -98,7 +98,7 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> None:
 
 
 def _copy_others(source: Path, staging: Path) -> None:
-    """Copy all files of a checkpoint that were not written, except hidden ones, and weights of any tool."""
+    """Copy all files of a checkpoint that are missing, except hidden ones and weights."""
     for path in sorted(source.rglob("*")):
         place = staging / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)

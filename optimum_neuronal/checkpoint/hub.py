@@ -1,4 +1,4 @@
-"""Models on the Hub: where a model came from, downloads, and what keeps one from being published."""
+"""Models on the Hub: their names, downloads, and checks before one is published."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later relea
 
 
 def hub_id(model: PreTrainedModel) -> str | None:
-    """Return the id of the repository on the Hub that a model was loaded from; None if it came from elsewhere."""
+    """Return the id of the repository on the Hub that a model was loaded from, or None."""
     origin = model.config.name_or_path
     if not origin:
         return None
@@ -55,16 +55,7 @@ def find_checkpoint(
 ) -> Path:
     """Return the directory of a checkpoint. One on the Hub is downloaded into the cache.
 
-    Args:
-        directory_or_id (`str` or `Path`): of the checkpoint.
-        revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
-        token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
-        whole (`bool`): True to download all files except other tools' weights; False for config and weights alone.
-        cache_dir (`str`, *optional*): the cache. None: huggingface_hub's.
-
-    Raises:
-        `ValueError`: this is neither a directory nor the id of a repository.
-        `OSError`: it does not exist, may not be read, or the network fails.
+    `whole`: download all files except other tools' weights, not only config and weights.
     """
     check_path("directory_or_id", directory_or_id)
     if Path(directory_or_id).is_dir():
@@ -89,17 +80,7 @@ def find_checkpoint(
 
 
 def check_push(repo_id: str, token: str | None = None) -> None:
-    """Raise what would keep a model from being published. Nothing is created.
-
-    Args:
-        repo_id (`str`): `"me/llama-70"`; without an owner, your account is the owner.
-        token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
-
-    Raises:
-        `ValueError`: the id is malformed.
-        `PermissionError`: there is no token, or it may not write there.
-        `ConnectionError`: the Hub cannot be reached.
-    """
+    """Raise an error if a model cannot be published as `repo_id`. Nothing is created."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -123,7 +104,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
 
 @contextmanager
 def explained(repo_id: str) -> Iterator[None]:
-    """Raise errors that say what to do where the Hub refuses, or cannot be reached."""
+    """Raise an error that says what to do if the Hub refuses or cannot be reached."""
     try:
         yield
     except LocalTokenNotFoundError as error:

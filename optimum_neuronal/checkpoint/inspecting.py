@@ -1,4 +1,4 @@
-"""Reads from a checkpoint's files how it was pruned, and verifies that the zeros, or the codes, are as recorded."""
+"""Verifies that the zeros, or the codes, in a checkpoint's files are as its sparsity_config records."""
 
 import html
 from collections import defaultdict
@@ -27,21 +27,14 @@ MORE_ZEROS = 1e-4  # share of zeros beyond the record that may come from roundin
 
 @dataclass
 class Share:
-    """Zeros and bits counted in some weights, beside what was recorded.
-
-    Args:
-        zeros, weights (`int`): counted in the files.
-        recorded (`float`, *optional*): share of zeros in the sparsity_config.
-        coded, code_bits (`int`): number of quantized weights, and the bits of their codes together.
-        recorded_bits (`float`, *optional*): mean bits of codes in the sparsity_config.
-    """
+    """Zeros and bits counted in some weights, and what the sparsity_config records."""
 
     zeros: int = 0
     weights: int = 0
-    recorded: float | None = None
-    coded: int = 0
-    code_bits: int = 0
-    recorded_bits: float | None = None
+    recorded: float | None = None  # share of zeros
+    coded: int = 0  # quantized weights
+    code_bits: int = 0  # of all codes together
+    recorded_bits: float | None = None  # mean bits of a code
 
     @property
     def sparsity(self) -> float:
@@ -71,46 +64,32 @@ class Share:
 
 @dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files hold. `str()` gives tables, which notebooks show too; `to_dict()` is for JSON.
+    """What a checkpoint's files hold. `str()` gives tables, which notebooks show too; `to_dict()` is for JSON."""
 
-    Args:
-        source (`str`): the directory or the Hub id.
-        model_type (`str`): of the model.
-        sparsity_config (`dict`): empty if it was not pruned.
-        format (`str`): `"dense"` or `"packed"`.
-        files (`int`): number of files of weights.
-        stored_bytes, dense_bytes (`int`): of all weights, as stored and dense.
-        pruned_bytes, pruned_numel (`int`): of the pruned projections: bytes as stored, number of elements.
-        total ([`Share`]): of all pruned projections.
-        blocks, kinds (`dict[str, Share]`):
-            By decoder block and by kind of projection. For a model that was not pruned, of all matrices in blocks.
-        problems (`list[str]`): where the weights do not agree with the sparsity_config.
-        has_adapter (`bool`): True if transformers loads an adapter with the model, which is not checked.
-    """
-
-    source: str
+    source: str  # directory or Hub id
     model_type: str
-    sparsity_config: dict[str, Any]
-    format: str
-    files: int
-    stored_bytes: int = 0
-    dense_bytes: int = 0
-    pruned_bytes: int = 0
-    pruned_numel: int = 0
-    total: Share = field(default_factory=Share)
+    sparsity_config: dict[str, Any]  # empty if it was not pruned
+    format: str  # "dense" or "packed"
+    files: int  # files of weights
+    stored_bytes: int = 0  # of all weights, as stored
+    dense_bytes: int = 0  # of all weights, dense
+    pruned_bytes: int = 0  # of the pruned projections, as stored
+    pruned_numel: int = 0  # elements of the pruned projections
+    total: Share = field(
+        default_factory=Share
+    )  # of the pruned projections; if there are none, of all matrices in blocks
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    has_adapter: bool = False
+    problems: list[str] = field(default_factory=list)  # where weights and sparsity_config disagree
+    has_adapter: bool = False  # transformers would load one with the model; it is not checked
 
     @property
     def pruned(self) -> bool:
-        """True if its config.json has a sparsity_config."""
         return bool(self.sparsity_config)
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Stored bits per weight of the pruned projections, masks and scales included; None without any."""
+        """Stored bits per weight of the pruned projections, masks and scales included; None if there are none."""
         return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,14 +127,9 @@ class Inspection:
     @property
     def verdict(self) -> str:
         """The last line of the text."""
-        if not self.has_adapter:
-            return self._verdict
-        return (
-            f"{self._verdict} NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads with the model: remove it "
-            "unless you trust it."
-        )
+        adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
+        return self._verdict() + (adapter if self.has_adapter else "")
 
-    @property
     def _verdict(self) -> str:
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
@@ -174,7 +148,7 @@ def inspect_checkpoint(
     """Read every weight of a checkpoint, one at a time, and compare the zeros with the record. No model is loaded.
 
     Args:
-        directory_or_id (`str` or `Path`): of a dense or packed checkpoint; one on the Hub is downloaded into the cache.
+        directory_or_id (`str` or `Path`): a dense or packed checkpoint; one on the Hub is downloaded into the cache.
         revision, token (`str`, *optional*): for the Hub.
 
     Returns:
@@ -216,7 +190,7 @@ def inspect_checkpoint(
 
 
 def _guess(name: str, dimensions: int) -> StoredProjection | None:
-    """Return the place of a matrix in a model that was not pruned; the first number in its name is its block's."""
+    """Return the projection of a matrix in a model that was not pruned; the first number in its name is its block's."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
     if number is None or dimensions < 2:
@@ -232,7 +206,6 @@ def _count(
     place: StoredProjection | None,
     result: Inspection,
 ) -> None:
-    """Add the counts of one weight to the result."""
     dense = weight.unpack().view(swapped(shape, transposed)) if isinstance(weight, PackedMatrix) else weight
     stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedMatrix) else weight.nbytes
     result.stored_bytes += stored
@@ -266,7 +239,7 @@ def _problems(result: Inspection) -> list[str]:
 
 
 def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table: of bits if any of the weights are quantized, else of zeros."""
+    """Return header and rows of a table: of bits if any weights are quantized, else of zeros."""
     coded = any(share.coded for share in shares.values())
     rows = []
     for name, share in shares.items():
@@ -277,7 +250,6 @@ def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], li
 
 
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows about how it was pruned."""
     own, rows = config.get("config", {}), []
     if methods := [str(own[kind]) for kind in ("saliency", "topup") if own.get(kind) is not None]:
         rows.append(["method", " + ".join(methods)])

@@ -16,14 +16,7 @@ MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved her
 def check_output(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
     """Return the absolute path of a directory that a command may write a checkpoint to. Nothing is created.
 
-    Args:
-        directory (`str` or `Path`): it need not exist.
-        overwrite (`bool`): True if a model in it that this package did not prune may be replaced.
-        source (`str` or `Path`, *optional*): the model that is read: a Hub id, or a directory, which is never written to.
-
-    Raises:
-        `FileExistsError`: it is the model's own directory; or it holds other files and `overwrite` is False.
-        `ValueError`, `OSError`: it cannot be written.
+    The directory of the dense model, `source`, is never overwritten.
     """
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
@@ -36,7 +29,7 @@ def check_output(directory: str | Path, overwrite: bool = False, source: str | P
 
 
 def check_other_directory(source: str | Path | None, output: str | Path) -> None:
-    """Raise `FileExistsError` if a model would be saved over the files that it was read from: its `config.name_or_path`."""
+    """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
     if source and os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(f"The pruned model would replace the model in {output}. Choose another directory.")
 

@@ -31,11 +31,7 @@ WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Return True if config.json, given as a dict, is that of a packed checkpoint.
-
-    Raises:
-        `ValueError`: of another version.
-    """
+    """Return True if this config.json belongs to a packed checkpoint. Raise `ValueError` for another version."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, Mapping) or quantization.get("quant_method") != QUANT_METHOD:
         return False
@@ -44,7 +40,7 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 
 def check_version(quantization: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless a `quantization_config` is that of a packed checkpoint of this version."""
+    """Raise `ValueError` unless a `quantization_config` has this format and version."""
     found = quantization.get("format"), quantization.get("version")
     if found != ("packed", VERSION):
         raise ValueError(
@@ -56,14 +52,7 @@ def check_version(quantization: Mapping[str, Any]) -> None:
 def write_packed(
     folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str = "50GB"
 ) -> None:
-    """Write the weights of a packed checkpoint.
-
-    Args:
-        folder (`Path`): an existing one.
-        tensors (`Mapping[str, Tensor]`): by name; those of packed weights are called `MODULE.packed_PART`.
-        weights (`Mapping[str, dict]`): module path -> `format`, `shape`, `dtype` and `transposed` of its weight.
-        max_shard_size (`int` or `str`): of a file, in bytes, or text such as `"500MB"`.
-    """
+    """Write tensors by name, and module path -> `format`, `shape`, `dtype` and `transposed` of its packed weight."""
     split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)
     shards, weight_map = list(split.filename_to_tensors.values()), {}
     for number, names in enumerate(shards, 1):
@@ -82,11 +71,7 @@ def add_quantization_config(folder: Path) -> None:
 
 
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
-    """Return module path -> what the headers of files say of its packed weight. No tensor is read.
-
-    Raises:
-        `ValueError`: a file is not one of a packed checkpoint of this version.
-    """
+    """Return module path -> what the headers of files say about its packed weight. No tensor is read."""
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, Header]] = {}
     for path in files:
@@ -130,11 +115,7 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
 
 
 def weight_files(folder: Path, packed: bool) -> list[Path]:
-    """Return the files with the weights of a checkpoint.
-
-    Raises:
-        `ValueError`: its index names a file in another folder.
-    """
+    """Return the files with the weights of a checkpoint. Raise `ValueError` if the index names one in another folder."""
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
         return [folder / DENSE_FILE]
@@ -145,10 +126,9 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedMatrix, PackedHeader | None]]:
-    """Yield the weights of a checkpoint one by one, each with its name and, if it is packed, its header.
+    """Yield the weights of a checkpoint: name, weight and, if it is packed, header. Packed weights are checked.
 
-    Dense tensors are views of a file. Packed weights are checked. They have the names of the dense model's parameters:
-    `MODULE.weight`, or the module path itself for stacked experts.
+    The names are those of the dense model's parameters: `MODULE.weight`, or the module path itself for stacked experts.
     """
     files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
@@ -175,7 +155,7 @@ def stored_size(directory: str | Path) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `ValueError` if it holds something else."""
+    """Return the object in a JSON file."""
     value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}: expected a JSON object.")
@@ -183,5 +163,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with its keys in order."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

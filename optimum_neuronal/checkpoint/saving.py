@@ -57,15 +57,15 @@ def save_pretrained(
     ```
 
     Args:
-        model (`PreTrainedModel`): a sparse model, in memory or offloaded; of a compiled one, the model inside is saved.
+        model (`PreTrainedModel`): a sparse model, in memory or offloaded; from `torch.compile`, the model inside is saved.
         save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
         format (`str`):
-            `"dense"`: ordinary safetensors with zeros; `"packed"`: bitmasks and the values that are not zero, or codes. The
-            packed weights are in memory while they are written.
+            `"dense"`: ordinary safetensors with zeros. `"packed"`: bitmasks and nonzero values, or codes; all packed
+            weights are in memory while they are written.
         max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`.
 
     Raises:
-        `TypeError`: this is not a model of transformers.
+        `TypeError`: this is not a transformers model.
         `ValueError`: the format is unknown.
         `OSError`: the directory cannot be written, or the disk is full.
     """
@@ -76,11 +76,11 @@ def save_pretrained(
 
 @contextmanager
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the temporary folder of [`replaced_directory`]. Errors of the disk say that nothing was changed."""
+    """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
     try:
         with replaced_directory(path, belongs, last=CONFIG) as staging:
             yield staging
-    except FileExistsError:  # it says what is in the way
+    except FileExistsError:  # its message says what is in the way
         raise
     except (OSError, SafetensorError) as error:
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
@@ -158,23 +158,10 @@ def save_pruned(
     title: str | None = None,
     max_shard_size: int | str = SHARD_SIZE,
 ) -> None:
-    """Save model, tokenizer, report and model card.
+    """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
 
-    The directory holds all of the old checkpoint, all of the new one or, if the process is killed while files are moved,
-    no config.json. Weights of the old checkpoint are removed. Other files stay, and so does a README.md of your own.
-
-    Args:
-        model (`PreTrainedModel`): the pruned model.
-        directory (`str` or `Path`): created if missing.
-        report ([`PruningReport`]): of the prune.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): saved with it.
-        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
-        title (`str`, *optional*): of the model card. None: the directory's name.
-        max_shard_size (`int` or `str`): as for [`save_pretrained`].
-
-    Raises:
-        `ValueError`: the format is unknown, or cannot hold embeddings of 8 bits.
-        `OSError`: the directory cannot be written, or the disk is full. Its files are as they were.
+    A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. Other files
+    stay, and so does a README.md of your own. `title`: of the card; None: the directory's name.
     """
     format = check_saveable(model, format, report.config.get("embedding_bits"))
     path = check_writable(directory, "save to")
@@ -182,7 +169,7 @@ def save_pruned(
     with replaced_checkpoint(path, lambda name: is_of_weights(name) or name == GENERATION_CONFIG) as staging:
         write_model(model, staging, format, max_shard_size)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, staging)
+            tokenizer.save_pretrained(staging)
         copy_processor(model, staging)
         if with_card:
             (staging / MODEL_CARD).write_text(
@@ -193,17 +180,8 @@ def save_pruned(
         report.save(staging)
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    try:
-        tokenizer.save_pretrained(folder)
-    except Exception as error:
-        if type(error) is Exception:  # all that the tokenizers library raises for a full disk
-            raise OSError(str(error)) from error
-        raise
-
-
 def copy_processor(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the processor's files of the checkpoint that a multimodal model was loaded from. Files in the folder stay."""
+    """Copy the processor's files of the checkpoint that a multimodal model was loaded from, unless they are there."""
     config = model.config
     if config.get_text_config(decoder=True) is config or not config.name_or_path:
         return
@@ -231,7 +209,10 @@ def push_pruned(
     """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes the weights of an earlier push.
 
     Args:
-        model, report, tokenizer, format: as for [`save_pruned`].
+        model (`PreTrainedModel`): pruned.
+        report ([`PruningReport`]): of the prune.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): uploaded with the model.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         repo_id (`str`): `"me/llama-70"`; created if missing.
         private (`bool`, *optional*): True to create a private repository. None: your account's default.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
@@ -243,7 +224,7 @@ def push_pruned(
 
     Raises:
         `PermissionError`: there is no token, or it may not write there.
-        `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed; the repository is unchanged.
+        `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
     """
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
@@ -269,15 +250,9 @@ def push_pruned(
 
 
 def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
-    """Return the format that a model is saved in.
+    """Return the format to save a model in, by default packed if it computes with packed weights.
 
-    Args:
-        model (`PreTrainedModel`): pruned, or about to be.
-        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
-        embedding_bits (`int`, *optional*): of its embeddings and head.
-
-    Raises:
-        `ValueError`: the format is unknown or cannot hold these bits, or the installed transformers cannot save the model.
+    Raise `ValueError` if the format is unknown or cannot hold 8-bit embeddings, or transformers cannot save the model.
     """
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
@@ -292,14 +267,9 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
 
 
 def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:
-    """Raise `OSError` if the disk of a directory, which need not exist, is too small for the model's weights.
+    """Raise `OSError` if the disk of a directory is too small for the model that is about to be pruned.
 
-    Args:
-        model (`PreTrainedModel`): about to be pruned.
-        directory (`str` or `Path`): where it will be saved.
-        size ([`PackedSize`]): of the pruned weights, embeddings and head.
-        format (`str`): `"packed"` or `"dense"`.
-        more (`int`): bytes by which the prune makes the dense weights larger: of a head that it unties.
+    `more`: bytes by which the prune makes the dense weights larger, by a head that it unties.
     """
     path = check_writable(directory, "save to")
     needed = more + sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""The `sparsity_config` of a checkpoint's config.json (docs/format.md): made after a prune, checked when it is read."""
+"""The `sparsity_config` in config.json (docs/format.md): made after a prune, checked when it is read."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -28,16 +28,9 @@ TYPES = {  # of the keys that this package reads
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how a model was pruned, or None if it was not pruned.
+    """Return the sparsity_config in a model's config, or in the content of config.json; None if it was not pruned.
 
-    Args:
-        config (`PreTrainedConfig` or `dict`): of the model, or the content of its config.json.
-
-    Returns:
-        `dict`: see docs/format.md; unknown keys included.
-
-    Raises:
-        `ValueError`: it has another version, lacks a key, or a value has the wrong type.
+    Raise `ValueError` for another version, a missing key, or a value of the wrong type. Unknown keys are kept.
     """
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
     if value is None:
@@ -53,7 +46,7 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
 
 
 def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
-    """Record in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
+    """Record in a model's sparsity_config, if it has one, that these weights have 8 bits now."""
     if isinstance(value := getattr(config, KEY, None), Mapping):
         setattr(config, KEY, {**value, **about_head(names)})
 
@@ -66,12 +59,9 @@ def about_head(names: Iterable[str]) -> dict[str, Any]:
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    """Return the part of a report that stays in a pruned model's config: enough to verify and to repeat the prune.
+    """Return what a pruned model's config keeps of the report: enough to verify and to repeat the prune.
 
-    Args:
-        decoder ([`Decoder`]): the model's blocks and projections.
-        report ([`PruningReport`]): of the prune.
-        weight_names (`Mapping[str, list[str]]`): from [`stored_names`].
+    `weight_names`: from [`stored_names`].
     """
     kinds = _projections_by_kind(decoder, report, weight_names)
     return {
@@ -98,12 +88,7 @@ def make_sparsity_config(
 
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
-    """Write into a model's config how it was pruned. The model gets its own config, since a dense model may share the old one.
-
-    Args:
-        model (`PreTrainedModel`): the pruned model.
-        sparsity_config (`Mapping[str, Any]`): from [`make_sparsity_config`].
-    """
+    """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
     own = copy.copy(model.config)
     setattr(own, KEY, sparsity_config)
     set_config(model, own)
@@ -112,7 +97,7 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
 def _projections_by_kind(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the entry of each kind of projection: sparsity and mean bits of the pruned ones, their names and layout."""
+    """Return, for each kind of projection, sparsity and mean bits of the pruned ones, their names and layout."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         kinds.setdefault(kind_of(block, projection), []).append(projection)

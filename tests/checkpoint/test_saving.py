@@ -152,20 +152,6 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path, monke
     assert pruner.report is None and file.read_text() == "precious" and not (tmp_path / "model").exists()
 
 
-def test_a_tokenizer_that_finds_the_disk_full(tmp_path, tokenizer, monkeypatch):
-    """The tokenizers library raises a plain `Exception`."""
-
-    def full(folder):
-        raise Exception("No space left on device (os error 28)")
-
-    pruner, model = pruned()
-    pruner.tokenizer = tokenizer
-    monkeypatch.setattr(tokenizer, "save_pretrained", full)
-    with pytest.raises(OSError, match="failed, and its files are unchanged: No space left on device"):
-        pruner.save(model, tmp_path / "model")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_readme_of_your_own_stays(tmp_path, caplog):
     """One of ours is replaced, until you take it over by removing a line."""
     pruner, model = pruned()
