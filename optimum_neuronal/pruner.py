@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from optimum.quantization_base import OptimumQuantizer
@@ -13,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.own_files import check_other_directory
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.sparsity_config import KEY
 from .common.clock import Clock
 from .common.machine import default_device, reset_peak_memory
 from .common.processes import Processes
@@ -23,12 +22,9 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
 from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
-from .model.packed_size import PackedSize
-from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.check import check, check_model
-from .pruning.context import PruneContext, exclusive, open_records
-from .pruning.prune import prune_model
-from .pruning.reporting import PrunedModels, expected_size, untied_bytes
+from .pruning.context import PruneContext, check, check_model, exclusive
+from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
+from .pruning.reporting import expected_size, untied_bytes
 from .report import PruningReport, method_text
 
 
@@ -56,12 +52,11 @@ class NeuronALPruner(OptimumQuantizer):
         super().__init__()
         if not isinstance(config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        check_tokenizer(tokenizer)
         self.config = config
         self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self._last: PreTrainedTokenizerBase | None = None
-        self._tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase] = WeakKeyDictionary()
-        self._pruned = PrunedModels()
+        self._own: PreTrainedTokenizerBase | None = None  # of self.model's checkpoint
+        self._last: PreTrainedTokenizerBase | None = None  # of the last pruned model's
+        self._sparsity_config: dict[str, Any] | None = None  # of the last pruned model
         self.report: PruningReport | None = None
         self.model: PreTrainedModel | None = None
 
@@ -108,7 +103,7 @@ class NeuronALPruner(OptimumQuantizer):
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
             shared = {key: model_kwargs[key] for key in OF_TOKENIZERS if key in model_kwargs}
-            pruner._keep_tokenizer(pruner.model, find_tokenizer(model_or_path, **shared))
+            pruner._own = pruner._last = find_tokenizer(model_or_path, **shared)
         return pruner
 
     def quantize(
@@ -133,7 +128,7 @@ class NeuronALPruner(OptimumQuantizer):
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
                 are measured on them; report and model card show them. They are read before the work starts.
-            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantised, else dense.
+            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
         if file_prefix is not None:
@@ -156,7 +151,7 @@ class NeuronALPruner(OptimumQuantizer):
 
             before, report, after = measure(), self._prune(context, dataset, folder), measure()
             evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
-            self._remember(model, replace(report, evaluation=evaluation), self._pruned.find(model).size)
+            self.report = replace(report, evaluation=evaluation)
             self.save(model, save_dir, format)
             folder.remove()
         return model
@@ -170,11 +165,11 @@ class NeuronALPruner(OptimumQuantizer):
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
-        """Set weights of the model to zero, or quantise them, in place.
+        """Set weights of the model to zero, or quantize them, in place.
 
-        A prune that fails or is interrupted leaves every weight as it was: all change at the very end. Quantised weights
-        stay packed: their projections become modules that compute with codes. Under
-        torchrun or `accelerate launch` the processes share the work, and each prunes its own copy of the model.
+        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were. Quantized
+        projections become modules that compute with codes. Under torchrun or `accelerate launch`, the processes share the
+        work, and each prunes its own copy of the model.
 
         Args:
             model (`PreTrainedModel`):
@@ -188,13 +183,12 @@ class NeuronALPruner(OptimumQuantizer):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
                 same result to the bit.
             batch_size (`int`, *optional*):
-                Sequences per forward; changes memory and speed, and the result by rounding at most. A forward of a few
-                tokens rounds otherwise than one of many. A saliency that updates weights passes that on to their values;
-                where tokens are fewer than input features, so that its fit is undetermined, to the masks too. None: as
-                many as make about 2048 tokens.
+                Sequences per forward pass. It changes no mask of a saliency that leaves the kept weights alone. Updated
+                weights change by rounding at most; their masks may change where tokens are fewer than input features.
+                None: as many as make about 2048 tokens.
             max_hidden_bytes (`int`, *optional*):
-                Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
-                needed; changes memory and speed, not the result. None: they stay on the device.
+                Hidden states of the calibration sequences beyond this many bytes wait in CPU memory. Does not change the
+                result. None: they stay on the device.
 
         Returns:
             `PreTrainedModel`: the same model. `model.config.sparsity_config` records how it was pruned.
@@ -210,13 +204,14 @@ class NeuronALPruner(OptimumQuantizer):
         return model
 
     def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
-        """Prune the model of a context, and return the report."""
         clock = Clock()
         reset_peak_memory()
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
         context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-        return prune_model(context, partial(self._remember, context.model))
+        self.report = prune_model(context)
+        self._sparsity_config = getattr(context.model.config, KEY)
+        return self.report
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
@@ -234,50 +229,53 @@ class NeuronALPruner(OptimumQuantizer):
         return self._draw(model, dataset, revision)
 
     def _draw(self, model: PreTrainedModel, dataset: Any, revision: str | None = None) -> CalibrationSet | None:
-        """Return the calibration sequences. Keep the tokenizer that was loaded for them, to be saved with the model."""
-        tokenizer, calibration = self._given or self._tokenizers.get(model), dataset
+        tokenizer, calibration = self._given or (self._own if model is self.model else None), dataset
         if not isinstance(dataset, CalibrationSet):
             calibration = draw_calibration(model, self.config, tokenizer, dataset, revision)
-        self._keep_tokenizer(model, tokenizer or (calibration.tokenizer if calibration is not None else None))
+        self._last = tokenizer or (calibration.tokenizer if calibration is not None else None)
         return calibration
 
-    def _keep_tokenizer(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._last = tokenizer
-        if tokenizer is not None:
-            self._tokenizers[model] = tokenizer
-
     def save(self, model: PreTrainedModel, directory: str | Path, format: str | None = None) -> None:
-        """Save a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
+        """Save the model that this pruner pruned last, or a copy, with tokenizer, report and model card.
+
+        Of several processes, the first one writes.
 
         Args:
-            model (`PreTrainedModel`): pruned by this pruner.
-            directory (`str` or `Path`): where to; created if missing. Of several processes, the first one writes.
+            model (`PreTrainedModel`): what `prune` returned.
+            directory (`str` or `Path`): where to; created if missing.
             format (`str`, *optional*):
-                `"dense"`: ordinary safetensors with zeros; or `"packed"`: the non-zero values and bitmasks, which load in
-                processes that have imported this package (docs/format.md). None: packed if the model computes with packed
-                weights, else dense.
+                `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, or codes; they load
+                in processes that have imported this package. None: packed if the model computes with packed weights, else
+                dense.
 
         Raises:
-            `ValueError`: this pruner did not prune the model, or another one did so since; or the format does not fit.
-            `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
+            `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
+            `FileExistsError`: the model was read from this directory, and would replace its dense weights.
         """
-        pruned = self._pruned.find(model)
+        report = self._report_of(model)
         check_other_directory(model.config.name_or_path, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, pruned.report, self._given or pruned.tokenizer, format)
+            save_pruned(model, directory, report, self.tokenizer, format)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
-        """Publish a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
-        pruned = self._pruned.find(model)
-        return push_pruned(model, repo_id, pruned.report, self._given or pruned.tokenizer, **kwargs)
+        """Publish the model that this pruner pruned last. Arguments and return value: see [`push_pruned`]."""
+        return push_pruned(model, repo_id, self._report_of(model), self.tokenizer, **kwargs)
+
+    def _report_of(self, model: PreTrainedModel) -> PruningReport:
+        """Return the report. Raise `ValueError` if it is not the model's."""
+        if self.report is None:
+            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
+        if getattr(model.config, KEY, None) != self._sparsity_config:
+            raise ValueError(
+                "The model is not the one that this pruner pruned last, so its report and model card would be wrong. Save "
+                "it before you prune another model, or use model.save_pretrained(directory)."
+            )
+        return self.report
 
     def __repr__(self) -> str:
-        found, config = (
-            "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}",
-            self.config,
-        )
+        config, found = self.config, "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}"
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"
 
@@ -285,7 +283,7 @@ class NeuronALPruner(OptimumQuantizer):
         return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as a JSON-serialisable dict."""
+        """Return the config as a JSON-serializable dict."""
         return self.config.to_dict()
 
     @classmethod
@@ -294,8 +292,3 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> "NeuronALPruner":
         """Return a pruner of the dict that [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
-
-    def _remember(self, model: PreTrainedModel, report: PruningReport, size: PackedSize) -> None:
-        """Keep the report of a model that was pruned."""
-        self.report = report
-        self._pruned.add(model, report, size, self._tokenizers.get(model))

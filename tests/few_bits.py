@@ -11,7 +11,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.weight_names import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_module import packed_modules
-from optimum_neuronal.pruning.packing import put_quantized
+from optimum_neuronal.pruning.final_pass import put_quantized
 
 
 BITS = (2, 3, 4, 8)
@@ -37,7 +37,7 @@ def _made(family, sparse, dtype, overrides):
         if not sparse or not name.startswith(decoder.blocks[0].name + "."):
             weights[name] = _quantized(projection, BITS[number % 4])
     head = {name: QuantizedWeight.nearest(weight) for name, weight in token_weights(model).items()}
-    put_quantized(model, decoder, weights, head)
+    put_quantized(decoder, weights, head)
     if sparse:
         sparsify(model)
     return model.eval()

@@ -1,7 +1,6 @@
 import copy
 import json
 import os
-import pathlib
 import signal
 
 import pytest
@@ -31,21 +30,6 @@ def config(sparsity=0.7, **fields):
 
 def state(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
-
-
-def test_both_steps(any_model, ids):
-    before = state(any_model)
-    for reference, model in (("sparse-stream", copy.deepcopy(any_model)), ("dense", any_model)):
-        pruner = NeuronALPruner(config(topup_args={**LAMBDAS, "reference": reference}))
-        assert pruner.prune(model, ids) is model
-        projections = find_decoder(model).projections.values()
-        owners = {id(p.owner) for p in projections}
-        zeros = sum((p.weight == 0).sum().item() for p in projections)
-        assert zeros / sum(p.weight.numel() for p in projections) == pytest.approx(0.7, abs=1e-3)
-        assert pruner.report.achieved_sparsity == zeros / sum(p.weight.numel() for p in projections)
-        for key, value in model.named_parameters():
-            kept = value != 0 if id(value) in owners else slice(None)
-            assert torch.equal(value[kept], before[key][kept]), "what is kept is kept as it was"
 
 
 def test_magnitude_uniform_equals_torch():
@@ -92,39 +76,13 @@ def test_of_the_batch_size_values_know_by_rounding_at_most(ids, seq_length):
     assert "rounding at most" in NeuronALPruner.prune.__doc__
 
 
-def test_the_report_tells_everything(llama, ids):
-    pruner = NeuronALPruner(config())
-    pruner.prune(llama, ids)
-    report = json.loads(json.dumps(pruner.report.to_dict()))
-    assert report["requested_sparsity"] == 0.7 and len(report["blocks"]) == 3 and len(report["projections"]) == 21
-    smallest = min(p["smallest_row"] for p in report["projections"].values())
-    largest = max(p["largest_row"] for p in report["projections"].values())
-    assert smallest < 0.6 < 0.8 < largest
-    for step in ("block", "row"):
-        candidates = report["decisions"][step]["candidates"]
-        best = min(candidates, key=lambda candidate: candidate["error"])
-        assert report[f"{step}_lambda"] == best["lambda"] == report["decisions"][step]["lambda"]
-    assert report["calibration"]["num_samples"] == 12 and report["calibration"]["seq_length"] == 16
-    assert set(report["seconds"]) == {"calibration data", "allocation", "pruning"}
-    assert report["peak_memory"]["host"] > 0 and report["block_forwards"] > 0
-    assert report["versions"]["torch"] == torch.__version__
-    short = llama.config.sparsity_config
-    assert all(short[name] == report[name] for name in ("achieved_sparsity", "block_lambda"))
-    assert NeuronALConfig.from_dict(short["config"]) == config()
-    text = str(pruner.report)
-    assert "lambda of the row step" in text and "12 x 16 tokens" in text
-
-
-@pytest.mark.parametrize("name, column", [("text.txt", "")])
-def test_the_report_keeps_folders_to_itself(tokenizer, tmp_path, name, column):
-    text = tmp_path / name
-    words = " ".join(f"w{(i * 7) % 60}" for i in range(2000))
-    text.write_text(json.dumps({"words": words}) if column else words)
+def test_the_report_keeps_folders_to_itself(tokenizer, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
     model = make_model("llama", vocab_size=256)
-    pruner = NeuronALPruner(config(dataset=str(text) + column, seq_length=16, topup="uniform"), tokenizer)
+    pruner = NeuronALPruner(config(dataset=str(text), seq_length=16, topup="uniform"), tokenizer)
     pruner.prune(model)
-    source = f"{name}, column words" if column else name
-    assert pruner.report.calibration["source"] == source and pruner.report.config["dataset"] == name + column
+    assert pruner.report.calibration["source"] == pruner.report.config["dataset"] == "text.txt"
     assert str(tmp_path) not in json.dumps([pruner.report.to_dict(), model.config.sparsity_config])
 
 
@@ -172,18 +130,6 @@ def test_a_work_directory_that_overlaps_the_output_is_refused_before_the_work(fr
     assert pruner.report is None and sorted(os.listdir(tmp_path)) == ["dense", "link"]
 
 
-@pytest.mark.parametrize("work", [".", "link"])
-def test_of_the_work_directory_only_its_own_is_removed(from_disk, tmp_path, monkeypatch, work):
-    """The working directory, or a link to another: the model is saved, and the user's files are where they were."""
-    (tmp_path / "w").mkdir()
-    (tmp_path / "link").symlink_to("w")
-    monkeypatch.chdir(tmp_path / "w" if work == "." else tmp_path)
-    pruner = from_disk()
-    monkeypatch.setattr(pruner, "save", lambda *args: (tmp_path / "w" / "notes").write_text("mine"))
-    pruner.quantize(tmp_path / "model", work_dir=work)
-    assert os.listdir(tmp_path / "w") == ["notes"] and (tmp_path / "link").is_symlink()
-
-
 def test_two_prunes_with_one_work_directory(llama, ids, tmp_path):
     before = state(llama)
     told = "work is in use by another prune"
@@ -219,24 +165,16 @@ def saved_with_own_tokenizer(folder, offset):
 def test_every_model_has_its_own_tokenizer(tmp_path):
     text, fields = [" ".join(f"w{i % 60}" for i in range(400))], {"topup": "uniform", "seq_length": 16}
     first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
-    expected = NeuronALPruner(config(**fields))
-    expected.prune(copy.deepcopy(second), text)
     pruner = NeuronALPruner(config(**fields))
-    for model in (first, second):
-        pruner.prune(model, text)
-    assert pruner.report.calibration == expected.report.calibration
-    assert pruner.tokenizer.get_vocab()["w7"] == 12
-    pruner.save(second, tmp_path / "second sparse")
-    pruner.save(first, tmp_path / "first sparse")  # though the other one was pruned since
-    for name, number in (("first", 7), ("second", 12)):
-        assert AutoTokenizer.from_pretrained(tmp_path / f"{name} sparse").get_vocab()["w7"] == number
-    untold = make_model("llama")
-    pruner.prune(untold, torch.zeros(12, 16, dtype=torch.int64))
-    assert pruner.tokenizer is None
+    for model, number in ((first, 7), (second, 12)):
+        pruner.save(pruner.prune(model, text), tmp_path / "sparse")
+        assert AutoTokenizer.from_pretrained(tmp_path / "sparse").get_vocab()["w7"] == number
     loaded = NeuronALPruner.from_pretrained(tmp_path / "0", config=config(**fields))
     assert loaded.tokenizer.get_vocab()["w7"] == 7
     loaded.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "5"), text)
     assert loaded.tokenizer.get_vocab()["w7"] == 12
+    loaded.prune(loaded.model, text)
+    assert loaded.tokenizer.get_vocab()["w7"] == 7
 
 
 def test_a_tokenizer_is_looked_for_where_its_model_is(tmp_path, monkeypatch):
@@ -265,22 +203,20 @@ def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids, monkeypatc
     assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
 
 
-def test_saved_is_only_what_was_pruned_here(tmp_path, ids):
-    """The report, and so the model card, are those of the model that is saved."""
-    pruner, first = NeuronALPruner(config(0.5, topup="uniform")), make_model("llama")
-    second = make_model("llama", seed=1)
+def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
+    """The report and the model card are those of the model that is saved."""
+    pruner, first, second = NeuronALPruner(config(topup="uniform")), make_model("llama"), make_model("llama", seed=1)
+    with pytest.raises(ValueError, match="pruned nothing yet"):
+        pruner.save(first, tmp_path)
     pruner.prune(first, ids)
-    for other in (second, NeuronALPruner(config(0.7, topup="uniform")).prune(second, ids)):
-        with pytest.raises(ValueError, match="not as this pruner has left it"):
-            pruner.save(other, tmp_path / "other")
-        with pytest.raises(ValueError, match="not as this pruner has left it"):
-            pruner.push_to_hub(other, "me/other")
-    assert not (tmp_path / "other").exists()
-    of_first, third = pruner.report, pruner.prune(make_model("llama", seed=2), ids.flip(0))
-    for model, report in ((third, pruner.report), (first, of_first), (copy.deepcopy(first), of_first)):
+    pruner.prune(second, ids.flip(0))
+    with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
+        pruner.save(first, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    for model in (second, copy.deepcopy(second)):
         pruner.save(model, tmp_path / "saved")
         saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
-        assert saved == {**json.loads(json.dumps(report.to_dict())), "files": saved["files"]}
+        assert saved == {**json.loads(json.dumps(pruner.report.to_dict())), "files": saved["files"]}
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -294,20 +230,6 @@ def test_a_config_shared_by_two_models_is_not_written_to(family, ids):
     assert all(module.config is first.config for module in first.modules() if hasattr(module, "config"))
     assert torch.equal(second(ids).logits, expected)
     NeuronALPruner(config(topup="uniform")).prune(second, ids)
-
-
-def test_misuse_of_the_interface(llama, tmp_path):
-    pruner = NeuronALPruner(config())
-    with pytest.raises(TypeError, match="config is a dict: expected a NeuronALConfig"):
-        NeuronALPruner({"sparsity": 0.7})
-    with pytest.raises(ValueError, match="no model to prune"):
-        pruner.quantize(tmp_path)
-    with pytest.raises(ValueError, match="pruned nothing yet"):
-        pruner.save(llama, tmp_path)
-    with pytest.raises(ValueError, match="file_prefix"):
-        pruner.quantize(tmp_path, "prefix")
-    with pytest.raises(ValueError, match="file_name"):
-        NeuronALPruner.from_pretrained(tmp_path, "model.bin", config=config())
 
 
 @pytest.mark.parametrize(
@@ -352,22 +274,6 @@ def test_modes_and_gradients_are_left_alone(llama, ids):
     assert weight.grad is not None
 
 
-@pytest.mark.parametrize("dataset", ["a text " * 1000, "/unreadable/cal.txt"])
-def test_whatever_the_config_calls_its_dataset_ids_are_pruned_with(llama, ids, dataset, monkeypatch):
-    """Only the report tells the name; asking for a file of that name may raise."""
-    is_file = pathlib.Path.is_file
-
-    def refuse(self, **options):
-        if self.is_relative_to("/unreadable"):
-            raise PermissionError(13, "Permission denied", str(self))
-        return is_file(self, **options)
-
-    monkeypatch.setattr(pathlib.Path, "is_file", refuse)
-    pruner = NeuronALPruner(config(topup="uniform", dataset=dataset))
-    pruner.prune(llama, ids)
-    assert pruner.report.config["dataset"] == ("cal.txt" if dataset.startswith("/") else dataset)
-
-
 @pytest.mark.parametrize("what", ["make_report", "make_sparsity_config"])
 def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeypatch):
     def fail(*_args):
@@ -381,25 +287,12 @@ def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeyp
     assert pruner.report is None and not hasattr(llama.config, "sparsity_config")
 
 
-@pytest.mark.parametrize("how", ["inference", "expanded"])
-def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids, how):
-    """They would fail one after the other at the very end, with the blocks before them pruned."""
-    linear = llama.model.layers[1].mlp.up_proj
-    with torch.inference_mode(how == "inference"):
-        weight = torch.randn(1, 32).expand(48, 32) if how == "expanded" else torch.randn(48, 32)
-        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-    before = state(llama)
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj cannot be changed in place"):
-        NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(llama)
-    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-
-
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
     original = prune_module.apply_changes
 
-    def interrupted(decoder, masks):
+    def interrupted(*args):
         signal.raise_signal(signal.SIGINT)
-        original(decoder, masks)
+        original(*args)
 
     monkeypatch.setattr(prune_module, "apply_changes", interrupted)
     handler = signal.getsignal(signal.SIGINT)
@@ -407,7 +300,9 @@ def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         pruner.prune(llama, ids)
     assert signal.getsignal(signal.SIGINT) is handler
-    assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3), "whole, not half"
+    found = [projection.weight for projection in find_decoder(llama).projections.values()]
+    assert all((weight == 0).float().mean() == pytest.approx(0.7, abs=1e-2) for weight in found), "all of them"
+    assert llama.config.sparsity_config["sparsity"] == 0.7
 
 
 def test_short_and_in_notebooks():

@@ -22,11 +22,9 @@ from ..evaluation.perplexity import evaluate_perplexity, load_windows, name_test
 from ..evaluation.tasks import evaluate_tasks, load_tasks
 from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
-from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.check import check
-from ..pruning.context import PruneContext, default_batch_size, exclusive, identity, versions
-from ..pruning.prune import find_changes
-from ..pruning.reporting import make_report
+from ..pruning.context import PruneContext, check, default_batch_size, exclusive
+from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
+from ..pruning.reporting import make_report, versions
 from ..pruning.rotate import rotated
 from ..trials.cache import Cache
 from .combinations import find_combinations
@@ -177,7 +175,7 @@ class Runs:
             context = replace(context, cache=self.caches[rotation], **shared)
             with rotated(context, always_undo=True) as facts:
                 outcome = find_changes(context)
-                report = make_report(context, outcome, rotation=facts)
+                report = make_report(context, outcome, {}, facts)
                 projections = list(context.decoder.projections.values())
                 with trial_weights(projections, lambda p: outcome.changes[p.name]):
                     figures = self.measure()

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..compat import hf_private
 from ..model.load_model import load_model
-from ..pruning.calibrating import find_tokenizer
+from ..pruning.prune import find_tokenizer
 
 
 def as_model(model, tokenizer=None) -> tuple[Any, Any]:

@@ -1,30 +1,34 @@
-"""The context of one prune, which the check makes and every step receives, and what resuming it depends on."""
+"""`check`: the one check of model and config before any long work. It makes the context that every step receives."""
 
-import hashlib
-import json
-import platform
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from .. import __version__
+from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.clock import Clock
 from ..common.processes import Processes
+from ..common.validation import check_count
 from ..compat import hf_private
-from ..compat.accelerate import execution_device
+from ..compat.accelerate import is_offloaded
 from ..config.methods import Methods
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import CalibrationSet
-from ..files.records import Records, WorkDirectory
-from ..model.projections import Decoder
-from ..packed.change import Change
-from ..topup import Allocation
+from ..data.calibration import CalibrationSet, resolve_seq_length
+from ..files.records import Records
+from ..model.find_blocks import find_decoder
+from ..model.load_model import check_kind
+from ..model.projections import Decoder, Projection
+from ..model.weight_names import token_weights
+from ..packed.formats.packed_matrix import DTYPES
+from ..packed.packed_module import PackedModule
+from ..packed.replacing import has_own_forward, packable_paths
+from ..rotation.rotated_weights import find_rotated
+from ..saliency.masks import ColumnPattern
 from ..trials.cache import Cache
 
 
@@ -36,121 +40,36 @@ TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory
 
 @dataclass(frozen=True, eq=False)
 class PruneContext:
-    """One prune: the dense model, how it is pruned, and what its steps share.
-
-    Args:
-        decoder ([`Decoder`]): of the dense model.
-        config ([`NeuronALConfig`]): how to prune.
-        methods ([`Methods`]): of the config.
-        calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
-        clock ([`Clock`]): times the phases.
-        records ([`Records`]): of finished steps and blocks.
-        cache ([`Cache`], *optional*): shared by prunes of the same model with the same calibration sequences and rotation.
-        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
-    """
+    """One prune: the dense model, how to prune it, and what its steps share."""
 
     decoder: Decoder
     config: NeuronALConfig
     methods: Methods
-    calibration: CalibrationSet | None = None
+    calibration: CalibrationSet | None = None  # None if saliency and top-up look at weights alone
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
-    cache: Cache | None = None
+    cache: Cache | None = None  # prunes of one model with the same calibration sequences and rotation may share one
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
 
     @property
     def model(self) -> PreTrainedModel:
-        """The whole model."""
         return self.decoder.model
 
     @property
     def ids(self) -> torch.Tensor:
-        """Calibration sequences, int64, shape (num_samples, seq_length); of shape (0, 0) without calibration."""
+        """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
         return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
 
 
-@dataclass(frozen=True)
-class PruneOutcome:
-    """The result of a prune.
-
-    Args:
-        allocation ([`Allocation`]): what the top-up decided.
-        changes (`dict[str, Change]`): projection name -> what becomes of its weight.
-        block_forwards (`int`): how often a block was run on one sequence.
-        starved_experts (`list[str]`): the experts' projections that fell back.
-    """
-
-    allocation: Allocation
-    changes: dict[str, Change]
-    block_forwards: int
-    starved_experts: list[str]
-
-
 def default_batch_size(tokens: int) -> int:
-    """Return how many sequences of so many tokens go through a forward if the user gave no number: at least 1."""
+    """Return the number of sequences of this many tokens in a forward pass, unless the user sets it."""
     return max(1, TOKENS_PER_FORWARD // max(1, tokens))
-
-
-def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
-    """Return the records of a prune, which has to match the model, config and calibration sequences it was started with.
-
-    Args:
-        folder ([`WorkDirectory`]): from [`work_directory`].
-        decoder ([`Decoder`]): of the dense model.
-        config ([`NeuronALConfig`]): how to prune, as the user gave it.
-        ids (`Tensor` of int64, shape (num_samples, seq_length)): calibration sequences; empty if none are needed.
-
-    Raises:
-        `ValueError`, `OSError`: see [`Records`].
-    """
-    begun = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
-    return Records(folder.path, begun, Processes.current())
-
-
-def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
-    """Return checksums of a model and of its calibration data: an unfinished prune is resumed only if they are equal.
-
-    Args:
-        model (`PreTrainedModel`): dense.
-        decoder ([`Decoder`]): its blocks and projections.
-        ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
-
-    Returns:
-        `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
-            every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
-    """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.OF_THE_FILE}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, projection in decoder.projections.items():
-        weight = projection.stored_weight
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        for row in (weight[0], weight[-1]):
-            digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
-    return {
-        "model": digest.hexdigest(),
-        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
-        "device": execution_device(next(iter(decoder.projections.values())).module).type,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return package -> version: of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights.
-
-    Raises:
-        `RuntimeError`: another thread has entered.
-    """
+    """Keep other threads from pruning this model or one that shares weights with it: they would see trial weights."""
     own = set(model.parameters()) if isinstance(model, nn.Module) else set()
     with _lock:
         if not own.isdisjoint(_in_use):
@@ -161,3 +80,164 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     finally:
         with _lock:
             _in_use.difference_update(own)
+
+
+def check(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
+    loaded: bool = True,
+) -> PruneContext:
+    """Raise `ValueError` or `TypeError` if the config does not fit the dense model; return the context of the prune.
+
+    With `loaded=False` the weights may be on the meta device, and only the structure is checked.
+    """
+    for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
+        if value is not None:
+            check_count(name, value, least)
+    check_model(model)
+    if read_sparsity_config(model.config) is not None:
+        raise ValueError(
+            f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
+            "model; or, to prune further in Python, del model.config.sparsity_config first."
+        )
+    decoder = find_decoder(model, config.targets, config.ignore)
+    methods = config.make_methods()
+    methods.suited_to(decoder)
+    check_pattern(decoder.projections, methods.pattern)
+    resolve_seq_length(model.config, config.seq_length)
+    if config.bits_per_weight is not None:
+        _check_quantizable(decoder, loaded)
+    if config.embedding_bits is not None:
+        _check_head(model, loaded)
+    if methods.rotation is not None:
+        find_rotated(decoder, methods.rotation.untie)
+    if loaded:
+        check_weights(decoder.projections)
+        for name, parameter in model.named_parameters() if methods.rotation is not None else ():
+            check_changeable(name, parameter)
+    return PruneContext(decoder, config, methods, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
+    if hasattr(model, "peft_config"):
+        raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
+    check_dense(model, "to prune it")
+    if hf_private.is_quantized(model):
+        raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
+    check_kind(type(model), model.config)
+    for name, module in model.named_modules():
+        if name and module._compiled_call_impl is not None:  # hooks do not see the inputs of modules in it
+            raise ValueError(f"{name} is compiled in place: prune the model first, then compile it.")
+    try:
+        model.get_input_embeddings()
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{type(model).__name__} has no token embeddings: load the part that reads text as a model, and prune that."
+        ) from error
+
+
+def check_dense(model: nn.Module, purpose: str) -> None:
+    """Raise `ValueError` if a model holds packed modules. `purpose`, such as `"to prune it"`, ends the message."""
+    count = sum(isinstance(module, PackedModule) for module in model.modules())
+    if count:
+        raise ValueError(
+            f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first {purpose}."
+        )
+
+
+def check_weights(projections: Mapping[str, Projection]) -> None:
+    """Raise `ValueError` unless every projection has its own finite floating-point weights that can be changed."""
+    owners: dict[int, str] = {}
+    for name, projection in projections.items():
+        weight = projection.owner
+        if hasattr(weight, "device_mesh"):
+            raise ValueError(f"The weights of {name} are spread over processes: load the model without tp_plan.")
+        if is_offloaded(projection.module):
+            continue
+        if weight.is_meta:
+            raise ValueError(
+                f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
+                "offload_folder can leave them on disk."
+            )
+        if not weight.is_floating_point():
+            raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
+        check_changeable(name, weight)
+        other = owners.setdefault(projection.weight.data_ptr(), name)
+        if other != name:
+            raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
+        if not bool(torch.isfinite(projection.weight).all()):
+            raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
+
+
+def check_changeable(name: str, weight: torch.Tensor) -> None:
+    """Raise `ValueError` for a weight that cannot be changed in place."""
+    if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
+        raise ValueError(
+            f"The weights of {name} cannot be changed in place: they are expanded, or were made under "
+            "torch.inference_mode(). Load the model outside of it."
+        )
+
+
+def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
+    """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
+    for name, projection in projections.items():
+        features = projection.shape[1]
+        if pattern is not None and features % pattern.group:
+            raise ValueError(
+                f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does "
+                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
+            )
+
+
+def _check_head(model: PreTrainedModel, loaded: bool) -> None:
+    """Raise `ValueError` if token embeddings and head cannot be rounded to 8 bits."""
+    found = token_weights(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has neither token embeddings nor a head: leave embedding_bits out.")
+    for name, weight in found.items():
+        if weight.ndim != 2 or weight.dtype not in DTYPES:
+            raise ValueError(
+                f"{name} has dtype {weight.dtype} and shape {list(weight.shape)}: with embedding_bits, expected a matrix of "
+                f"{', '.join(map(str, DTYPES))}."
+            )
+    if not loaded:
+        return
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    offloaded = any(module is not None and is_offloaded(module) for module in modules)
+    if offloaded or any(weight.is_meta for weight in found.values()):
+        raise ValueError(
+            "embedding_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in "
+            "the saved model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
+        )
+    for name, weight in found.items():
+        if hasattr(weight, "device_mesh"):
+            raise ValueError(f"{name} is spread over processes: load the model without tp_plan.")
+        check_changeable(name, weight)
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(f"{name} cannot be rounded to 8 bits: it contains NaN or infinity.")
+
+
+def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
+    """Raise `ValueError` for a projection that cannot be quantized."""
+    for name, projection in decoder.projections.items():
+        module, dtype = projection.module, projection.owner.dtype
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"{name} has dtype {dtype}: with bits_per_weight, expected {', '.join(map(str, DTYPES))}."
+            )
+        if loaded and is_offloaded(module):
+            raise ValueError(
+                f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
+                "device_map, and prune without --stream."
+            )
+        if not packable_paths(module, name) or has_own_forward(module):
+            raise ValueError(
+                f"{name} cannot be quantized: a {type(module).__name__} "
+                f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out with "
+                f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
+            )

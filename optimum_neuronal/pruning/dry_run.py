@@ -22,8 +22,7 @@ from ..report import method_text
 from ..saliency.plan import SparsityPlan
 from ..saliency.prune_projections import prune_projections
 from ..topup.rates import Rates
-from .check import check
-from .context import PruneContext
+from .context import PruneContext, check
 from .refit import RUNS
 from .reporting import expected_size
 

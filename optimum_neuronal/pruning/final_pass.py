@@ -1,10 +1,12 @@
-"""The final pass: block by block over all calibration sequences, each block behind the pruned ones before it."""
+"""The final pass over all calibration sequences: each block runs on the outputs of the pruned blocks before it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from ..blocks.calls import Call, Streams
 from ..blocks.offload import change_offloaded
@@ -14,41 +16,33 @@ from ..compat.accelerate import is_offloaded
 from ..config.methods import Methods
 from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
+from ..model.weight_names import token_weights
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
-from ..saliency import Saliency
+from ..packed.packed_embedding import is_embedding, is_head
+from ..packed.packed_module import packed_modules
+from ..packed.replacing import has_own_forward, put_packed
+from ..packed.sparsify import finish_packing
 from ..saliency.plan import Plan
 from ..saliency.prune_projections import Refine, prune_projections
 from ..trials import Trials
 from .refit import RUNS, Refit
 
 
-def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
-    """Return True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
-    return saliency.uses_activations or statistic is not SquaredNorms
-
-
 @dataclass(frozen=True)
 class FinalPruning:
-    """Finds the masks of a plan, and new or quantised weights if the saliency makes such. No weight is changed.
+    """Finds the masks of a plan, and new or quantized weights if the saliency makes them. No weight is changed.
 
-    Args:
-        trials ([`Trials`]): runs the model.
-        plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
-        refine (*optional*): edits every mask, see [`TopUp.refine`].
-        statistic (`type[SquaredNorms]`): of the inputs that `refine` needs.
-        refit ([`Refit`], *optional*): fits the kept weights, if the saliency updates weights.
-        toward_dense (`bool`):
-            True if the dense model's stream runs beside the sparse one, for a saliency that updates weights. A block's
-            projections are then solved in the order in which they run, each on the inputs that the sparse ones before it
-            leave, toward its outputs in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
+    With `toward_dense`, the dense model's stream runs beside the sparse one. A block's projections are then solved in the
+    order in which they run, on the inputs that the sparse ones before them produce, toward their outputs in the dense
+    model: `min ||W X_dense - V X||^2`, see [`dense_target`].
     """
 
     trials: Trials
     plan: Plan
-    refine: Refine | None = None
-    statistic: type[SquaredNorms] = SquaredNorms
+    refine: Refine | None = None  # edits every mask, see TopUp.refine
+    statistic: type[SquaredNorms] = SquaredNorms  # of the inputs that `refine` needs
     refit: Refit | None = None
     toward_dense: bool = False
 
@@ -79,7 +73,7 @@ class FinalPruning:
                     sparse = runs.output(0)
             return [sparse] if runs is None else [sparse, runs.output(1)]
 
-        if needs_inputs(trials.saliency, self._statistic):
+        if trials.saliency.uses_activations or self._statistic is not SquaredNorms:
             trials.cache.release()
             inputs = trials.capture_all(self._statistic, self.refit and self.refit.batch_size(trials.ids.shape[1]))
             trials.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
@@ -113,11 +107,8 @@ class FinalPruning:
     ) -> Finding:
         """Return the starved experts of a block, and the packed parts of its masks or weights.
 
-        Args:
-            block ([`Block`]): with its dense weights at hand.
-            calls (`Sequence[Call]`): the block's calls, one per batch.
-            streams (`list[Stream]`): hidden states in front of the block, in the sparse model and perhaps in the dense one.
-            runs ([`PairedRuns`], *optional*): of the block in both models, if weights are solved toward the dense model.
+        `streams` are the hidden states in front of the block, of the sparse model and perhaps of the dense one; with
+        `runs`, weights are solved toward the dense model.
         """
         if runs is None:
             norms = self.trials.runner.inputs_of(block, streams[0], calls, self._statistic)
@@ -152,13 +143,54 @@ def _waiting_device(projection: Projection) -> torch.device:
     return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
 
 
-def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
-    """Make the weights sparse, in place; offloaded ones whenever they are read from now on. Quantised ones stay dense."""
+def apply_changes(
+    decoder: Decoder, changes: Mapping[str, Change], head: Mapping[str, QuantizedWeight] | None = None
+) -> None:
+    """Change the weights, in place; offloaded ones whenever they are read from now on. Quantized ones become modules.
+
+    `changes` are by projection name, and `head` by name in the files: token embeddings and head in 8 bits.
+    """
+    quantized = {name: change for name, change in changes.items() if isinstance(change, QuantizedWeight)}
     with torch.no_grad():
         for name, projection in decoder.projections.items():
-            if isinstance(changes[name], QuantizedWeight):
+            if name in quantized:
                 continue
             if is_offloaded(projection.module):
                 change_offloaded(projection, changes[name])
             else:
                 changes[name].apply_to(projection.weight)
+    if quantized or head:
+        put_quantized(decoder, quantized, head or {})
+
+
+def put_quantized(
+    decoder: Decoder, weights: Mapping[str, QuantizedWeight], head: Mapping[str, QuantizedWeight]
+) -> None:
+    """Replace modules by ones that compute with quantized weights. All experts of a layer have the same bits."""
+    model = decoder.model
+    _put_head(model, head)
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, list[QuantizedWeight]] = {}
+    for name, projection in decoder.projections.items():
+        if name in weights:
+            path = names[id(projection.module)]
+            path = path if projection.expert is None else f"{path}.{projection.parameter}"
+            found.setdefault(path, []).append(weights[name])
+    for path, parts in found.items():
+        put_packed(model, path, QuantizedWeight.joined(parts))
+    if next(packed_modules(model), None) is not None:
+        finish_packing(model)
+
+
+def _put_head(model: PreTrainedModel, head: Mapping[str, QuantizedWeight]) -> None:
+    """Put in quantized embeddings and head. A module without a packed form gets the rounded numbers dense."""
+    by_weight = {id(weight): head[name] for name, weight in token_weights(model).items() if name in head}
+    modules = {name: m for name, m in model.named_modules() if id(getattr(m, "weight", None)) in by_weight}
+    for key, matrix in by_weight.items():
+        sharing = {name: module for name, module in modules.items() if id(module.weight) == key}
+        if all((is_embedding(m) or is_head(m)) and not has_own_forward(m) for m in sharing.values()):
+            path = next((name for name, m in sharing.items() if isinstance(m, nn.Embedding)), next(iter(sharing)))
+            put_packed(model, path, matrix)
+        else:
+            with torch.no_grad():
+                next(iter(sharing.values())).weight.copy_(matrix.unpack())

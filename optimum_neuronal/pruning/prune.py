@@ -1,10 +1,14 @@
-"""One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
+"""One prune: calibration data, the top-up's search, the final pass, the report; at the very end the weights change."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import hashlib
+import json
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
@@ -12,86 +16,71 @@ from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..common.interrupts import deferred_interrupt
 from ..common.machine import with_less_memory
 from ..common.notes import get_logger
+from ..common.processes import Processes
+from ..compat import hf_private
 from ..compat.accelerate import execution_device
 from ..config.methods import Methods
-from ..model.packed_size import PackedSize
-from ..model.projections import Projection
-from ..model.weight_names import stored_names
+from ..config.neuronal_config import NeuronALConfig
+from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
+from ..files.records import Records, WorkDirectory
+from ..model.projections import Decoder
+from ..model.weight_names import stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..trials import Trials
 from ..trials.cache import Cache
-from .context import PruneContext, PruneOutcome, default_batch_size
+from .context import PruneContext, default_batch_size
 from .final_pass import FinalPruning, apply_changes
-from .packing import head_errors, put_quantized, round_head
 from .refit import Refit
-from .reporting import make_report, pruned_size
+from .reporting import PruneOutcome, make_report, versions
 from .rotate import rotated
 
 
 logger = get_logger(__name__)
 
 
-def prune_model(context: PruneContext, remember: Callable[[PruningReport, PackedSize], None]) -> PruningReport:
-    """Prune the model of a context, in place. A failure or an interruption leaves it as it was.
-
-    Args:
-        context ([`PruneContext`]): with calibration sequences and records.
-        remember: is called with the report and the size of what was pruned as soon as the weights are changed.
-    """
-    model, decoder = context.model, context.decoder
+def prune_model(context: PruneContext) -> PruningReport:
+    """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
+    model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
     with ExitStack() as last, rotated(context) as rotation:
         outcome = find_changes(context)
-        head = round_head(model, context.config.embedding_bits)
-        report = make_report(context, outcome, head_errors(model, head), rotation)
-        quantized = {name: own for name, own in outcome.changes.items() if isinstance(own, QuantizedWeight)}
-        size = pruned_size(decoder, report)
+        dense = token_weights(model) if bits is not None else {}
+        head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
+        errors = {name: {"error": rounded.error(dense[name])} for name, rounded in head.items()}
+        report = make_report(context, outcome, errors, rotation)
         sparsity_config = make_sparsity_config(decoder, report, names)
-        last.enter_context(deferred_interrupt())  # raised behind `rotated`, which would take it for a failure
-        apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
-        if quantized or head:
-            put_quantized(model, decoder, quantized, head)
+        last.enter_context(deferred_interrupt())  # raised after `rotated`, which would take it for a failure
+        apply_changes(decoder, outcome.changes, head)  # nothing that may fail from here on
         record_sparsity(model, sparsity_config)
-        remember(report, size)
     return report
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
-    """Find what becomes of every weight; change none.
-
-    Raises:
-        `MemoryError`: too little memory, even with half the batch.
-    """
+    """Find the changes of all weights, and make none. `MemoryError`: too little memory, even with half the batch."""
     context = replace(context, methods=_suited(context))
     _warn_if_underdetermined(context)
     device, quiet = execution_device(context.model.get_input_embeddings()), context.records.processes.rank > 0
 
     def find(batch_size: int) -> PruneOutcome:
-        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
-        return _find(context, make_trials(context, runner, context.ids))
+        return _find(context, BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet))
 
     with inference(context.model):
         return with_less_memory(find, context.batch_size or default_batch_size(context.ids.shape[1]))
 
 
-def make_trials(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -> Trials:
-    """Return the trials of a prune for calibration sequences of shape (sequences, tokens)."""
-    config, methods = context.config, context.methods
-    return Trials(
+def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
+    methods, clock, config = context.methods, context.clock, context.config
+    trials = Trials(
         runner,
         methods.saliency,
-        ids,
+        context.ids,
         config.num_alignment_samples,
         methods.pattern,
         config.min_expert_tokens,
         context.records,
         context.cache or Cache(),
     )
-
-
-def _find(context: PruneContext, trials: Trials) -> PruneOutcome:
-    methods, clock, config = context.methods, context.clock, context.config
     if methods.needs_calibration:
         trials.cache.get("replay is right", trials.check_replay)
     allocation = methods.topup.allocate(trials, config.amount)
@@ -99,31 +88,109 @@ def _find(context: PruneContext, trials: Trials) -> PruneOutcome:
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     changes, starved = FinalPruning.by(methods, trials, allocation.plan, refit).find()
     clock.lap("pruning")
-    return PruneOutcome(allocation, changes, trials.runner.block_forwards, starved)
+    return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 
 
 def _suited(context: PruneContext) -> Methods:
-    """Return the methods as they can serve the model. Warn of hyper-parameters that change for it."""
+    """Return the methods as they suit the model. Warn of hyper-parameters that change for it."""
     topup = context.methods.topup
     suited = context.methods.suited_to(context.decoder)
     before, after = asdict(topup), asdict(suited.topup)
     changed = ", ".join(f"{name}={value!r}" for name, value in after.items() if value != before[name])
     if changed:
         model = type(context.model).__name__
-        logger.warning(f"{model} has no causal language-model head, so the top-up {topup.name!r} goes by {changed}.")
+        logger.warning(f"{model} has no causal language-model head, so the top-up {topup.name!r} uses {changed}.")
     return suited
 
 
 def _warn_if_underdetermined(context: PruneContext) -> None:
-    """Warn of fewer tokens than inputs: a least-squares fit then has no single solution, and dampening chooses one."""
-
-    def inputs(projection: Projection) -> int:
-        return projection.shape[1]
-
+    """Warn if there are fewer tokens than inputs: a least-squares fit then has no unique solution."""
     tokens = context.ids.numel()
-    widest = max((p for p in context.decoder.projections.values() if p.expert is None), key=inputs, default=None)
-    if context.methods.saliency.updates_weights and widest is not None and tokens < inputs(widest):
+    own = [p for p in context.decoder.projections.values() if p.expert is None]
+    widest = max(own, key=lambda projection: projection.shape[1], default=None)
+    if context.methods.saliency.updates_weights and widest is not None and tokens < widest.shape[1]:
         logger.warning(
-            f"There are {tokens} calibration tokens, and {widest.name} has {inputs(widest)} inputs: what its weights are fitted "
-            "to is underdetermined, and more is lost than need be. Take more sequences (num_samples)."
+            f"There are only {tokens} calibration tokens, but {widest.name} has {widest.shape[1]} inputs, so the fit of "
+            "its weights is underdetermined. Use more sequences (num_samples)."
         )
+
+
+def draw_calibration(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dataset: Any = None,
+    revision: str | None = None,
+) -> CalibrationSet | None:
+    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone.
+
+    The weights need not be loaded. `revision` is the model's on the Hub, if its tokenizer has to be loaded.
+    """
+    if not config.make_methods().needs_calibration:
+        return None
+    dataset = config.dataset if dataset is None else dataset
+    if dataset is None:
+        raise ValueError(
+            "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
+            "text or token ids."
+        )
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    ids = as_token_ids(dataset, config.seq_length)
+    if ids is not None:
+        calibration = take_sequences(ids, config.num_samples, vocab_size)
+        resolve_seq_length(model.config, ids.shape[1])
+        return calibration
+    return draw_windows(
+        dataset,
+        tokenizer or own_tokenizer(model, revision),
+        num_samples=config.num_samples,
+        seq_length=resolve_seq_length(model.config, config.seq_length),
+        seed=config.seed,
+        vocab_size=vocab_size,
+    )
+
+
+def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the checkpoint that the model's config names."""
+    origin = model.config.name_or_path
+    message = (
+        "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...), or save one beside the model."
+    )
+    if not origin:
+        raise ValueError(message)
+    try:
+        return AutoTokenizer.from_pretrained(origin, revision=revision or "main")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
+
+
+def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
+    with suppress(OSError, ValueError):
+        return AutoTokenizer.from_pretrained(model_or_path, **options)
+    return None
+
+
+def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
+    """Return the records of a prune. Raise `ValueError` if they were started with other settings, data or model."""
+    begun = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
+    return Records(folder.path, begun, Processes.current())
+
+
+def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
+    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
+
+    Of the weights, the first and last row of each pruned projection are read.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.OF_THE_FILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, projection in decoder.projections.items():
+        weight = projection.stored_weight
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        for row in (weight[0], weight[-1]):
+            digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
+    return {
+        "model": digest.hexdigest(),
+        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "device": execution_device(next(iter(decoder.projections.values())).module).type,
+    }

@@ -16,7 +16,7 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.check import check
+from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
 from .callbacks import SparsityCallback

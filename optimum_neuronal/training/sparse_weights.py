@@ -18,7 +18,7 @@ from ..compat import peft
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..packed.formats.packed_mask import INTEGERS, PackedMask
-from ..pruning.check import check_changeable, check_dense
+from ..pruning.context import check_changeable, check_dense
 
 
 logger = get_logger(__name__)

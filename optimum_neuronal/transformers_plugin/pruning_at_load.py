@@ -50,8 +50,8 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""
-        from ..pruning.calibrating import draw_calibration
-        from ..pruning.check import check
+        from ..pruning.context import check
+        from ..pruning.prune import draw_calibration
 
         hf_private.forget_quantization(model)
         check(model, self.quantization_config, loaded=False)

@@ -16,7 +16,7 @@ from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_embedding import PackedEmbedding, TiedLinear
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import packed_modules
-from optimum_neuronal.pruning.packing import put_quantized
+from optimum_neuronal.pruning.final_pass import put_quantized
 
 
 NEAR, NEAR_HEAD = 1e-2, 3e-2  # kernels round inputs to whole numbers, for 8 bits coarsely
@@ -85,7 +85,7 @@ def test_quantized_weights_of_a_prune(family, ids):
             weights[name].apply_to(projection.weight)
     for name, weight in token_weights(expected).items():
         head[name].apply_to(weight.data)
-    put_quantized(model, decoder, weights, head)
+    put_quantized(decoder, weights, head)
     assert_close(logits(model, ids), logits(expected, ids), NEAR_HEAD)
     assert left_out is None or type(model.get_submodule(left_out)) is torch.nn.Linear
     assert_same_state(densify(model), {name: value.clone() for name, value in expected.state_dict().items()})

@@ -4,8 +4,8 @@ from conftest import make_model, make_tokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.data import calibration as data
-from optimum_neuronal.pruning import calibrating
-from optimum_neuronal.pruning.calibrating import draw_calibration
+from optimum_neuronal.pruning import prune as calibrating
+from optimum_neuronal.pruning.prune import draw_calibration
 
 
 TEXT = [" ".join(f"w{(i * 7) % 60}" for i in range(400))]
@@ -44,12 +44,8 @@ def config(**fields):
     )
 
 
-def draw(model, config, *args, **kwargs):
-    return draw_calibration(model, config, *args, **kwargs)
-
-
 def test_token_ids_need_no_tokenizer(llama, ids, asked, loaded):
-    calibration = draw(llama, config(), None, ids)
+    calibration = draw_calibration(llama, config(), None, ids)
     assert torch.equal(calibration.ids, ids[:4]) and calibration.drawn_from == "token ids"
     assert calibration.tokenizer is None and not loaded and len(asked) == 1
 
@@ -57,9 +53,9 @@ def test_token_ids_need_no_tokenizer(llama, ids, asked, loaded):
 def test_a_tokenizer_that_was_loaded_is_handed_on(asked, loaded):
     model = make_model("llama", vocab_size=256)
     model.config._name_or_path = "me/llama"
-    calibration = draw(model, config(seq_length=16), None, TEXT, "v2")
+    calibration = draw_calibration(model, config(seq_length=16), None, TEXT, "v2")
     assert calibration.ids.shape == (4, 16) and loaded == [("me/llama", "v2")] and len(asked) == 1
-    again = draw(model, config(seq_length=16), calibration.tokenizer, TEXT)
+    again = draw_calibration(model, config(seq_length=16), calibration.tokenizer, TEXT)
     assert again.tokenizer is calibration.tokenizer and len(loaded) == 1 and torch.equal(again.ids, calibration.ids)
 
 
@@ -73,5 +69,5 @@ def test_the_pruner_saves_the_tokenizer_that_it_loaded(asked, loaded):
 
 def test_without_need_nothing_is_drawn(llama, asked, loaded):
     own = make_tokenizer()
-    assert draw(llama, config(saliency="magnitude", topup="uniform"), own, TEXT) is None
+    assert draw_calibration(llama, config(saliency="magnitude", topup="uniform"), own, TEXT) is None
     assert not asked and not loaded

@@ -1,11 +1,10 @@
 import pytest
-import torch
 from conftest import make_model
 from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.check import check_model, check_pattern, check_weights
+from optimum_neuronal.pruning.context import check_model, check_pattern, check_weights
 from optimum_neuronal.saliency.masks import ColumnPattern
 
 
@@ -18,16 +17,6 @@ def test_damaged_and_missing_weights_are_refused(llama):
     with pytest.raises(ValueError, match="on the meta device: load them with from_pretrained"):
         meta = llama.to("meta")
         check_weights(find_decoder(meta).projections)
-
-
-def test_integer_and_tied_weights_are_refused(llama):
-    layer = llama.model.layers[0].self_attn
-    layer.k_proj.weight = layer.q_proj.weight
-    with pytest.raises(ValueError, match="shares its weights with .*q_proj"):
-        check_weights(find_decoder(llama).projections)
-    layer.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match="dtype torch.int8"):
-        check_weights(find_decoder(llama).projections)
 
 
 def test_weights_that_are_spread_over_processes_are_refused(llama):

@@ -9,11 +9,10 @@ import transformers
 from conftest import make_model
 from families import FAMILIES
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare
-from optimum_neuronal.files.records import work_directory
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.check import check
-from optimum_neuronal.pruning.context import exclusive, identity, open_records
+from optimum_neuronal.pruning.context import check, exclusive
+from optimum_neuronal.pruning.prune import identity
 
 
 def skeleton():
@@ -24,11 +23,6 @@ def skeleton():
 
 def config(**fields):
     return NeuronALConfig(**{"saliency": "wanda", "sparsity": 0.5, "topup": "uniform", **fields})
-
-
-def test_the_decoder_that_is_found_is_the_one_to_prune(llama):
-    decoder = check(llama, config(targets=["mlp"], ignore=["down_proj"])).decoder
-    assert list(decoder.projections) == [f"model.layers.{i}.mlp.{n}_proj" for i in range(3) for n in ("gate", "up")]
 
 
 def test_weights_are_looked_at_last():
@@ -50,24 +44,6 @@ def test_what_does_not_fit_the_model_is_refused_without_weights():
     model.config.sparsity_config = {**told, "sparsity": 0.5, "achieved_sparsity": 0.5}
     with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
         check(model, config(), loaded=False)
-
-
-def test_a_topup_may_refuse_the_model(own_topup, monkeypatch):
-    def refuse(self, decoder):
-        raise ValueError(f"not with {len(decoder.blocks)} blocks")
-
-    monkeypatch.setattr(own_topup, "check", refuse)
-    with pytest.raises(ValueError, match="not with 3 blocks"):
-        check(skeleton(), config(topup="test-only"), loaded=False)
-
-
-def test_weights_that_nobody_can_change(ids):
-    with torch.inference_mode():
-        model = make_model("llama")
-    with pytest.raises(ValueError, match=r"q_proj cannot be changed in place.*were made under torch.inference_mode\(\)"):
-        check(model, config())
-    with torch.no_grad():
-        check(make_model("llama"), config())
 
 
 def test_blocks_that_are_compiled_in_place(llama):
@@ -116,30 +92,10 @@ def test_a_model_that_shares_its_weights_is_refused_too(llama):
         pass
 
 
-def test_a_comparison_is_refused_while_the_model_is_pruned(llama, ids):
-    fields = {"sparsities": [0.5], "saliencies": ["magnitude"], "topups": ["uniform"]}
-    with exclusive(llama), pytest.raises(RuntimeError, match="Another thread"):
-        compare(llama, dataset=ids, evaluate={"test": ids}, **fields)
-
-
 def test_a_failed_prune_lets_go(llama, ids):
     with pytest.raises(ValueError):
         NeuronALPruner(config(num_samples=12)).prune(llama, ids + 1000)
     NeuronALPruner(config(num_samples=12)).prune(llama, ids)
-
-
-def opened(directory, **fields):
-    model = make_model("llama")
-    with work_directory(directory) as folder:
-        config = NeuronALConfig(**{"sparsity": 0.7, **fields})
-        return open_records(folder, find_decoder(model), config, torch.zeros(2, 4, dtype=torch.int64))
-
-
-def test_another_config_is_refused(tmp_path):
-    opened(tmp_path / "work").put("block-00000", 1, {})
-    assert opened(tmp_path / "work", topup="search").get("block-00000")[0] == 1, "which it is by default"
-    with pytest.raises(ValueError, match="started with different settings: seed was 0, is 1"):
-        opened(tmp_path / "work", seed=1)
 
 
 def test_a_prune_is_known_again_by_checksums(llama):

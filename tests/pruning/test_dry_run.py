@@ -1,5 +1,4 @@
 import pytest
-import torch
 from conftest import FEW, make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -27,7 +26,11 @@ def test_sizes_are_those_of_the_model_and_of_its_prune(family, tmp_path):
     assert plan.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
-METHODS = [("wanda", name) for name in TOPUPS.names()] + [("alps", "uniform"), ("alps", "search"), ("alps", "neuronal")]
+METHODS = [("wanda", name) for name in TOPUPS.names()] + [
+    ("alps", "uniform"),
+    ("alps", "search"),
+    ("alps", "neuronal"),
+]
 
 
 @pytest.mark.parametrize("saliency, topup", METHODS)
@@ -45,12 +48,6 @@ def test_bits(tmp_path, llama):
     fields = {name: value for name, value in SMALL.items() if name != "topup"}
     plan = plan_prune(saved(tmp_path, llama)[0], NeuronALConfig(bits_per_weight=8, **fields))
     assert plan.bits_per_weight <= 8 and "rates by divergence" in str(plan) and plan.config["sparsity"] is None
-
-
-@pytest.mark.parametrize("asked, got", [("auto", "bfloat16"), ("float16", "float16"), (torch.float32, "float32")])
-def test_dtype(asked, got, tmp_path, llama):
-    directory, _ = saved(tmp_path, llama.to(torch.bfloat16))
-    assert plan_prune(directory, config_of(), dtype=asked).dtype == got
 
 
 def test_mistakes_are_found_from_the_config_alone(tmp_path, llama):

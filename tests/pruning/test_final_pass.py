@@ -10,7 +10,6 @@ from profiles import BATCH_SIZES, by_day
 from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks import runner as engine
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
 from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.blocks.statistics import Hessian, activation
@@ -18,7 +17,6 @@ from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.trials import Trials
 
 
 # Those that prune by their score alone.
@@ -54,37 +52,6 @@ def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):
     on_disk = make_model_on_disk(tmp_path, family)
     assert prune(on_disk, ids, {**METHODS[method], "max_hidden_bytes": 0}).report.projections == expected.projections
     assert torch.equal(on_disk(ids).logits, first(ids).logits)
-
-
-@pytest.mark.parametrize("method", ["sparsegpt, search", "wanda, dsnot"])
-def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
-    undisturbed = make_model("llama")
-    expected = prune(undisturbed, ids, METHODS[method]).report.decisions
-    original, runs = engine.replay, 0
-    monkeypatch.setattr(Trials, "check_replay", lambda self: None)
-    while True:
-        left, runs = [45], runs + 1
-
-        def replay(*args, left=left, **kwargs):
-            left[0] -= 1
-            if left[0] == 0:
-                raise ConnectionError
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(engine, "replay", replay)
-        model = make_model("llama")
-        try:
-            pruner = prune(model, ids, METHODS[method], tmp_path)
-        except ConnectionError:
-            assert runs < 50, "it goes on"
-            continue
-        break
-    assert unchanged(model, state(undisturbed))
-    told = pruner.report.decisions
-    for decisions in (told, expected):
-        for step in decisions.values():
-            step.pop("seconds", None)
-    assert told == expected
 
 
 def test_updated_weights_wait_packed(llama, ids, monkeypatch):
@@ -180,11 +147,3 @@ def test_refine_edits_masks(llama, ids):
     assert [name for name, *_ in seen] == list(trials.decoder.projections)
     assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
-
-
-def test_magnitude_needs_no_forward(llama):
-    with inference(llama):
-        trials = make_trials(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = FinalPruning(trials, uniform(trials)).find()[0]
-    assert trials.runner.block_forwards == 0
-    assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())

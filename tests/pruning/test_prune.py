@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import pytest
 import torch
 from conftest import memory_of
 from trial_helpers import state, unchanged
@@ -9,7 +8,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.clock import Clock
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
-from optimum_neuronal.pruning.check import check
+from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.cache import Cache
@@ -37,14 +36,6 @@ def test_changes_are_found_and_none_is_made(llama, ids):
     assert outcome.block_forwards == 3 + 12 * 5, "the check; what blocks receive, and what all but the last put out"
 
 
-@pytest.mark.parametrize("asked, tokens, size", [(None, 512, 4), (None, 1500, 1), (None, 4096, 1), (3, 512, 3)])
-def test_a_batch_is_of_about_2048_tokens_unless_it_is_told(llama, asked, tokens, size, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(finding, "with_less_memory", lambda find, batch_size: sizes.append(batch_size))
-    find(llama, torch.zeros(1, tokens, dtype=torch.int64), batch_size=asked)
-    assert sizes == [size]
-
-
 def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
     checks, cache = [], Cache(lasting=True)
     monkeypatch.setattr(Trials, "check_replay", lambda self: checks.append(1))
@@ -59,7 +50,7 @@ def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):
     said = []
     monkeypatch.setattr(finding.logger, "warning", said.append)
     find(llama, ids[:1, :8], saliency="alps", num_samples=1, num_alignment_samples=1)
-    assert len(said) == 1 and "There are 8 calibration tokens, and model.layers.0.mlp.down_proj has" in said[0]
+    assert len(said) == 1 and "only 8 calibration tokens, but model.layers.0.mlp.down_proj has" in said[0]
     find(llama, ids, saliency="alps")
     find(llama, ids[:1, :8], num_samples=1, num_alignment_samples=1)
     assert len(said) == 1, "enough; and a saliency that fits nothing"

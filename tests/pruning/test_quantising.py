@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from conftest import FEW, make_ids, make_model, make_model_on_disk
+from conftest import FEW, make_model
 from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.calls import Stream
-from optimum_neuronal.blocks.paired_inputs import PairedRuns
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -74,19 +73,6 @@ def test_the_first_projections_are_quantised_on_the_dense_models_inputs(ids):
         expected = Quantizer(hessian).quantize(target, matrix.bits)
         rows = QuantizedWeight.encode(expected.codes, matrix.bits, expected.scales, None, torch.float32)
         assert torch.equal(matrix.codes, rows.codes) and torch.equal(matrix.scales, rows.scales)
-
-
-def test_later_stages_see_quantised_ones(ids, monkeypatch):
-    seen, original = [], PairedRuns.inputs
-
-    def inputs(self, stage, solved):
-        seen.append([weight.unique().numel() for weight in solved.tensors.values()])
-        return original(self, stage, solved)
-
-    monkeypatch.setattr(PairedRuns, "inputs", inputs)
-    quantise(make_model("llama", num_hidden_layers=1), ids, bits=5.0, topup="uniform")
-    assert [len(stage) for stage in seen] == [0, 3, 4, 6]
-    assert all(count <= 48 * 2**5 for stage in seen for count in stage)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -169,13 +155,3 @@ def test_a_mixture_without_a_packed_form_is_refused_with_what_leaves_it_out(ids)
         quantise(make_model("llama4_text"), ids)
     model = make_model("llama4_text")
     assert quantise(model, ids, ignore=["experts"]).report.bits_per_weight <= 6
-
-
-def test_offloaded_weights_are_refused(ids, tmp_path):
-    with pytest.raises(ValueError, match="bits_per_weight needs the weights in memory, but those of .* are offloaded"):
-        quantise(make_model_on_disk(tmp_path, "llama"), ids)
-
-
-def test_a_budget_that_is_too_small_is_refused_before_any_work(ids):
-    with pytest.raises(ValueError, match="bits_per_weight is 2.1, but codes of 2 bits and their scales take .* bits"):
-        quantise(make_model("llama"), make_ids(), bits=2.1)

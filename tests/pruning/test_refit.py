@@ -9,7 +9,6 @@ import authors
 import pytest
 import torch
 from conftest import make_model, make_model_on_disk, memory_of
-from interruptions import interrupt_at_second_block
 from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -73,16 +72,6 @@ def test_the_best_epoch_is_kept_and_not_the_last(ids, monkeypatch):
     assert not any(torch.equal(weight, own) for weight, own in zip(*taken))
 
 
-def test_more_rate_moves_weights_further(ids):
-    little, more = (Fitted("llama", ids, epochs=1, rate=rate) for rate in (1e-3, 1e-2))
-    moved = [
-        sum((fitted.found[name] - weight).abs().max().item() for name, weight in fitted.sparse.items())
-        for fitted in (little, more)
-    ]
-    # Adam's first step is the learning rate itself; the second is of a tenth of it.
-    assert moved[1] == pytest.approx(10 * moved[0], rel=0.2) and moved[0] > 0
-
-
 def test_steps_of_columns_are_inverse_to_their_inputs():
     kept = torch.tensor([[True, True, True], [True, False, False]])
     steps = column_steps(torch.tensor([1.0, 4.0, 16.0]), kept)
@@ -125,16 +114,6 @@ def test_what_is_not_pruned_gets_no_new_weight(ids):
     assert unchanged(fitted.model, fitted.before)
 
 
-def test_frozen_parameters_and_those_of_adapters_keep_their_flags(ids):
-    model = make_model("llama")
-    for number, parameter in enumerate(model.parameters()):
-        parameter.requires_grad_(number % 3 > 0)
-    flags = [parameter.requires_grad for parameter in model.parameters()]
-    prune(model, ids)
-    assert [parameter.requires_grad for parameter in model.parameters()] == flags
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @pytest.fixture
 def last_epoch(monkeypatch):
     """Every epoch counts as better than the one before: random tokens have little to learn from."""
@@ -165,24 +144,6 @@ def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, me
     assert rest and all(torch.equal(one, other) for _, one, other in rest), "norms, biases, embeddings"
     assert all(one.shape == other.weight.shape for one, other in zip(own.values(), original.values()))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
-
-
-@pytest.mark.usefixtures("last_epoch")
-def test_projections_that_are_left_out_stay(ids):
-    model, dense = make_model("opt"), make_model("opt")
-    prune(model, ids, ignore=["fc1", "layers.1"])
-    for (name, one), other in zip(model.named_parameters(), dense.parameters()):
-        pruned = name.endswith("weight") and ("_proj" in name or "fc2" in name) and "layers.1" not in name
-        assert torch.equal(one, other) != (pruned and "layers" in name), name
-
-
-@pytest.mark.usefixtures("last_epoch")
-def test_a_model_in_bfloat16_stays_so(ids):
-    model, plain = (make_model("llama").bfloat16() for _ in range(2))
-    prune(model, ids)
-    prune(plain, ids, refit_epochs=0)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert not unchanged(model, state(plain))
 
 
 @pytest.mark.usefixtures("last_epoch")
@@ -223,33 +184,6 @@ def test_weights_on_disk(ids, tmp_path):
     prune(model, ids, **ALPS, max_hidden_bytes=0)
     prune(in_memory, ids, **ALPS)
     assert torch.equal(model(ids).logits, in_memory(ids).logits)
-
-
-@pytest.mark.usefixtures("last_epoch")
-def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
-    undisturbed = make_model("llama")
-    prune(undisturbed, ids)
-    calls = interrupt_at_second_block(monkeypatch, Refit, "fit")
-    with pytest.raises(ConnectionError):
-        prune(make_model("llama"), ids, tmp_path)
-    model = make_model("llama")
-    prune(model, ids, tmp_path)
-    assert [name[-1] for name in calls] == ["0", "1", "1", "2"], "no block is fitted twice"
-    assert unchanged(model, state(undisturbed))
-
-
-def test_batches_are_a_part_of_the_method():
-    assert [Refit.batch_size(tokens) for tokens in (16, 256, 512, 2048, 4096)] == [8, 8, 4, 1, 1]
-
-
-def test_long_sequences_make_a_step_of_several_batches(monkeypatch, ids):
-    """The gradients of eight sequences are summed up, however many fit into a forward."""
-    together = Fitted("llama", ids, epochs=1)
-    assert [len(states) for states in together.inputs] == [4, 4, 4, 4]
-    steps, original = [], torch.optim.Adam.step
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: steps.append(1) or original(self))
-    Fitted("llama", ids, epochs=3)
-    assert len(steps) == 3 * 2, "three of four batches are learned from, two at a time"
 
 
 @lru_cache

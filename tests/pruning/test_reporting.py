@@ -5,16 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from by_hand import make_block
 
-import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.packed.change import NewWeight, Zeros
-from optimum_neuronal.pruning.context import PruneContext, PruneOutcome, versions
-from optimum_neuronal.pruning.reporting import make_report, measure_sparsity, without_folders
+from optimum_neuronal.pruning.context import PruneContext
+from optimum_neuronal.pruning.reporting import PruneOutcome, make_report, measure_sparsity, without_folders
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup import Allocation
 
@@ -26,7 +24,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
     outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
     context = PruneContext(decoder, config, config.make_methods(), calibration=calibration)
     context.clock.seconds["pruning"] = 2.0
-    return make_report(context, outcome)
+    return make_report(context, outcome, {}, {})
 
 
 def test_what_was_asked_for_and_what_was_found():
@@ -39,11 +37,6 @@ def test_what_was_asked_for_and_what_was_found():
     assert report.decisions == {"block": {"lambda": 0.125}, "row": {"lambda": 0.0}}
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
     assert report.seconds == {"pruning": 2.0} and report.config["topup"] == "neuronal" and report.calibration == {}
-
-
-def test_other_topups_have_no_lambdas():
-    report = report_of({"search": {"spent": 58}})
-    assert report.block_lambda is None and report.row_lambda is None
 
 
 def test_what_is_published_names_no_folder(tmp_path):
@@ -61,12 +54,6 @@ def test_a_file_is_told_by_its_name_even_if_it_cannot_be_seen_and_anything_else_
         assert without_folders(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
     for dataset in ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000]:
         assert without_folders(dataset) == dataset
-
-
-def test_versions_are_those_that_run():
-    found = versions()
-    assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["torch"] == torch.__version__
-    assert found["transformers"] == transformers.__version__ and found.keys() >= {"python"}
 
 
 def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():

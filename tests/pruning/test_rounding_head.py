@@ -68,12 +68,6 @@ def test_the_size_that_is_told_beforehand(tied):
     assert found.saved - without.saved == found.in_memory - without.in_memory == count * quantized_bytes(shape, 8)
 
 
-def test_other_bits_are_refused():
-    for bits, error in [(4, ValueError), (True, TypeError), ("8", TypeError)]:
-        with pytest.raises(error, match=f"embedding_bits is {bits!r}: expected 8"):
-            config(embedding_bits=bits)
-
-
 def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
     make_model("llama").save_pretrained(tmp_path / "dense")
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
