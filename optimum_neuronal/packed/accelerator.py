@@ -28,13 +28,11 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> 
         return matrix.linear(x, bias)
     if len(x) <= MAX_FUSED_ROWS:
         return kernels.multiply(matrix, x, bias)
-    return multiply_by_blocks(
-        x,
-        matrix.row_count,
-        bias,
-        lambda block, dense: kernels.fill(matrix.window(block.start, block.stop), dense),
-        SCRATCH,
-    )
+
+    def fill(block: slice, dense: torch.Tensor) -> None:
+        kernels.fill(matrix.window(block.start, block.stop), dense)
+
+    return multiply_by_blocks(x, matrix.row_count, bias, fill, SCRATCH)
 
 
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
@@ -59,19 +57,15 @@ def _has_triton(device: torch.device) -> bool:
         return False
     if device.type not in TRITON_DEVICES:
         return _warn(device, f"there are none for {device.type}")
-    try:
-        _try(import_module(MODULES["sparse"], __package__), device)
+    try:  # the smallest work, so that what is missing shows here and not in the midst of a model
+        module = import_module(MODULES["sparse"], __package__)
+        dense = torch.zeros(1, 1, device=device)
+        module.fill(SparseWeight.pack(dense), dense)
     except ImportError as error:
         return _warn(device, f"they need Triton (pip install triton), which cannot be imported: {error}")
     except Exception as error:  # whatever a compiler, a driver or an unknown device raise
         return _warn(device, f"Triton does not work there: {type(error).__name__}: {error}")
     return True
-
-
-def _try(module: ModuleType, device: torch.device) -> None:
-    """Compile and start the smallest work, so that what is missing shows here and not in the midst of a model."""
-    dense = torch.zeros(1, 1, device=device)
-    module.fill(SparseWeight.pack(dense), dense)
 
 
 def _warn(device: torch.device, reason: str) -> bool:

@@ -20,13 +20,9 @@ class Change(ABC):
 
 @dataclass(frozen=True)
 class Zeros(Change):
-    """Zeros for the pruned weights. Kept weights do not change.
+    """Zeros for the pruned weights. Kept weights do not change."""
 
-    Args:
-        mask (`Tensor`): boolean, shape (out, in), True where kept; on the weight's device.
-    """
-
-    mask: torch.Tensor
+    mask: torch.Tensor  # boolean, shape (out, in), True where kept; on the weight's device
 
     def apply_to(self, weight: torch.Tensor) -> None:
         weight.masked_fill_(~self.mask, 0)
@@ -37,13 +33,9 @@ class Zeros(Change):
 
 @dataclass(frozen=True)
 class NewWeight(Change):
-    """Another sparse weight, of a saliency that updates the kept weights.
+    """Another sparse weight, of a saliency that updates the kept weights."""
 
-    Args:
-        weight (`Tensor`): sparse, shape (out, in); of the old weight's device and dtype.
-    """
-
-    weight: torch.Tensor
+    weight: torch.Tensor  # shape (out, in), of the old weight's device and dtype
 
     def apply_to(self, weight: torch.Tensor) -> None:
         weight.copy_(self.weight)

@@ -30,16 +30,7 @@ for _schema in (
 
 
 def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for a checked matrix W, shape (out, in). W and the bias are constants for autograd.
-
-    Args:
-        matrix ([`PackedMatrix`]): W.
-        x (`Tensor`): shape (..., in), of the matrix's dtype, on its device.
-        bias (`Tensor`, *optional*): shape (out,), of the same dtype.
-
-    Raises:
-        `ValueError`: shapes, dtypes or devices don't fit.
-    """
+    """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked matrix W (out, in). Gradients reach x only."""
     differentiated = x.requires_grad and torch.is_grad_enabled()
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
         tensors = list(matrix.tensors().values())
@@ -76,11 +67,8 @@ def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) ->
     if x.dtype != matrix.dtype or x.device != matrix.device:
         raise ValueError(f"x is {x.dtype} on {x.device}, but the weight {matrix.dtype} on {matrix.device}")
     if bias is not None:
-        if bias.dtype != x.dtype or bias.device != x.device or bias.shape != (rows,):
-            raise ValueError(
-                f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{rows}] on "
-                f"{x.device}"
-            )
+        if (bias.dtype, bias.device, bias.shape) != (x.dtype, x.device, (rows,)):
+            raise ValueError(f"the bias is {bias.dtype} of shape {list(bias.shape)}: expected {x.dtype} and [{rows}]")
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
     multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
@@ -140,25 +128,17 @@ LIBRARY.impl("packed_gradient", _packed_gradient, "CompositeExplicitAutograd")
 LIBRARY.impl("block_gradient", torch.clone, "CompositeExplicitAutograd")
 LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
 
-_fake = torch.library.register_fake
-_fake(
-    "optimum_neuronal::packed_linear",
-    lambda x, format, tensors, rows, bias: x.new_empty(*x.shape[:-1], rows),
-    lib=LIBRARY,
-)
-_fake(
-    "optimum_neuronal::packed_gradient",
-    lambda gradient, format, tensors, columns: gradient.new_empty(*gradient.shape[:-1], columns),
-    lib=LIBRARY,
-)
-_fake("optimum_neuronal::block_gradient", torch.empty_like, lib=LIBRARY)
-_fake("optimum_neuronal::refuse_gradient", torch.empty_like, lib=LIBRARY)
+for _name, _fake in (
+    ("packed_linear", lambda x, format, tensors, rows, bias: x.new_empty(*x.shape[:-1], rows)),
+    ("packed_gradient", lambda x, format, tensors, columns: x.new_empty(*x.shape[:-1], columns)),
+    ("block_gradient", torch.empty_like),
+    ("refuse_gradient", torch.empty_like),
+):
+    torch.library.register_fake(f"optimum_neuronal::{_name}", _fake, lib=LIBRARY)
 
-_differentiate = torch.library.register_autograd
-_differentiate("optimum_neuronal::packed_linear", _linear_backward, setup_context=_setup_linear, lib=LIBRARY)
-_differentiate("optimum_neuronal::packed_gradient", _no_second_gradient, lib=LIBRARY)
-_differentiate(
-    "optimum_neuronal::block_gradient",
-    lambda ctx, gradient: torch.ops.optimum_neuronal.refuse_gradient(gradient),
-    lib=LIBRARY,
-)
+for _name, _backward, _setup in (
+    ("packed_linear", _linear_backward, _setup_linear),
+    ("packed_gradient", _no_second_gradient, None),
+    ("block_gradient", lambda ctx, gradient: torch.ops.optimum_neuronal.refuse_gradient(gradient), None),
+):
+    torch.library.register_autograd(f"optimum_neuronal::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

@@ -7,7 +7,7 @@ from torch import nn
 
 from .formats.quantized import QuantizedWeight
 from .ops import ADVICE, REFUSAL
-from .packed_linear import autocast, is_linear, make_linear
+from .packed_linear import autocast, is_linear
 from .packed_module import PackedModule, WeightInfo, take_place
 
 
@@ -18,7 +18,8 @@ def is_embedding(module: nn.Module | None) -> bool:
     """Return True if a module looks up rows of its weight and at most multiplies them by a number."""
     if not isinstance(module, nn.Embedding) or module.max_norm is not None:
         return False
-    return type(module).forward is nn.Embedding.forward or _is_scaled(module)
+    is_scaled = type(module).__name__.endswith(SCALED) and hasattr(module, "embed_scale")
+    return is_scaled or type(module).forward is nn.Embedding.forward
 
 
 def is_head(module: nn.Module | None) -> bool:
@@ -27,7 +28,7 @@ def is_head(module: nn.Module | None) -> bool:
 
 
 class PackedEmbedding(PackedModule):
-    """Computes what an `nn.Embedding` does, with a packed weight of shape (tokens, features)."""
+    """An `nn.Embedding` with a packed weight of shape (tokens, features)."""
 
     def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
         super().__init__(matrix)
@@ -37,9 +38,7 @@ class PackedEmbedding(PackedModule):
         if type(embedding).forward is not nn.Embedding.forward:
             scale = embedding.embed_scale
             self.rounds_scale = isinstance(scale, torch.Tensor)  # to the weight's dtype
-            self.embed_scale = float(
-                embedding.scalar_embed_scale if hasattr(embedding, "scalar_embed_scale") else scale
-            )
+            self.embed_scale = float(getattr(embedding, "scalar_embed_scale", scale))
         self.__dict__["shell"] = _without_weight(embedding)
         take_place(self, embedding)
 
@@ -56,11 +55,7 @@ class PackedEmbedding(PackedModule):
         return self.row_count, self.columns
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of token ids, shape (*ids.shape, features).
-
-        Raises:
-            `RuntimeError`: the model is being trained without adapters, and this table would silently stay as it is.
-        """
+        """Return the rows of token ids, shape (*ids.shape, features). Training without adapters raises `RuntimeError`."""
         if self.training and torch.is_grad_enabled() and not self.passes_gradients:
             raise RuntimeError(REFUSAL)
         found = self.matrix.look_up(ids)
@@ -69,48 +64,31 @@ class PackedEmbedding(PackedModule):
         return found * (found.new_tensor(self.embed_scale) if self.rounds_scale else self.embed_scale)
 
     def extra_repr(self) -> str:
-        return (
-            f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, {super().extra_repr()}, for "
-            f"inference only: to train it, {ADVICE}"
-        )
+        sizes = f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
+        return f"{sizes}, {super().extra_repr()}, for inference only: to train it, {ADVICE}"
 
 
 class TiedLinear(nn.Module):
-    """A head that multiplies with the rows of packed token embeddings, and holds no weight of its own.
-
-    The embedding is not a child, so that a state dict has it once.
-    """
+    """A head that multiplies with the rows of packed token embeddings, and holds no weight of its own."""
 
     def __init__(self, embedding: PackedEmbedding, linear: nn.Linear):
         super().__init__()
-        self.__dict__["embedding"] = embedding
+        self.__dict__["embedding"] = embedding  # not a child, so that a state dict has it once
         self.stands_for = type(linear)
         self.in_features, self.out_features = embedding.columns, embedding.row_count
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
         take_place(self, linear)
 
-    def to_linear(self, weight: nn.Parameter) -> nn.Module:
-        """Return the linear layer that it was made of, with the embeddings' weight."""
-        return make_linear(self, weight)
-
     @property
     def weight(self) -> WeightInfo:
-        """Shape, dtype and device of the shared weight."""
         return self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W.T + bias`, as [`PackedLinear`] does."""
         return autocast(self.embedding.linear(x, self.bias))
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, tied to the "
-            f"token embeddings, for inference only: to train it, {ADVICE}"
-        )
-
-
-def _is_scaled(module: nn.Embedding) -> bool:
-    return type(module).__name__.endswith(SCALED) and hasattr(module, "embed_scale")
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, tied to the token embeddings, for inference only: to train it, {ADVICE}"
 
 
 def _without_weight(embedding: nn.Embedding) -> nn.Embedding:

@@ -21,21 +21,14 @@ PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")  # of an experts module, i
 
 
 class PackedStack(PackedModule):
-    """The weights of all experts of a layer: one matrix, shape (experts * out, in).
-
-    `function` is the name of the registered function that computed the experts before.
-    """
+    """The weights of all experts of a layer: one matrix, shape (experts * out, in)."""
 
     suffix = ""
 
     def __init__(self, matrix: PackedMatrix, experts: int, transposed: bool, function: str | None):
         super().__init__(matrix, transposed)
-        self.experts, self.function = experts, function
-
-    @property
-    def out_features(self) -> int:
-        """Number of rows of one expert's weight."""
-        return self.row_count // self.experts
+        self.experts, self.out_features = experts, self.row_count // experts
+        self.function = function  # registered name of what computed the experts before
 
     @property
     def dense_shape(self) -> tuple[int, int, int]:
@@ -49,10 +42,7 @@ class PackedStack(PackedModule):
         )
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return each row of x, shape (rows, in), times the transposed weight of its expert: shape (rows, out).
-
-        `chosen`, shape (rows,), are the ascending numbers of the experts. A number that no expert has gives 0.
-        """
+        """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""
         x = self.watched(x.to(self.dtype))
         if torch.compiler.is_compiling():  # into an operation without a backward
             return packed_experts(x, chosen, self.format, self.tensors(), self.row_count, self.experts)
@@ -64,12 +54,7 @@ class PackedStack(PackedModule):
 
 @torch.library.custom_op("optimum_neuronal::packed_experts", mutates_args=())
 def packed_experts(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    format: str,
-    tensors: Sequence[torch.Tensor],
-    rows: int,
-    experts: int,
+    x: torch.Tensor, chosen: torch.Tensor, format: str, tensors: Sequence[torch.Tensor], rows: int, experts: int
 ) -> torch.Tensor:
     """[`PackedStack.forward`] as one operation, so that graphs of torch.compile don't depend on the routing."""
     return _by_expert(matrix_of(format, tensors, rows, x.shape[1], x.dtype), x, chosen, experts)
@@ -112,13 +97,7 @@ def _for_each(
 def packed_forward(
     experts: nn.Module, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute an experts module, for the registry. A dense one computes with its own forward.
-
-    Args:
-        experts (`nn.Module`): the module.
-        hidden (`Tensor`): shape (tokens, hidden size), as the result.
-        indices, weights (`Tensor`): shape (tokens, k): the experts of every token, and their routing weights.
-    """
+    """Compute an experts module, hidden (tokens, size), for the k experts of each token and their weights, (tokens, k)."""
     names = stack_names(experts)
     if not any(isinstance(getattr(experts, name), PackedStack) for name in names):
         return hf_private.own_experts_forward(experts)(hidden, indices, weights)

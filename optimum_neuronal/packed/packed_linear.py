@@ -20,13 +20,7 @@ def is_linear(kind: type) -> bool:
 
 
 class PackedLinear(PackedModule):
-    """Computes what an `nn.Linear` or `Conv1D` does, with a packed weight.
-
-    Args:
-        matrix ([`PackedMatrix`]): the weight, shape (out, in).
-        bias (`Tensor`, *optional*): shape (out,), of the weight's dtype and on its device.
-        kind (`type`): class of the layer that it replaces. A `Conv1D` has a weight of shape (in, out).
-    """
+    """A layer of class `kind`, `nn.Linear` or `Conv1D`, with a packed weight (out, in) and a bias (out,)."""
 
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
         super().__init__(matrix, transposed=kind is Conv1D)
@@ -37,8 +31,6 @@ class PackedLinear(PackedModule):
     @classmethod
     def from_linear(cls, linear: nn.Module) -> "PackedLinear":
         """Pack the weight of an `nn.Linear` or `Conv1D`, which stays unchanged, and share its bias."""
-        if not is_linear(type(linear)):
-            raise TypeError(f"Expected an nn.Linear or a Conv1D, got a {type(linear).__name__}.")
         weight = linear.weight.detach()
         matrix = SparseWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
         return take_place(cls(matrix, linear.bias, type(linear)), linear)
@@ -53,18 +45,13 @@ class PackedLinear(PackedModule):
         return shape[::-1] if self.transposed else shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W.T + bias`, shape (..., out), of the weight's dtype or, under autocast, of autocast's.
-
-        x, shape (..., in), is converted to the weight's dtype. A backward raises `RuntimeError` unless adapters are trained.
-        """
+        """Return `x @ W.T + bias`, (..., in) -> (..., out), of the weight's dtype or, under autocast, of autocast's."""
         return autocast(self.linear(x, self.bias))
 
     def extra_repr(self) -> str:
-        return (  # PEFT quotes it when it refuses the module
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"{super().extra_repr()}, for inference only: to train it, {ADVICE}; for LoRA beside it, see "
-            "optimum_neuronal.lora_for_packed"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        advice = f"for inference only: to train it, {ADVICE}; for LoRA beside it, see optimum_neuronal.lora_for_packed"
+        return f"{sizes}, {super().extra_repr()}, {advice}"  # PEFT quotes it when it refuses the module
 
 
 def make_linear(packed: nn.Module, weight: nn.Parameter) -> nn.Module:

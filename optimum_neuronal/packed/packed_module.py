@@ -17,25 +17,17 @@ class PackedModule(nn.Module):
     """A module that holds a packed matrix in its buffers `packed_mask`, `packed_values`, ...
 
     `.to` moves and converts them, optimizers ignore them, and the state dict of a packed model is the content of its file.
-
-    Args:
-        matrix ([`PackedMatrix`]): shape (rows, columns); on the meta device for a module that is yet to be loaded.
-        transposed (`bool`): True if the dense parameter has its last two dimensions swapped.
-
-    Attributes:
-        suffix (`str`): follows the module's name in the name of the dense parameter: `".weight"` or nothing.
-        format (`str`): of the matrix.
-        row_count, columns (`int`): shape of the matrix.
-        passes_gradients (`bool`): True if gradients may flow through to the input, for adapters. See [`allow_gradients`].
+    The matrix, (rows, columns), is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its
+    last two dimensions swapped.
     """
 
-    suffix = ".weight"
+    suffix = ".weight"  # follows the module's name in the name of the dense parameter
 
     def __init__(self, matrix: PackedMatrix, transposed: bool = False):
         super().__init__()
         self.kind, self.format, self.transposed = type(matrix), matrix.name, transposed
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
-        self.passes_gradients = False
+        self.passes_gradients = False  # to the input, for adapters
         stored = matrix.stored()
         self.stored_names = tuple(stored)
         for name, tensor in stored.items():
@@ -60,11 +52,7 @@ class PackedModule(nn.Module):
 
     @torch.compiler.disable
     def check(self) -> PackedMatrix:
-        """Check everything that kernels rely on, and return the matrix.
-
-        Raises:
-            `ValueError`: the buffers disagree in dtype, shape or device, or hold values that no packed weight has.
-        """
+        """Check everything that kernels rely on, and return the matrix. Raise `ValueError` for damaged buffers."""
         tensors = {name: self._buffers[name] for name in self.stored_names}
         try:
             if self.dtype not in DTYPES:
@@ -123,12 +111,10 @@ class PackedModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weight."""
         return self.like.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device of the weight."""
         return self.like.device
 
     @property
@@ -158,11 +144,8 @@ class PackedModule(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """Return what a file says of this weight: format, dense shape, dtype, and `transposed` if it is."""
-        facts = {
-            "format": self.format,
-            "shape": list(self.dense_shape),
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
+        dtype = str(self.dtype).removeprefix("torch.")
+        facts = {"format": self.format, "shape": list(self.dense_shape), "dtype": dtype}
         return {**facts, "transposed": True} if self.transposed else facts
 
     def extra_repr(self) -> str:

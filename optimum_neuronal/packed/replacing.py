@@ -11,26 +11,19 @@ from ..compat import hf_private
 from .formats.packed_matrix import FORMATS, Header, PackedMatrix, check_shape, swapped
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_experts import is_packable, put_stack, stack_names, take_stack
-from .packed_linear import PackedLinear, is_linear
+from .packed_linear import PackedLinear, is_linear, make_linear
 from .packed_module import PackedModule, take_place
 
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """What the headers of a packed file say of one weight.
-
-    Args:
-        format (`str`): name of its format.
-        shape (`Sequence[int]`), dtype (`torch.dtype`): of the dense parameter.
-        tensors (`Mapping[str, tuple]`): `"packed_mask"`, ... -> dtype and shape of the stored tensor.
-        transposed (`bool`): True if the dense parameter has its last two dimensions swapped.
-    """
+    """What the headers of a packed file say of one weight."""
 
     format: str
-    shape: Sequence[int]
+    shape: Sequence[int]  # of the dense parameter
     dtype: torch.dtype
-    tensors: Mapping[str, Header]
-    transposed: bool = False
+    tensors: Mapping[str, Header]  # "packed_mask", ... -> dtype and shape
+    transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
     def empty(self, dtype: torch.dtype | None = None) -> PackedMatrix:
         """Return a matrix on the meta device, optionally of another dtype. Raise `ValueError` if the tensors don't fit."""
@@ -43,28 +36,18 @@ class PackedHeader:
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
-    """Replace modules of a model on the meta device by empty packed ones, which are about to be loaded.
+    """Replace modules of a model on the meta device by empty packed ones, of another dtype if one is given.
 
-    Args:
-        model (`PreTrainedModel`): changed in place.
-        headers (`Mapping[str, PackedHeader]`):
-            Path of a module, or of a parameter of an experts module -> what the file has for it.
-        dtype (`torch.dtype`, *optional*): of the loaded weights. None: as in the file.
-
-    Raises:
-        `ValueError`: headers are damaged, or don't fit the model.
+    `headers`: path of a module, or of a parameter of an experts module -> what the file has for it. Raise `ValueError` if
+    they are damaged or don't fit the model.
     """
     for path, header in headers.items():
         try:
             parameter = packable_parameter(model, path)
             if tuple(parameter.shape) != tuple(header.shape):
-                raise ValueError(
-                    f"its shape is {list(header.shape)}: expected {list(parameter.shape)}, as in the model"
-                )
+                raise ValueError(f"its shape is {list(header.shape)}: expected {list(parameter.shape)} for the model")
             if header.transposed != keeps_transposed(model, path):
-                raise ValueError(
-                    f"'transposed' is {header.transposed}: expected {not header.transposed} for the model"
-                )
+                raise ValueError(f"'transposed' is {header.transposed}: expected {not header.transposed}")
             matrix = header.empty(dtype)
         except ValueError as error:
             raise ValueError(f"The packed weight of {path} cannot be loaded: {error}.") from error
@@ -72,13 +55,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
 
 
 def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
-    """Replace a module, or a parameter of an experts module, by a packed one. Modules that are tied to it are replaced too.
-
-    Args:
-        model (`PreTrainedModel`): changed in place.
-        path (`str`): from [`packable_paths`].
-        matrix ([`PackedMatrix`]): its weight, shape (rows, columns).
-    """
+    """Replace a module, or a parameter of an experts module, and heads tied to it, by packed ones in place."""
     parent, name = _parent(model, path)
     module = getattr(parent, name)
     if isinstance(module, nn.Parameter):
@@ -101,7 +78,7 @@ def take_packed(model: PreTrainedModel, path: str) -> None:
     if isinstance(module, (PackedLinear, PackedEmbedding)):
         dense = module.to_dense_module()
         for other in [m for m in model.modules() if isinstance(m, TiedLinear) and m.embedding is module]:
-            replace_module(model, other, other.to_linear(dense.weight))
+            replace_module(model, other, make_linear(other, dense.weight))
         replace_module(model, module, dense)
         if isinstance(module, PackedEmbedding):
             _tie_again(model)
@@ -123,16 +100,12 @@ def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
         module = getattr(parent, name)
     except AttributeError as error:
         raise ValueError("the model has no such module") from error
-    if isinstance(module, nn.Parameter) and is_packable_stack(parent):
+    has_packed = any(isinstance(child, PackedModule) for child in parent.children())
+    if isinstance(module, nn.Parameter) and (has_packed or is_packable(parent)):
         return module
     if isinstance(module, nn.Module) and (is_linear(type(module)) or is_embedding(module)):
         return module.weight
     raise ValueError(f"a {type(module).__name__} has no packed form")
-
-
-def is_packable_stack(experts: nn.Module) -> bool:
-    """Return True if the parameters of an experts module can be packed, also if some are already."""
-    return is_packable(experts) or any(isinstance(child, PackedModule) for child in experts.children())
 
 
 def keeps_transposed(model: nn.Module, path: str) -> bool:

@@ -87,8 +87,6 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     Returns:
         The same model.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected a model, got {type(model).__name__}.")
     inner = base_model(model)
     for name in [name for name, _ in packed_modules(inner)]:
         take_packed(inner, name)
@@ -119,8 +117,7 @@ class DenseSaving(HfQuantizer):
         return True
 
     @property
-    def is_trainable(self) -> bool:
-        """True: adapters can be trained."""
+    def is_trainable(self) -> bool:  # with adapters
         return True
 
 
@@ -146,10 +143,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = N
 
 
 def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix | None:
-    """Pack a weight with zeros, shape (out, in) or (experts, out, in); None if it would not become smaller in memory.
-
-    `transposed`: the last two dimensions are swapped.
-    """
+    """Pack a weight (out, in) or (experts, out, in), `transposed` (..., in, out); None if that saves no memory."""
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
     if sparse_bytes_in_memory(shape, count_kept(weight), weight.element_size()) >= weight.nbytes:
@@ -202,9 +196,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return "its forward was replaced"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module"
-    found: dict[str, Any] = {
-        path: pack_weight(weight, keeps_transposed(model, path)) for path, weight in weights.items()
-    }
+    found: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
     if any(matrix is None for matrix in found.values()):
         return "not smaller packed"
     del weights

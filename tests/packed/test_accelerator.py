@@ -36,10 +36,10 @@ def test_triton_that_does_not_work(monkeypatch, warnings):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("optimum_neuronal.packed.triton_sparse", module, raising=False)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(accelerator, "_try", fail)
+    monkeypatch.setattr(torch, "zeros", fail)
     assert find("cuda:1") is None
     assert len(warnings) == 1 and "RuntimeError: Failed to find C compiler" in warnings[0]
 

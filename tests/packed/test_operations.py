@@ -42,7 +42,7 @@ def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
     if find_kernel() is None:
         pytest.skip("there are no compiled kernels")
     x, seen, original = finite((40, 133), torch.float32, 1, 2), [], Kernel.unpack
-    monkeypatch.setattr("optimum_neuronal.packed.formats.packed_matrix.multiply_by_blocks.__defaults__", (16,))
+    monkeypatch.setattr("optimum_neuronal.packed.formats.sparse.SCRATCH_ROWS", 16)
     monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(len(args[-1])) or original(self, *args))
     for bias in (None, finite((37,), torch.float32, 1)):
         matrix = SparseWeight.pack(finite((37, 133), torch.float32))

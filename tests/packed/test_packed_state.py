@@ -132,7 +132,7 @@ def test_an_empty_model_takes_the_state_of_a_packed_one(family, bits, ids):
 
 @pytest.mark.parametrize("change, message", [
     ({"format": "sparce"}, "Unknown packed format 'sparce'"),
-    ({"shape": (48, 33)}, r"its shape is \[48, 33\]: expected \[48, 32\], as in the model"),
+    ({"shape": (48, 33)}, r"its shape is \[48, 33\]: expected \[48, 32\] for the model"),
     ({"transposed": True}, "'transposed' is True: expected False"),
     ({"dtype": torch.int8}, "its dtype is torch.int8"),
     ({"tensors": {}}, "it has no packed_mask"),

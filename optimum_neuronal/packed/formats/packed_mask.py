@@ -24,14 +24,12 @@ def _eight_booleans(device: torch.device) -> torch.Tensor:
 class PackedMask(Change):
     """A mask of a weight's kept elements. As a change, it sets the others to zero.
 
-    Args:
-        bits (`Tensor`): uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest,
-            of byte `i // 8`, 1 where kept and 0 behind the end.
-        shape (`tuple[int, ...]`): of the weight.
+    `bits`, uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest, of byte
+    `i // 8`, 1 where kept and 0 after the end.
     """
 
     bits: torch.Tensor
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the weight
 
     @classmethod
     def pack(cls, kept: torch.Tensor) -> "PackedMask":

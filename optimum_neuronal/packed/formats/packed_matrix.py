@@ -14,7 +14,6 @@ from ..change import Change
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with
 PREFIX = ".packed_"  # between a weight's name and a tensor's, in files
 STORED = "packed_"  # precedes the name of a tensor in files and modules
-MOST_DIMENSIONS = 8
 BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small
 SCRATCH_ROWS = 1024  # unpacked at a time: so many that torch.mm is as fast as on all of them
 
@@ -138,10 +137,8 @@ class PackedMatrix(Change):
         for name in cls.fixed.keys() & found.keys():
             part, size = found[name], cls.fixed[name].itemsize
             if part.dtype != torch.uint8 or not part.ndim or part.shape[-1] % size:
-                raise ValueError(
-                    f"its {name} have dtype {part.dtype} and shape {list(part.shape)}: expected torch.uint8, {size} bytes "
-                    "per number"
-                )
+                came = f"dtype {part.dtype} and shape {list(part.shape)}"
+                raise ValueError(f"its {name} have {came}: expected torch.uint8, {size} bytes per number")
             found[name] = part.contiguous().view(cls.fixed[name])
         cls.check_headers(shape, dtype, headers_of(found))
         return cls.of_tensors(found, shape, dtype)
@@ -175,8 +172,8 @@ register_format = FORMATS.register
 def check_shape(shape: Any, dtype: Any) -> None:
     """Raise `ValueError` unless shape and dtype, as a file has them, are possible."""
     whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
-    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
-        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers above 0")
+    if not whole or not 2 <= len(shape) <= 8:
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 whole numbers above 0")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"its dtype is {dtype}: expected a floating one")
 
@@ -190,10 +187,8 @@ def check_tensors(
         if found is None:
             raise ValueError(f"it has no {name}")
         if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
-            raise ValueError(
-                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for "
-                f"{what} of shape {list(shape)}"
-            )
+            came, wanted = f"dtype {found[0]} and shape {list(found[1])}", f"{dtype} and {list(sizes)}"
+            raise ValueError(f"its {name} have {came}: expected {wanted} for {what} of shape {list(shape)}")
 
 
 def check_places(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -230,15 +225,7 @@ def multiply_by_blocks(
     unpack: Callable[[slice, torch.Tensor], None],
     scratch_rows: int = SCRATCH_ROWS,
 ) -> torch.Tensor:
-    """Return `x @ W.T + bias`. W is unpacked about `scratch_rows` rows at a time.
-
-    Args:
-        x (`Tensor`): shape (count, columns), contiguous.
-        rows (`int`): of W.
-        bias (`Tensor`, *optional*): shape (rows,).
-        unpack (`Callable`): unpacks a slice of rows into a tensor of shape (rows of the slice, columns).
-        scratch_rows (`int`): see above.
-    """
+    """Return `x @ W.T + bias`, x (count, columns), bias (rows,). `unpack` fills a tensor with a slice of W's rows."""
     columns = x.shape[1]
     y, scratch, wide = x.new_empty(len(x), rows), None, None
     widened = x.float() if multiplies_faster_wide(x) else x

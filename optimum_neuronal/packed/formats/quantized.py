@@ -37,15 +37,8 @@ class QuantizedWeight(PackedMatrix):
 
     An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The
     level is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
-
-    Args:
-        codes (`Tensor`): with 2 to 7 bits uint8, shape (ceil(rows / 64), ceil(columns / 4), bits, 32), see
-            `bit_planes`; with 8 bits int8, shape (rows, columns), -127 to 127.
-        scales (`Tensor`): bfloat16, shape (rows,), at least 0.
-        steps (`Tensor`, *optional*): bfloat16, shape (columns,), above 0. None: all are 1.
-        bits (`int`): of a code, 2 to 8.
-        shape (`tuple[int, ...]`): (rows, columns), or more dimensions, of which all but the last count rows.
-        dtype (`torch.dtype`): of the dense weight: float16, bfloat16 or float32.
+    `codes` of 2 to 7 bits have the shape (ceil(rows / 64), ceil(columns / 4), bits, 32), uint8, see `bit_planes`; those of
+    8 bits (rows, columns), int8, -127 to 127.
     """
 
     names: ClassVar[tuple[str, ...]] = ("codes", "scales", "steps")
@@ -53,11 +46,11 @@ class QuantizedWeight(PackedMatrix):
     fixed: ClassVar[Mapping[str, torch.dtype]] = {"scales": torch.bfloat16, "steps": torch.bfloat16}
 
     codes: torch.Tensor
-    scales: torch.Tensor
-    steps: torch.Tensor | None
+    scales: torch.Tensor  # bfloat16, shape (rows,), at least 0
+    steps: torch.Tensor | None  # bfloat16, shape (columns,), above 0; None: all are 1
     bits: int
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the dense weight
 
     @classmethod
     def encode(
@@ -68,19 +61,7 @@ class QuantizedWeight(PackedMatrix):
         steps: torch.Tensor | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> "QuantizedWeight":
-        """Return the weight of these codes.
-
-        Args:
-            codes (`Tensor`): uint8, below 2**bits; with 8 bits int8. Shape (..., columns).
-            bits, scales, steps, dtype: see the class.
-        """
-        check_bits(bits)
-        expected = torch.int8 if bits == BYTE_BITS else torch.uint8
-        if codes.dtype != expected or codes.ndim < 2:
-            raise ValueError(
-                f"the codes are {codes.dtype} of shape {list(codes.shape)}: expected {expected} and (..., columns) "
-                f"for {bits} bits"
-            )
+        """Return the weight of codes of shape (..., columns): uint8 below 2**bits, or with 8 bits int8."""
         rows = codes.reshape(-1, codes.shape[-1]).contiguous()
         held = rows if bits == BYTE_BITS else encode_planes(rows, bits)
         steps = None if steps is None else steps.contiguous()
@@ -88,11 +69,7 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
-        """Round a weight, shape (..., columns), to the nearest levels. A row's largest magnitude becomes the largest level.
-
-        Raises:
-            `ValueError`: the weight has fewer than two dimensions, no kernels for its dtype, or infinite values or NaN.
-        """
+        """Round a weight (..., columns) to the nearest levels. A row's largest magnitude becomes the largest level."""
         check_dense(weight)
         check_bits(bits)
         rows = weight.detach().reshape(-1, weight.shape[-1])
@@ -135,11 +112,7 @@ class QuantizedWeight(PackedMatrix):
         return dense.view(self.shape)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`. See [`PackedMatrix.linear`].
-
-        CPU kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with 8-bit codes
-        the result is off by one percent, with fewer bits by a tenth of that. Otherwise W is unpacked, some rows at a time.
-        """
+        """CPU kernels multiply few rows of x with codes, and round x: that costs 1 % with 8-bit codes, else a tenth of it."""
         kernel, rows = self._kernel(x.dtype), len(self.scales)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
             if kernel is None and x.device.type == "cpu":

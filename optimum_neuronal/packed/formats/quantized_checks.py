@@ -62,24 +62,16 @@ def check_contents(
 ) -> None:
     """Raise `ValueError` unless all numbers are in range and nothing is set behind the last row and column."""
     if not bool((scales.isfinite() & (scales >= 0)).all()):
-        raise ValueError(
-            f"its scales reach from {float(scales.min())} to {float(scales.max())}: expected finite, at least 0"
-        )
+        raise ValueError(f"its scales reach from {scales.min()} to {scales.max()}: expected finite, at least 0")
     if steps is not None and not bool((steps.isfinite() & (steps > 0)).all()):
-        raise ValueError(
-            f"its steps reach from {float(steps.min())} to {float(steps.max())}: expected finite, above 0"
-        )
+        raise ValueError(f"its steps reach from {steps.min()} to {steps.max()}: expected finite, above 0")
     largest = float(scales.max()) * (1.0 if steps is None else float(steps.max())) * largest_level(bits)
     if largest > torch.finfo(dtype).max:
-        raise ValueError(
-            f"its scales and steps allow elements of {largest:.3g}: expected at most {torch.finfo(dtype).max:.3g}, the "
-            f"largest of {dtype}"
-        )
+        limit = f"{torch.finfo(dtype).max:.3g}, the largest of {dtype}"
+        raise ValueError(f"its scales and steps allow elements of {largest:.3g}: expected at most {limit}")
     rows, columns = math.prod(shape[:-1]), shape[-1]
     if bits < BYTE_BITS and has_bits_behind(codes, rows, columns):
-        raise ValueError(
-            f"its codes have bits set behind the {rows} rows and {columns} columns of the weight: expected 0"
-        )
+        raise ValueError(f"its codes have bits set behind the {rows} rows and {columns} columns of the weight")
     if bits == BYTE_BITS and any(bool((codes[part] < -LARGEST_BYTE).any()) for part in chunk_rows(rows, columns)):
         raise ValueError("its codes have -128 among them: expected -127 to 127")
 
@@ -87,9 +79,9 @@ def check_contents(
 def check_dense(weight: torch.Tensor) -> None:
     """Raise `ValueError` unless a dense weight can be quantized."""
     if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
+        expected = f"a matrix, or a stack of them, of one of {', '.join(map(str, DTYPES))}"
         raise ValueError(
-            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantized: expected a matrix, "
-            f"or a stack of them, of one of {', '.join(map(str, DTYPES))}"
+            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantized: expected {expected}"
         )
     rows = weight.reshape(-1, weight.shape[-1])
     if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):

@@ -16,6 +16,7 @@ from .packed_mask import INTEGERS, PackedMask
 from .packed_matrix import (
     BLOCK,
     DTYPES,
+    SCRATCH_ROWS,
     Header,
     PackedMatrix,
     check_places,
@@ -37,22 +38,18 @@ MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
 @register_format("sparse")
 @dataclass(frozen=True)
 class SparseWeight(PackedMatrix):
-    """A sparse weight.
+    """A sparse weight of shape (..., in).
 
-    Args:
-        mask (`Tensor`): uint8, shape (rows, stride), stride = 8 * ceil(in / 64). Element j of a row is bit j % 8, from
-            the lowest, of byte j // 8; 1 where kept, 0 behind `in`.
-        values (`Tensor`): the kept values, row by row, shape (kept,), of the weight's dtype.
-        offsets (`Tensor`): int64, shape (rows + 1,), rising from 0 to kept: where in `values` every row begins.
-        shape (`tuple[int, ...]`): (..., in).
+    `mask`, uint8, shape (rows, 8 * ceil(in / 64)): element j of a row is bit j % 8, from the lowest, of byte j // 8, 1 where
+    kept and 0 after the end of the row. `offsets` rise from 0 to kept: where in `values` each row starts.
     """
 
     names: ClassVar[tuple[str, ...]] = ("mask", "values", "offsets")
     derived: ClassVar[tuple[str, ...]] = ("offsets",)
 
     mask: torch.Tensor
-    values: torch.Tensor
-    offsets: torch.Tensor
+    values: torch.Tensor  # the kept values, row by row, shape (kept,), of the weight's dtype
+    offsets: torch.Tensor  # int64, shape (rows + 1,)
     shape: tuple[int, ...]
 
     @classmethod
@@ -103,10 +100,8 @@ class SparseWeight(PackedMatrix):
             raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
         wrong = torch.nonzero(self.offsets.diff() != _row_counts(self.mask))
         if len(wrong):
-            row = int(wrong[0])
             raise ValueError(
-                f"its offsets go from {int(self.offsets[row])} to {int(self.offsets[row + 1])} in row {row}, of which its "
-                "bitmask keeps another number of values"
+                f"its offsets don't fit the number of values that its bitmask keeps in row {int(wrong[0])}"
             )
 
     @property
@@ -140,9 +135,8 @@ class SparseWeight(PackedMatrix):
             if kernel is None and x.device.type == "cpu":
                 warn_without_kernel()
             # Without kernels few rows at a time, which stay in a cache between being unpacked and being multiplied.
-            return multiply_by_blocks(
-                x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // max(1, x.shape[1])])
-            )
+            together = SCRATCH_ROWS if kernel else 2**20 // max(1, x.shape[1])
+            return multiply_by_blocks(x, self.row_count, bias, self._fill, together)
         if len(x) <= MAX_ROWS:
             return kernel.linear(x, self.mask, self.values, self.offsets, bias)
         return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])
@@ -170,13 +164,9 @@ class SparseWeight(PackedMatrix):
         return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
 
     def window(self, first: int, last: int) -> "SparseWeight":
-        """Return some rows beside all values: offsets are not looked at, which a device would have to be waited for."""
-        return replace(
-            self,
-            mask=self.mask[first:last],
-            offsets=self.offsets[first : last + 1],
-            shape=(last - first, self.shape[-1]),
-        )
+        """Return some rows beside all values. Reading offsets would have to wait for the device."""
+        mask, offsets = self.mask[first:last], self.offsets[first : last + 1]
+        return replace(self, mask=mask, offsets=offsets, shape=(last - first, self.shape[-1]))
 
     def rows(self, first: int, last: int) -> "SparseWeight":
         part = self.window(first, last)
@@ -231,7 +221,8 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
     if bits.device.type == "cpu":
         counts = np.bitwise_count(bits.contiguous().numpy().view(np.uint64))
         return torch.from_numpy(counts.sum(1, dtype=np.int64))
-    table = _bit_counts(bits.device)
+    table = torch.arange(256, device=bits.device)
+    table = sum((table >> position) & 1 for position in range(8)).to(torch.uint8)  # byte -> bits that are set
     counts = torch.zeros(len(bits), dtype=torch.int64, device=bits.device)
     for block in row_blocks(len(bits), bits.shape[1]):
         part = bits[block]
@@ -239,14 +230,6 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
     return counts
 
 
-def _bit_counts(device: torch.device) -> torch.Tensor:
-    """Return of every byte how many of its bits are set, uint8."""
-    table = torch.arange(256, device=device)
-    return sum((table >> position) & 1 for position in range(8)).to(torch.uint8)
-
-
 def _has_bits_behind(bits: torch.Tensor, columns: int) -> bool:
     whole, rest = divmod(columns, 8)
-    if rest and bool((bits[:, whole] >> rest).any()):
-        return True
-    return bool(bits[:, whole + bool(rest) :].any())
+    return bool(rest and (bits[:, whole] >> rest).any()) or bool(bits[:, whole + bool(rest) :].any())

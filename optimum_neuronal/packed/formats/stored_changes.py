@@ -16,33 +16,18 @@ StoredChange = PackedMask | PackedMatrix
 
 
 def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
-    """Return a change of a weight as tensors, by names that begin with the given one.
-
-    Args:
-        change ([`Change`]): of the weight.
-        weight (`Tensor`, shape (out, in)): dense; not changed.
-        name (`str`): under which [`of_parts`] finds the tensors.
-    """
+    """Return a change of a dense weight (out, in) as tensors, by names that begin with the given one."""
     if isinstance(change, Zeros):
         return {name + MASK: PackedMask.pack(change.mask).bits}
     packed = change if isinstance(change, PackedMatrix) else SparseWeight.pack(change.applied(weight))
-    return {
-        f"{name}.{packed.name}.{part}": tensor
-        for part, tensor in packed.tensors().items()
-        if part not in packed.derived
-    }
+    stored = {part: tensor for part, tensor in packed.tensors().items() if part not in packed.derived}
+    return {f"{name}.{packed.name}.{part}": tensor for part, tensor in stored.items()}
 
 
 def of_parts(
     tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> StoredChange:
-    """Return the change that [`parts_of`] took apart.
-
-    Args:
-        tensors (`Mapping[str, Tensor]`): of this change, and perhaps of others.
-        name (`str`): as it was given to [`parts_of`].
-        shape (`tuple[int, int]`), dtype (`torch.dtype`): of the weight.
-    """
+    """Return the change that [`parts_of`] took apart, of a weight of this shape and dtype."""
     if name + MASK in tensors:
         return PackedMask(tensors[name + MASK], shape)
     for kind in map(FORMATS.get, FORMATS.names()):
