@@ -18,6 +18,7 @@ from .common.processes import Processes
 from .common.validation import check_path
 from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet
+from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
@@ -136,6 +137,7 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
+        check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
         format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
         check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:

@@ -1,14 +1,18 @@
 """The base of all commands of `optimum-cli neuronal`."""
 
+import argparse
+import os
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
 from ..common.display import escaped
+from ..common.registry import parse_method
+from ..common.validation import did_you_mean
+from ..data.documents import check_datasets
 from ..transformers_plugin import register
-from .early_checks import check_arguments
-from .flags import add_switch, describe
+from .flags import add_switch, describe, methods
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
@@ -23,14 +27,9 @@ def write(text: str) -> None:
 
 
 class Command(BaseOptimumCLICommand):
-    """A command whose expected errors are one line.
+    """A command whose expected errors are one line."""
 
-    Attributes:
-        USAGE (`str`): the arguments that it needs, in a line.
-        EXAMPLES (`tuple[str, ...]`): arguments, as they are typed.
-    """
-
-    USAGE: ClassVar[str] = "[flags]"
+    USAGE: ClassVar[str] = "[flags]"  # the arguments that it needs, in a line
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
@@ -68,6 +67,43 @@ class Command(BaseOptimumCLICommand):
     def after_interrupt(self) -> str:
         """Return the end of the line on Ctrl-C: how to go on."""
         return ""
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise for names of methods and datasets and for paths that cannot be right. Import nothing heavy."""
+    for kind in ("saliency", "topup"):
+        known = methods(kind).split(", ")
+        for text in _several(args, kind):
+            name = parse_method(text)[0]
+            # a plug-in that is imported already may have registered more
+            if name not in known and f"optimum_neuronal.{kind}" not in sys.modules:
+                raise ValueError(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    check_datasets([*_several(args, "dataset"), *_several(args, "evaluate")])
+    for flag in ("config", "include_path"):
+        path = getattr(args, flag, None)
+        if path is not None and not os.path.exists(path):
+            raise FileNotFoundError(f"--{flag.replace('_', '-')} {path} does not exist.")
+    output = getattr(args, "output", None)
+    if output is not None and os.path.exists(output) and not os.path.isdir(output):
+        raise NotADirectoryError(f"--output {output} is a file: name a directory.")
+    if getattr(args, "model", None) is not None:
+        _check_model(args.model)
+
+
+def _several(args: argparse.Namespace, name: str) -> list[str]:
+    value: Any = getattr(args, name, None)
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _check_model(name: str) -> None:
+    """Raise for a directory without a model, or a path that does not exist."""
+    if os.path.isdir(name):
+        if not os.path.isfile(os.path.join(name, "config.json")):
+            raise FileNotFoundError(f"There is no config.json in {name}: name the directory of a model.")
+    elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+        folder = os.path.dirname(name) or "."
+        hint = did_you_mean(os.path.basename(name), os.listdir(folder) if os.path.isdir(folder) else ())
+        raise FileNotFoundError(f"The directory {name} does not exist.{hint}")
 
 
 def _silence() -> None:

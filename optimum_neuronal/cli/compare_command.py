@@ -32,8 +32,6 @@ WITHOUT = ("pattern", "embedding_bits")  # fields that a comparison does not hav
 
 
 class CompareCommand(Command):
-    """Command that prunes a model in many ways, and measures each."""
-
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
@@ -48,22 +46,21 @@ class CompareCommand(Command):
         add_model_flags(parser)
         parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
         add_test_flags(parser)
-        parser.add_argument(
-            "--presets",
-            nargs="+",
-            choices=sorted(PRESETS),
-            help="presets of the config to measure too, at every sparsity (default: none)",
-        )
-        parser.add_argument(
-            "--output",
-            default="comparison",
-            help="directory for tables and results; a second run resumes from them (default: comparison)",
-        )
+        presets = "presets of the config to measure too, at every sparsity (default: none)"
+        parser.add_argument("--presets", nargs="+", choices=sorted(PRESETS), help=presets)
+        output = "directory for tables and results; a second run resumes from them (default: comparison)"
+        parser.add_argument("--output", default="comparison", help=output)
         add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
         add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
         add_memory_flags(parser)
         several = {name: default for name, (_, default) in SEVERAL.items()}
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
+
+    def check(self) -> None:
+        if self.args.plots:
+            from ..common.figure_style import check_matplotlib
+
+            check_matplotlib()
 
     def work(self) -> None:
         from ..comparing.combinations import find_combinations
@@ -77,15 +74,15 @@ class CompareCommand(Command):
                 given[name] = getattr(args, name)
         check_output(args.output, args.overwrite)
         ways = {key: given[key] for key in (*dict(SEVERAL.values()), "presets", "dataset") if key in given}
-        find_combinations(**ways, config={key: given[key] for key in given.keys() & CONFIG_FLAGS.keys() - ways.keys()})
+        others = {key: given[key] for key in given.keys() & CONFIG_FLAGS.keys() - ways.keys()}
+        find_combinations(**ways, config=others)  # raises before the model is loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
-        comparison = compare(*load(args, device), **given, **options)
-        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        found = compare(*load(args, device), **given, **options)
+        write(f"\n{found}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
-            write(", ".join(path.name for path in comparison.plot(args.output)))
-        if comparison.failed:
-            failed = f"{len(comparison.failed)} of {len(comparison.results)} combinations failed"
-            sys.exit(f"compare: {failed}, see the table")
+            write(", ".join(path.name for path in found.plot(args.output)))
+        if found.failed:
+            sys.exit(f"compare: {len(found.failed)} of {len(found.results)} combinations failed, see the table")
 
     def after_interrupt(self) -> str:
         return f": the same command resumes from what is finished in {self.args.output}"

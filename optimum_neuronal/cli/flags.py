@@ -16,7 +16,6 @@ CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.met
 
 
 def describe(parser: argparse.ArgumentParser, usage: str | None, description: str, examples: Sequence[str]) -> None:
-    """Give the help of a command a usage of one line, a description, and examples."""
     parser.usage = usage and f"{parser.prog} {usage}"  # argparse names subcommands after the usage of their group
     parser.description = description
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -31,14 +30,8 @@ def methods(kind: str) -> str:
     return ", ".join(sorted(name for names in found for name in names))
 
 
-def add_config_flags(
-    parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] | None = None
-) -> None:
-    """Add flags of fields of the config. A flag that is not given is left to the config.
-
-    `several` maps fields that take several values to their default in words.
-    """
-    several = several or {}
+def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] = {}) -> None:
+    """Add flags of fields of the config. `several` maps fields that take several values to their default in words."""
     for name in names:
         entry = CONFIG_FLAGS[name]
         kind, meaning = kind_of(entry), entry.metadata["help"]
@@ -71,19 +64,15 @@ def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
     """Add the flags that say which model to load, and how. Rarely needed flags go to a group of their own."""
     rare = rare or parser
     parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
-    parser.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="dtype of the weights; on a CPU float32 is often much faster (default: auto, the checkpoint's)",
-    )
+    dtypes = ("auto", "float32", "bfloat16", "float16")
+    dtype = "dtype of the weights; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
+    parser.add_argument("--dtype", choices=dtypes, default="auto", help=dtype)
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
     rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 
 
 def add_memory_flags(parser: Flags) -> None:
-    """Add the flags that trade memory for speed."""
     batch = "sequences per forward, which change the result by rounding at most (default: about 2048 tokens)"
     parser.add_argument("--batch-size", type=int, help=batch)
     beyond = "hidden states beyond this many bytes wait in CPU memory (default: they stay on the device)"
@@ -91,24 +80,18 @@ def add_memory_flags(parser: Flags) -> None:
 
 
 def add_overwrite_flag(parser: Flags) -> None:
-    """Add the flag of commands that write a checkpoint."""
     add_switch(parser, "--overwrite", "replace another model's files in the output directory; all others stay")
 
 
 def add_json_flag(parser: Flags) -> None:
-    """Add the flag of commands that print tables."""
     add_switch(parser, "--json", "print JSON instead of tables")
 
 
 def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
     parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        default=[],
-        help="zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)",
-    )
+    tasks = "zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
+    parser.add_argument("--tasks", nargs="+", default=[], help=tasks)
     parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
     parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")
 

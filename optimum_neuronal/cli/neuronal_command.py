@@ -1,18 +1,34 @@
-"""`optimum-cli neuronal`, the group of all commands."""
+"""`optimum-cli neuronal`, the group of all commands, and `demo`."""
 
 from argparse import ArgumentParser
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 
+from .checkpoint_commands import ConvertCommand, InspectCommand
+from .command import Command, write
 from .compare_command import CompareCommand
-from .convert_command import ConvertCommand
-from .demo_command import DemoCommand
-from .env_command import EnvCommand
-from .evaluate_command import EvaluateCommand
-from .flags import describe
-from .inspect_command import InspectCommand
+from .flags import add_overwrite_flag, add_switch, describe
+from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
-from .speed_command import SpeedCommand
+
+
+class DemoCommand(Command):
+    COMMAND = CommandInfo(name="demo", help="Prune the small model of this package in several ways (two minutes).")
+    EXAMPLES = ("", "--all --output somewhere-else")
+
+    @staticmethod
+    def parse_args(parser: ArgumentParser) -> None:
+        output = "directory to save the 70%% sparse model in (default: demo-model)"
+        parser.add_argument("--output", default="demo-model", help=output)
+        add_overwrite_flag(parser)
+        add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the preset best too: six to eight minutes")
+
+    def work(self) -> None:
+        from ..checkpoint.own_files import check_output
+        from ..demo.run import run_demo
+
+        check_output(self.args.output, self.args.overwrite)
+        run_demo(self.args.output, write, self.args.all)
 
 
 COMMANDS = (
@@ -22,8 +38,6 @@ EXAMPLES = ("demo", "prune --model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-
 
 
 class NeuronalCommand(BaseOptimumCLICommand):
-    """Group of the commands."""
-
     COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
     SUBCOMMANDS = tuple(
         CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optimum.commands.base import CommandInfo
 
 from ..config.presets import PRESETS
+from ..data.documents import check_datasets
 from .command import Command, write
 from .flags import (
     CONFIG_FLAGS,
@@ -35,11 +36,7 @@ TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
 
 class PruneCommand(Command):
-    """Command that prunes a model, or says with `--dry-run` what that costs."""
-
-    COMMAND = CommandInfo(
-        name="prune", help="Set weights of a model's linear projections to zero, or quantize them, and save it."
-    )
+    COMMAND = CommandInfo(name="prune", help="Set weights of a model's projections to zero, or quantize them.")
     USAGE = "--model MODEL {--sparsity SHARE,--bits-per-weight BITS} --output DIR [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
@@ -55,35 +52,28 @@ class PruneCommand(Command):
         add_switch(main, "--dry-run", "only show what would be pruned and roughly what it would cost")
         preset = "fields of the config under one name, which --config and flags override (default: none)"
         main.add_argument("--preset", choices=sorted(PRESETS), help=preset)
-        config = "JSON file with fields of the config, or the config.json or neuronal_report.json of a pruned model, whose prune "
-        config += "is repeated; flags override it (default: none)"
+        config = "JSON file of config fields, or config.json or neuronal_report.json of a pruned model (default: none)"
         main.add_argument("--config", metavar="FILE", help=config)
         result.add_argument("--output", help="directory to save the pruned model in (required without --dry-run)")
         add_overwrite_flag(result)
-        format = "dense: ordinary safetensors; packed: small, loads with this package (default: packed with quantized weights, "
-        result.add_argument("--format", choices=("dense", "packed"), help=format + "else dense)")
-        evaluate = (
-            "test text: measure the perplexity before and after, for the report and the model card (default: none)"
-        )
+        format = "packed: small, loads with this package (default: packed if weights are quantized, else dense)"
+        result.add_argument("--format", choices=("dense", "packed"), help=format)
+        evaluate = "test text: measure perplexity before and after, for report and model card (default: none)"
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             add_config_flags(group, names)
         add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
-        work_dir = (
-            "where finished steps are recorded, so that the same command resumes after a crash; removed at the end "
-        )
-        rare.add_argument("--work-dir", help=work_dir + "(default: hidden, beside the output)")
+        work_dir = "records of finished steps, which the same command resumes (default: hidden, beside the output)"
+        rare.add_argument("--work-dir", help=work_dir)
         add_switch(rare, "--stream", "read weights from disk one block at a time, for models larger than memory")
         add_memory_flags(rare)
 
     def check(self) -> None:
         args = self.args
         if args.config is args.preset is None and not {"sparsity", "bits_per_weight"} & vars(args).keys():
-            raise ValueError(
-                "--sparsity is missing: give a share such as 0.7, or --bits-per-weight, --preset or --config."
-            )
+            raise ValueError("--sparsity is missing: give it, or --bits-per-weight, --preset or --config.")
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 
@@ -107,7 +97,9 @@ class PruneCommand(Command):
         given = given_fields(self.args)
         for method in given.keys() & {"saliency", "topup"}:  # hyper-parameters belong to the method that is replaced
             fields.pop(f"{method}_args", None)
-        return NeuronALConfig.from_dict(fields | given)
+        config = NeuronALConfig.from_dict(fields | given)
+        check_datasets([config.dataset])
+        return config
 
     def _prune(self, config: "NeuronALConfig") -> None:
         """Prune the model, save it, and write the report."""

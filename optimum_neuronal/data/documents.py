@@ -14,7 +14,7 @@ which the tokenizer's chat template turns into text.
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,13 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) ->
     if not any(text.strip() for text in documents):
         raise ValueError(f"The dataset ({documents.source}) holds no text.")
     return documents
+
+
+def check_datasets(datasets: Iterable[Any]) -> None:
+    """Raise `FileNotFoundError` or `ValueError` for names and paths of datasets that cannot be right. Open nothing."""
+    for dataset in datasets:
+        if isinstance(dataset, (str, os.PathLike)):
+            find_dataset(os.fspath(dataset))
 
 
 def find_dataset(name: str) -> TextDataset:

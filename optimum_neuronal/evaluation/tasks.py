@@ -20,19 +20,12 @@ PAPER = ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge",
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Result of a model on one task.
+    """Result of a model on one task."""
 
-    Args:
-        accuracy (`float`): share of questions whose most likely answer is right, in [0, 1].
-        stderr (`float`, *optional*): standard error of `accuracy`. None for a single question.
-        metric (`str`): the harness's name of `accuracy`.
-        samples (`int`): number of questions.
-    """
-
-    accuracy: float
-    stderr: float | None
-    metric: str
-    samples: int
+    accuracy: float  # share of questions whose most likely answer is right, in [0, 1]
+    stderr: float | None  # standard error of the accuracy; None for a single question
+    metric: str  # the harness's name of the accuracy
+    samples: int  # number of questions
 
 
 def evaluate_tasks(
@@ -67,6 +60,8 @@ def evaluate_tasks(
     """
     check_count("batch_size", batch_size, 1)
     check_language_model(model)
+    if model.device.type == "meta":
+        raise ValueError("Zero-shot tasks need the model's weights in memory: load it without offloading.")
     loaded = load_tasks(tasks, include_path)
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM
@@ -75,8 +70,6 @@ def evaluate_tasks(
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     with inference(model):
         wrapped = HFLM(pretrained=model, backend="causal", **options)
-        if wrapped.device.type == "meta":  # offloaded: accelerate's hooks move the ids to the right device
-            wrapped._device = type(wrapped.device)("cpu")
         # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
         results = evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 import optimum_neuronal
 from optimum_neuronal import save_pretrained
-from optimum_neuronal.cli.evaluate_command import task_rows
+from optimum_neuronal.cli.measuring_commands import task_rows
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 

@@ -134,13 +134,17 @@ def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
         run("prune", *given, tmp_path / "sparse")
 
 
-def test_mistakes(run, dense, tmp_path):
+def test_mistakes(run, dense, tmp_path, monkeypatch):
     given = ("prune", "--model", dense, "--output", tmp_path / "o")
+    monkeypatch.setattr("optimum_neuronal.pruner.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    (tmp_path / "c.json").write_text('{"sparsity": 0.7, "dataset": "gone.txt"}')
     for flags, message in (
         (("--sparsity", 70), "Did you mean 0.7"),
         (("--sparsity", 0.7, "--bits-per-weight", 6), "Both sparsity"),
         (("--sparsity", 0.7, "--topup", "owl:half_widht=1"), "Did you mean 'half_width'"),
         (("--sparsity", 0.7, "--device", "tpu"), "--device tpu is not available"),
+        (("--sparsity", 0.7, "--evaluate", "gone.txt"), "'gone.txt' does not exist"),
+        (("--config", tmp_path / "c.json"), "'gone.txt' does not exist"),
     ):
         with pytest.raises(SystemExit, match=message):
             run(*given, *flags)

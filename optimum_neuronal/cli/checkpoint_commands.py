@@ -1,20 +1,41 @@
-"""`optimum-cli neuronal convert`, which writes a pruned checkpoint in another format."""
+"""`optimum-cli neuronal inspect` and `convert`, which read a pruned checkpoint without running its model."""
 
 import argparse
+import json
+import sys
 
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .flags import add_config_flags, add_overwrite_flag, given_fields
-from .inspect_command import add_checkpoint_flags
+from .flags import add_config_flags, add_json_flag, add_overwrite_flag, given_fields
+
+
+def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+
+
+class InspectCommand(Command):
+    COMMAND = CommandInfo(name="inspect", help="Show how a checkpoint was pruned, and count its zeros.")
+    USAGE = "DIR_OR_ID [flags]"
+    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        _add_checkpoint_flags(parser)
+        add_json_flag(parser)
+
+    def work(self) -> None:
+        from ..checkpoint.inspecting import inspect_checkpoint
+
+        found = inspect_checkpoint(self.args.model, self.args.revision)
+        write(json.dumps(found.to_dict(), indent=2) if self.args.json else str(found))
+        if found.problems:
+            sys.exit(1)
 
 
 class ConvertCommand(Command):
-    """Command that writes a pruned checkpoint in another format."""
-
-    COMMAND = CommandInfo(
-        name="convert", help="Write a pruned checkpoint packed or dense, with the same weights to the bit."
-    )
+    COMMAND = CommandInfo(name="convert", help="Write a pruned checkpoint packed or dense, with equal weights.")
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
     EXAMPLES = (
         "qwen-sparse --format packed",
@@ -24,13 +45,9 @@ class ConvertCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_checkpoint_flags(parser)
-        parser.add_argument(
-            "--format",
-            required=True,
-            choices=("packed", "dense"),
-            help="packed: small, loads with optimum_neuronal; dense: loads anywhere (required)",
-        )
+        _add_checkpoint_flags(parser)
+        format = "packed: small, loads with optimum_neuronal; dense: loads anywhere (required)"
+        parser.add_argument("--format", required=True, choices=("packed", "dense"), help=format)
         parser.add_argument("--output", help="directory to write, required with a Hub id (default: replace DIR)")
         add_overwrite_flag(parser)
         parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")

@@ -1,0 +1,114 @@
+"""`optimum-cli neuronal evaluate`, `speed` and `env`, which measure a model and this machine."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from optimum.commands.base import CommandInfo
+
+from ..config.config_fields import DATASETS
+from .command import Command, write
+from .flags import add_json_flag, add_model_flags, add_test_flags, device_of, load, load_options
+
+
+class EvaluateCommand(Command):
+    COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity and zero-shot accuracy.")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = (
+        "--model qwen-sparse --dataset wikitext2",
+        "--model qwen-sparse --dataset my-text.txt --tasks paper --limit 100",
+    )
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
+        parser.add_argument("--dataset", nargs="+", help=text)
+        length = "tokens per window (default: 2048, or the model's limit if that is less)"
+        parser.add_argument("--seq-length", type=int, help=length)
+        parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
+        add_test_flags(parser)
+
+    def work(self) -> None:
+        from ..common.display import format_table
+        from ..evaluation.perplexity import evaluate_perplexity
+        from ..evaluation.tasks import evaluate_tasks, load_tasks
+
+        args, device = self.args, device_of(self.args)
+        if args.tasks:
+            load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
+        model, tokenizer = load(args, device)
+        rows = []
+        for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
+            options = {"max_windows": args.max_windows, "batch_size": args.batch_size}
+            rows.append([dataset, f"{evaluate_perplexity(model, tokenizer, dataset, args.seq_length, **options):.2f}"])
+        if rows:
+            write("\n" + format_table(["dataset", "perplexity"], rows))
+        if args.tasks:
+            options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
+            results = evaluate_tasks(model, tokenizer, args.tasks, **options)
+            write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
+
+
+def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of a table: task, accuracy, standard error. The last row is the mean."""
+    rows = [
+        [name, f"{result.accuracy:.2%}", "-" if result.stderr is None else f"{result.stderr:.2%}"]
+        for name, result in results.items()
+    ]
+    mean = sum(result.accuracy for result in results.values()) / len(results)
+    return [*rows, ["mean", f"{mean:.2%}", ""]]
+
+
+class SpeedCommand(Command):
+    COMMAND = CommandInfo(name="speed", help="Measure a sparse model with dense and with packed weights, in turns.")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        batches = "sequences at a time (default: 1 4 8)"
+        parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help=batches)
+        parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
+        parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
+        parser.add_argument("--rounds", type=int, default=5, help="timings of each form (default: 5)")
+        parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
+        add_json_flag(parser)
+
+    def work(self) -> None:
+        import torch
+
+        from ..evaluation.speed import measure_speed
+        from ..model.load_model import load_model
+        from ..packed.packed_module import packed_modules
+        from ..packed.sparsify import densify, sparsify
+
+        args, device = self.args, device_of(self.args)
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        dense = densify(load_model(args.model, **load_options(args))).to(device)
+        packed = load_model(args.model, **load_options(args))
+        if next(packed_modules(packed), None) is None:
+            packed = sparsify(packed)
+        numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
+        report = measure_speed(dense, packed.to(device), *numbers)
+        write(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+
+
+class EnvCommand(Command):
+    COMMAND = CommandInfo(name="env", help="Show versions, processor, accelerators and the kernels in use.")
+    EXAMPLES = ("", "--json")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_json_flag(parser)
+
+    def work(self) -> None:
+        from ..common.display import format_table
+        from ..native.environment import describe_environment
+
+        found = describe_environment()
+        rows = [[name, str(value)] for name, value in found.items()]
+        write(json.dumps(found, indent=2) if self.args.json else "\n" + format_table(["", "here"], rows))
