@@ -21,16 +21,18 @@ SEQ_LENGTH, TEST_WINDOWS = 256, 96
 SPARSITIES = (0.6, 0.7, 0.8)
 SAVED = 0.7
 METHODS = {  # what is compared -> fields of the config
-    "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
-    "Wanda, search": {"saliency": "wanda", "topup": "search"},
-    "default": {},
+    "ALPS, search (default)": {},
 }
-BEST = {"best": PRESETS["best"]}  # takes minutes
+MORE = {  # compared with --all
+    "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
+    "Wanda, search": {"saliency": "wanda", "topup": "search"},
+}
+BEST = {"preset best": PRESETS["best"]}  # takes minutes
 
-ROW = "{:>8}  {:<18}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished
-DURATIONS = {False: "one or two minutes", True: "six to eight minutes"}  # all_rows -> time on two cores
+ROW = "{:<22}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished
+DURATIONS = {False: "up to two minutes", True: "six to eight minutes"}  # all_rows -> time on two cores
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
@@ -55,35 +57,34 @@ def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = False) -> None:
-    """Compare the methods on held-out text, save the last 70 % sparse model, and reload it elsewhere.
+    """Compare methods on held-out text, save the last 70 % sparse model, and reload it in a new process.
 
-    Args:
-        output (`str` or `Path`): directory for the saved model.
-        write: receives every line of text.
-        all_rows (`bool`): True compares at 60, 70 and 80 %, with the preset best too; False at 70 % alone.
+    `write` receives every line of text. `all_rows` compares more methods, and at 60, 70 and 80 %.
     """
     start = time.perf_counter()
-    methods_at = dict.fromkeys(SPARSITIES, METHODS) | {SAVED: METHODS | BEST} if all_rows else {SAVED: METHODS}
+    methods_at = {SAVED: METHODS}
+    if all_rows:
+        methods_at = dict.fromkeys(SPARSITIES, METHODS | MORE) | {SAVED: METHODS | MORE | BEST}
     dense, tokenizer = load_tiny_model()
-    write(
-        f"A Llama of {dense.num_parameters() / 1e6:.1f} M parameters, trained on the Python standard library's source. "
-        "Perplexity is measured on modules that it never saw."
-    )
+    size = f"{dense.num_parameters() / 1e6:.1f} M parameters"
+    write(f"The model: a Llama with {size}, trained on source code of Python's standard library.")
+    write("Perplexity: on source code that it never saw; lower is better.")
+    write(f"This takes {DURATIONS[all_rows]} on two cores.\n")
+    write(ROW.format("saliency, top-up", "zeros", "perplexity", "x dense", "seconds"))
     reference = _perplexity(dense, tokenizer)
-    write(f"Dense perplexity: {reference:.2f}. What follows takes {DURATIONS[all_rows]} on two cores.\n")
-    write(ROW.format("sparsity", "method", "perplexity", "x dense", "seconds"))
+    write(ROW.format("dense model", "0.0%", f"{reference:.2f}", "1.00", ""))
     for sparsity, methods in methods_at.items():
         for label, fields in methods.items():
             model, pruner, seconds = _prune(dense, tokenizer, sparsity, fields)
-            perplexity, achieved = _perplexity(model, tokenizer), pruner.report.achieved_sparsity
-            ratio = f"{perplexity / reference:.2f}"
-            write(ROW.format(f"{achieved:.2%}", label, f"{perplexity:.2f}", ratio, f"{seconds:.1f}"))
-            if sparsity == SAVED and label == list(methods)[-1]:
-                pruner.save(model.to(torch.bfloat16), output)
-    saved = list(methods_at[SAVED])[-1]
-    write(f"\nThe {SAVED:.0%} sparse model ({saved}) is saved in {output}. Plain transformers, in a new process:\n")
+            perplexity, zeros = _perplexity(model, tokenizer), f"{pruner.report.achieved_sparsity:.1%}"
+            write(ROW.format(label, zeros, f"{perplexity:.2f}", f"{perplexity / reference:.2f}", f"{seconds:.1f}"))
+            if sparsity == SAVED:
+                kept = label, pruner, model
+    label, pruner, model = kept
+    pruner.save(model.to(torch.bfloat16), output)
+    write(f"\nThe {SAVED:.0%} sparse model of {label} is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
-    more = "" if all_rows else " --all adds rows for 60 and 80 % and the preset best."
+    more = "" if all_rows else " --all compares more methods, and at 60 and 80 % too."
     write(f"\n{time.perf_counter() - start:.0f} seconds in all.{more}")
 
 

@@ -40,15 +40,17 @@ def test_the_table(tmp_path, monkeypatch, all_rows):
     quick = small | {"saliency": "alps", "topup": "uniform", "saliency_args": {"iterations": 2}}
     methods = {name: {**fields, **small} for name, fields in run.METHODS.items()}
     methods["Wanda, NeuronAL"]["topup_args"] = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
-    methods["Wanda, search"]["topup_args"] = {"budget": 8}
-    methods["default"] = quick
+    methods["ALPS, search (default)"] = quick
+    more = {name: small | {"saliency": "wanda", "topup": "uniform"} for name in run.MORE}
     monkeypatch.setattr(run, "load_tiny_model", two_blocks)
-    monkeypatch.setattr(run, "METHODS", methods)
-    monkeypatch.setattr(run, "BEST", {"best": quick})
+    for name, value in (("METHODS", methods), ("MORE", more), ("BEST", {"best": quick})):
+        monkeypatch.setattr(run, name, value)
     for name, value in (("SPARSITIES", (0.7, 0.8)), ("TEST_WINDOWS", 2), ("SEQ_LENGTH", 64)):
         monkeypatch.setattr(run, name, value)
     monkeypatch.setattr(run, "_reload", lambda directory: f"reloaded from {directory}")
     run.run_demo(tmp_path / "saved", lines.append, all_rows)
     shown = "\n".join(lines)
-    assert "Dense perplexity:" in shown and shown.count("%  ") == (11 if all_rows else 5)
+    rows = [line.split("  ")[0] for line in lines if "%  " in line]
+    assert rows[:3] == ["dense model", "Wanda, uniform", "Wanda, NeuronAL"]
+    assert len(rows) == 1 + (11 if all_rows else 3)
     assert f"reloaded from {tmp_path / 'saved'}" in shown and (tmp_path / "saved" / "model.safetensors").exists()
