@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 from ..model.projections import Block, Decoder
-from .calls import Call, Wrap, hidden_bytes, keep_shared, output_wrapper, replaced_forward, split_hidden, to_device
+from .calls import (
+    Call,
+    Stream,
+    Wrap,
+    hidden_bytes,
+    keep_shared,
+    output_wrapper,
+    replaced_forward,
+    split_hidden,
+    to_device,
+)
 
 
 @dataclass(eq=False)
@@ -68,7 +78,7 @@ def capture_inputs(
             padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
             decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
             _check_shape(decoder, inputs.hidden[-1], batch)
-            if max_hidden_bytes is not None and hidden_bytes([inputs.hidden]) > max_hidden_bytes:
+            if max_hidden_bytes is not None and hidden_bytes([Stream(inputs.hidden)]) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
 

@@ -97,14 +97,10 @@ class Stream:
 Streams = list["Stream | None"]  # None: the candidate was abandoned
 
 
-def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
-    """Return the bytes of lists of hidden states. A tensor in several of them counts once."""
-    tensors = {id(states): states for stream in streams for states in stream}
+def hidden_bytes(streams: Streams) -> int:
+    """Return the bytes of all hidden states. A tensor in several streams counts once."""
+    tensors = {id(states): states for stream in streams if stream is not None for states in stream}
     return sum(states.numel() * states.element_size() for states in tensors.values())
-
-
-def streams_bytes(streams: Streams) -> int:
-    return hidden_bytes([stream.batches for stream in streams if stream is not None])
 
 
 def on_cpu(streams: Streams) -> Streams:

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..model.projections import Block, Decoder, Projection
 from .block_inputs import BlockInputs, block_outputs, capture_inputs, find_wrapper, next_token_logits
-from .calls import Call, Stream, Streams, Wrap, first_output, on_cpu, output_wrapper, streams_bytes
+from .calls import Call, Stream, Streams, Wrap, first_output, hidden_bytes, on_cpu, output_wrapper
 from .offload import BlockLoader
 from .replay import replay
 from .statistics import Norms, SquaredNorms
@@ -152,7 +152,7 @@ class BlockRunner:
         return errors.sum().item()
 
     def _within_budget(self, streams: Streams) -> Streams:
-        if self.max_hidden_bytes is None or streams_bytes(streams) <= self.max_hidden_bytes:
+        if self.max_hidden_bytes is None or hidden_bytes(streams) <= self.max_hidden_bytes:
             return streams
         return on_cpu(streams)
 

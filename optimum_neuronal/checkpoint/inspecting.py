@@ -177,7 +177,7 @@ def inspect_checkpoint(
             kind: Share(recorded=found["sparsity"], recorded_bits=found.get("bits"))
             for kind, found in about.get("projections", {}).items()
         }
-        places = PrunedWeights(about, [name for name, _, _ in read_weights(directory, packed)])
+        places = PrunedWeights(about)
     weights = read_weights(directory, packed)
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         transposed = header is not None and header.transposed

@@ -17,11 +17,6 @@ from .architectures import MLP_ENTRIES, Architecture
 from .projections import Experts, Projection
 
 
-def is_of_experts(role: str | None, ndim: int) -> bool:
-    """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
-    return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
-
-
 def expert_projections(
     name: str, module: nn.Module, key: str, role: str, architecture: Architecture, takes
 ) -> list[Projection]:

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
 from ..compat import hf_private
-from .architectures import Architecture, find_architecture
-from .experts import expert_projections, is_of_experts
+from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from .experts import expert_projections
 from .projections import Block, Decoder, Experts, Projection
 from .weight_names import with_stars
 
@@ -180,7 +180,7 @@ def _find_projections(
     named = full if key == "weight" else f"{full}.{key}"
     if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
         return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
-    if is_of_experts(role, weight.ndim):
+    if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):  # (experts, ., .)
         return expert_projections(full, module, key, role, architecture, wanted.takes)
     if not wanted.ignores(named) and (role or not known):
         raise ValueError(

@@ -60,10 +60,6 @@ def natural_order(name: str) -> list[tuple[bool, int, str]]:
     ]
 
 
-def _numbers(name: str) -> list[str]:
-    return [part for part in name.split(".") if part.isdecimal()]
-
-
 def _fill(name: str, numbers: Iterable[str]) -> str:
     rest = iter(numbers)
     return ".".join(next(rest, part) if part == "*" else part for part in name.split("."))
@@ -80,57 +76,37 @@ class StoredProjection:
 
 
 class PrunedWeights:
-    """The pruned weights of a checkpoint, by its `sparsity_config`.
+    """The pruned weights of a checkpoint, by its `sparsity_config`."""
 
-    The prefixes of the weights' `names` may differ from the config's, for example if a model was saved without its
-    head.
-    """
-
-    def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):
+    def __init__(self, sparsity_config: Mapping[str, Any]):
         self.blocks = sparsity_config.get("block_sparsity", {})
         self.left_out = set(sparsity_config.get("left_out", []))
-        self._experts_left_out = _by_number(self.left_out)
         kinds = sparsity_config.get("projections", {})
         self._transposed = {kind for kind, about in kinds.items() if about.get("transposed")}
         self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
-        block = with_stars(next(iter(self.blocks), ""))
-        for kind in kinds:  # names in packed files: those of the model
-            self._kinds.setdefault(f"{block}.{kind}.weight", kind)
-            self._kinds.setdefault(f"{block}.{kind.replace('.*.', '.')}", kind)  # stacked experts
-        self._kinds_of_tails = {name.partition(".")[2]: kind for name, kind in self._kinds.items()}
-        self._shift = self._find_shift({with_stars(name) for name in names})
         self._block = with_stars(next(iter(self.blocks), ""))
-
-    def _find_shift(self, names: set[str]) -> int:
-        """Return how many more components the checkpoint's names start with than the sparsity_config's."""
-        shifts = (0, -1, 1, 2, 3)
-        return next((shift for shift in shifts if any(self._known(name, shift) for name in names)), 0)
-
-    def _known(self, name: str, shift: int) -> str | None:
-        return self._kinds_of_tails.get(name) if shift < 0 else self._kinds.get(".".join(name.split(".")[shift:]))
+        for kind in kinds:  # names in packed files: those of the model
+            self._kinds.setdefault(f"{self._block}.{kind}.weight", kind)
+            self._kinds.setdefault(f"{self._block}.{kind.replace('.*.', '.')}", kind)  # stacked experts
 
     def find(self, name: str) -> StoredProjection | None:
-        """Return the pruned projection of a stored weight, if it is one."""
-        kind = self._known(with_stars(name), self._shift)
+        """Return the pruned projection of a stored weight, if it is one.
+
+        The name may have another prefix than in the config, for example if a model was saved without its head.
+        """
+        starred = with_stars(name)
+        alike = (own for own in self._kinds if own.endswith(f".{starred}") or starred.endswith(f".{own}"))
+        kind = self._kinds.get(starred if starred in self._kinds else next(alike, ""))
         if kind is None:
             return None
-        numbers, depth = _numbers(name), self._block.count("*")
+        numbers, depth = [part for part in name.split(".") if part.isdecimal()], self._block.count("*")
         block = _fill(self._block, numbers[:depth])
         if block not in self.blocks:
             return None
         full = _fill(f"{block}.{kind}", numbers[depth:])
-        if "*" in full:  # all experts in one weight
-            left_out = frozenset(self._experts_left_out.get(full, ()))
-            return StoredProjection(block, kind, left_out, kind in self._transposed)
-        return None if full in self.left_out else StoredProjection(block, kind, transposed=kind in self._transposed)
-
-
-def _by_number(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return name with `*` for one of its numbers -> all numbers in this position."""
-    found: dict[str, set[str]] = {}
-    for name in names:
-        parts = name.split(".")
-        for index, part in enumerate(parts):
-            if part.isdecimal():
-                found.setdefault(".".join([*parts[:index], "*", *parts[index + 1 :]]), set()).add(part)
-    return found
+        if full in self.left_out:
+            return None
+        before, star, behind = full.partition("*")  # a star: all experts are in one weight
+        left_out = {own for own in self.left_out if star and own.startswith(before) and own.endswith(behind)}
+        left_out = frozenset(own.removeprefix(before).removesuffix(behind) for own in left_out)
+        return StoredProjection(block, kind, left_out, kind in self._transposed)

@@ -22,8 +22,7 @@ logger = get_logger(__name__)
 
 # Largest accepted change of a token's negative log-likelihood, in nats, root mean square: twenty times the rounding error
 # of trained models. Rotations that are merged wrongly change it by more than 1.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-TOLERANCE_OF_16_BITS = 0.2
+TOLERANCE, TOLERANCE_OF_16_BITS = 1e-3, 0.2
 
 
 @contextmanager
@@ -46,11 +45,12 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
             before = _token_losses(context, runner)
             unties = weights.unties
             originals.merge(Rotations.identity(weights))
-            cache = context.cache or Cache()
-            value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, weights))
+            key, cache = ("rotation", rotation, context.config.seed), context.cache or Cache()
+            value, tensors = cache.get(key, lambda: _recorded(context, weights))
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
-        allowed = TOLERANCE.get(next(iter(context.decoder.projections.values())).weight.dtype, TOLERANCE_OF_16_BITS)
+        weight = next(iter(context.decoder.projections.values())).weight
+        allowed = TOLERANCE_OF_16_BITS if weight.element_size() == 2 else TOLERANCE
         if not difference <= allowed:  # also for NaN
             raise RuntimeError(
                 f"The rotated model computes something else: tokens' negative log-likelihoods changed by {difference:.3g} nats, "
@@ -60,8 +60,8 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
         yield {**value, "stream": weights.rotates_stream, "unties_head": unties, "nats_changed": difference}
 
 
-def _found(context: PruneContext, weights: RotatedWeights) -> Finding:
-    records = context.records
+def _recorded(context: PruneContext, weights: RotatedWeights) -> Finding:
+    records = context.records  # all processes get the first one's
     return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, weights)))
 
 

@@ -17,7 +17,6 @@ from .rotated_weights import RotatedWeights
 from .sensitivity import LABEL, fisher_weights
 
 
-IMPORTANCE = ("fisher", "energy")
 CUTS = (0.5, 0.9)  # least and largest default of `cut`: a threshold at the target sparsity works best
 UNKNOWN_CUT = 0.6  # for a sparsity that a budget of bits decides later
 ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has features; fewer gave worse rotations
@@ -30,38 +29,32 @@ class Rotation:
     steps: int = 150  # of Adam
     learning_rate: float = 0.01  # of the first step; it decays to 0 along a cosine
     cut: float | None = None  # share of the weights that the objective's threshold cuts, in (0, 1]; None: see `at`
-    weights: str = (
-        "fisher"  # of the projections: by Fisher information, or "energy": alike, relative to their outputs'
-    )
+    weights: str = "fisher"  # of projections: their Fisher information, or "energy": alike, relative to their outputs
     fisher_samples: int = 16  # first calibration sequences, for the Fisher information
     untie: bool = True  # False leaves the residual stream alone if head and embeddings share their weights
-    rows: float | None = None  # share of the rows that are drawn, see `divide_rows`, in (0, 1]; None: `share_of_rows`
+    rows: float | None = None  # share of the rows that are drawn, see `divide_rows`, in (0, 1]; None: by `ENOUGH_ROWS`
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
         check_number("learning_rate", self.learning_rate, 0, above=True)
         if self.cut is not None:
             check_number("cut", self.cut, 0, 1, above=True)
-        check_choice("weights", self.weights, list(IMPORTANCE))
+        check_choice("weights", self.weights, ["fisher", "energy"])
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
         if self.rows is not None:
             check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
-        """Return the rotation for a target sparsity, None if a bit budget decides it later. `cut` becomes it, within `CUTS`."""
-        if self.cut is not None or sparsity is None:
-            return self
+        """Return the rotation with a `cut` for a target sparsity, which is None if a bit budget decides it later."""
         least, most = CUTS
-        return replace(self, cut=min(max(sparsity, least), most))
-
-    def share_of_rows(self, hidden_size: int) -> float:
-        return self.rows or min(1.0, ENOUGH_ROWS / hidden_size)
+        cut = UNKNOWN_CUT if sparsity is None else min(max(sparsity, least), most)
+        return self if self.cut is not None else replace(self, cut=cut)
 
     def learn(
         self, rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations of a model with folded norms, and the objective before each step; the first has no rotation.
+        """Return the rotations of a model with folded norms, and the objective before each step.
 
         `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
         """
@@ -93,7 +86,10 @@ class Rotation:
         if first is None:
             return unrotated, [0.0]
         device = first.inverse.device
-        self._divide_rows(terms, self.share_of_rows(rotated.decoder.config.hidden_size))
+        share = self.rows or min(1.0, ENOUGH_ROWS / rotated.decoder.config.hidden_size)
+        if share < 1:
+            with torch.no_grad():
+                divide_rows({term: term.measure(self.cut) for own in terms for term in own}, share)
         generator = torch.Generator().manual_seed(seed)
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
@@ -113,15 +109,6 @@ class Rotation:
             turned = None if wide[0] is None else cayley(wide[0]).cpu()
             return Rotations(turned, [cayley(own).cpu() for own in wide[1:]]), losses
 
-    @property
-    def _share_cut(self) -> float:
-        return UNKNOWN_CUT if self.cut is None else self.cut
-
-    def _divide_rows(self, terms: Sequence[Sequence[Term]], share: float) -> None:
-        if share < 1:
-            with torch.no_grad():
-                divide_rows({term: term.measure(self._share_cut) for own in terms for term in own}, share)
-
     def _step(
         self,
         optimizer: torch.optim.Optimizer,
@@ -137,7 +124,7 @@ class Rotation:
         losses = []
         for own, turned in zip(terms, heads):
             if own:
-                loss = block_loss(own, leaf, cayley(turned), self._share_cut, drawn_by)
+                loss = block_loss(own, leaf, cayley(turned), self.cut, drawn_by)
                 loss.backward()
                 losses.append(loss.detach())
         if rotation is not None:

@@ -67,9 +67,6 @@ def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
         config.dtype = own
         config.save_pretrained(tmp_path)
         assert load_skeleton(tmp_path, asked).dtype == expected
-    for dtype in ("int8", torch.int8, "half a byte"):
-        with pytest.raises(ValueError, match="expected 'auto', 'float32', 'bfloat16' or 'float16'"):
-            load_skeleton(tmp_path, dtype)
 
 
 def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatch):
@@ -105,11 +102,6 @@ def test_what_is_no_class_of_the_config_is_refused():
             ValueError, match=f"of model_type 'llama', names the class {name!r}, and transformers has no such"
         ):
             find_loader(transformers.LlamaConfig(architectures=[name]))
-    for named in ([5], "LlamaForCausalLM", {"a": 1}, [None]):
-        config = transformers.LlamaConfig()
-        config.__dict__["architectures"] = named  # some releases check what is set
-        with pytest.raises(ValueError, match="'architectures' is .*: expected a list of class names"):
-            find_loader(config)
 
 
 def test_code_that_comes_with_a_model_needs_trust():

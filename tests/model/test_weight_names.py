@@ -67,16 +67,14 @@ def test_names_that_begin_otherwise(written):
         "m.model.layers.1.mlp.up_proj.weight",
     ):
         names = [name, name.replace("mlp.up_proj", "input_layernorm")]
-        places = [PrunedWeights(written, names).find(name) for name in names]
+        places = [PrunedWeights(written).find(name) for name in names]
         assert (places[0].block, places[0].kind, places[1]) == ("model.layers.1", "mlp.up_proj", None)
-    assert (
-        PrunedWeights(written, ["model.layers.7.mlp.up_proj.weight"]).find("model.layers.7.mlp.up_proj.weight") is None
-    )
+    assert PrunedWeights(written).find("model.layers.7.mlp.up_proj.weight") is None
 
 
 def test_what_is_left_out_of_a_kind_is_not_found():
     config = sparsity_config(["h.0", "h.1"], {"mlp.up": ["h.*.mlp.up.weight"]}, left_out=["h.1.mlp.up"])
-    weights = PrunedWeights(config, ["h.0.mlp.up.weight", "h.1.mlp.up.weight"])
+    weights = PrunedWeights(config)
     assert weights.find("h.0.mlp.up.weight") == StoredProjection("h.0", "mlp.up")
     assert weights.find("h.1.mlp.up.weight") is None
 
@@ -84,7 +82,7 @@ def test_what_is_left_out_of_a_kind_is_not_found():
 def test_all_experts_in_one_weight_tell_who_was_left_out():
     kinds = {"mlp.experts.*.down": ["h.*.mlp.experts.down"]}
     config = sparsity_config(["h.0", "h.1"], kinds, left_out=["h.1.mlp.experts.3.down", "h.1.mlp.experts.10.down"])
-    weights = PrunedWeights(config, ["h.0.mlp.experts.down", "h.1.mlp.experts.down"])
+    weights = PrunedWeights(config)
     assert weights.find("h.0.mlp.experts.down") == StoredProjection("h.0", "mlp.experts.*.down")
     assert weights.find("h.1.mlp.experts.down").left_out == {"3", "10"}
 
@@ -93,7 +91,7 @@ def test_experts_one_by_one():
     kinds = {"mlp.experts.*.down": ["h.*.mlp.experts.*.w2.weight"]}
     config = sparsity_config(["h.0"], kinds, left_out=["h.0.mlp.experts.3.down"])
     names = ["h.0.mlp.experts.2.w2.weight", "h.0.mlp.experts.3.w2.weight"]
-    found = [PrunedWeights(config, names).find(name) for name in names]
+    found = [PrunedWeights(config).find(name) for name in names]
     assert found == [StoredProjection("h.0", "mlp.experts.*.down"), None]
 
 

@@ -18,7 +18,7 @@ def learn(model, ids, batch_size=4, seed=0, **fields):
     originals, runner = Originals(rotated), BlockRunner(rotated.decoder, batch_size, quiet=True)
     with inference(model):
         originals.merge(Rotations.identity(rotated))
-        rotation = Rotation(**{"steps": 20, "fisher_samples": 4, **fields})
+        rotation = Rotation(**{"cut": 0.6, "steps": 20, "fisher_samples": 4, **fields})
         found, losses = rotation.learn(rotated, runner, ids, seed)
         terms = rotation.find_terms(rotated, runner, ids, dict.fromkeys(rotated.decoder.projections, 1.0))
     return rotated, found, losses, terms
