@@ -9,20 +9,10 @@ from optimum_neuronal.blocks.calls import (
     keep_shared,
     on_cpu,
     restore_shared,
-    split_hidden,
 )
 
 
 HIDDEN = torch.ones(1, 2, 3)
-
-
-def test_hidden_states_come_first_or_by_name():
-    hidden, call = split_hidden((HIDDEN, "mask"), {"position": 3})
-    assert hidden is HIDDEN and (call.args, call.kwargs) == (("mask",), {"position": 3})
-    kwargs = {"hidden_states": HIDDEN, "position": 3}
-    hidden, call = split_hidden((), kwargs)
-    assert hidden is HIDDEN and (call.args, call.kwargs) == ((), {"position": 3})
-    assert "hidden_states" in kwargs, "the caller's own is left as it is"
 
 
 def test_every_stream_has_contents_of_its_own():

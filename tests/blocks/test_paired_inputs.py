@@ -52,16 +52,6 @@ class TestStages:
         assert [sorted(stage) for stage in found[2:]] == experts
         assert [len(stage) for stage in found[:2]] == [3, 1]
 
-    def test_a_shared_expert_beside_the_others(self, ids):
-        found = order(make_model("qwen2_moe"), ids)
-        together = next(stage for stage in found if "mlp.shared_expert.gate_proj" in stage)
-        assert "mlp.shared_expert.up_proj" in together
-        place = {name: number for number, stage in enumerate(found) for name in stage}
-        assert place["mlp.experts.0.gate_up_proj"] < place["mlp.experts.0.down_proj"]
-        assert place["mlp.shared_expert.gate_proj"] < place["mlp.shared_expert.down_proj"]
-        kinds = [{".experts." in name for name in stage} for stage in found]
-        assert all(len(kind) == 1 for kind in kinds), "experts do not receive what a dense projection does"
-
     def test_all_are_in_one_stage_each(self, any_model, ids):
         for index, block in enumerate(find_decoder(any_model).blocks):
             found = [f"{block.name}.{name}" for stage in order(any_model, ids[:5], index) for name in stage]

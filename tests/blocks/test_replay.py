@@ -3,7 +3,6 @@ import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
 from torch import nn
-from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
@@ -145,29 +144,3 @@ def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
     for row, count in enumerate(row_counts(sparsity["sparsity"], dense.shape)):
         kept, gone = dense[row][sparse[row] != 0].abs(), dense[row][sparse[row] == 0].abs()
         assert gone.max() <= kept.min() and abs(len(gone) - count) <= 1
-
-
-def test_experts_of_an_unknown_kind_are_refused_before_any_work(llama, ids):
-    """A list of MLPs, each called with the tokens routed to it, as code from outside transformers often has it."""
-
-    class Mixture(torch.nn.Module):
-        def __init__(self, first, second):
-            super().__init__()
-            self.experts = torch.nn.ModuleList([first, second])
-
-        def forward(self, hidden):
-            left = hidden[..., :1] > 0
-            outputs = torch.empty_like(hidden)
-            for expert, rows in zip(self.experts, (left[..., 0], ~left[..., 0])):
-                outputs[rows] = expert(hidden[rows])
-            return outputs
-
-    llama.model.layers[1].mlp = Mixture(llama.model.layers[1].mlp, llama.model.layers[2].mlp)
-    llama.model.layers[2].mlp = make_model("llama", seed=1).model.layers[2].mlp
-    before = state(llama)
-    fields = {"saliency": "wanda", "topup": "uniform", "num_samples": 12}
-    message = r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
-    with pytest.raises(ValueError, match=message):
-        NeuronALPruner(NeuronALConfig(0.7, **fields)).prune(llama, ids)
-    assert unchanged(llama, before)
-    assert NeuronALPruner(NeuronALConfig(0.7, ignore=["experts"], **fields)).prune(llama, ids) is llama

@@ -7,7 +7,6 @@ import torch
 from by_hand import make_block
 from trial_helpers import state, unchanged
 
-from optimum_neuronal.blocks import runner as module
 from optimum_neuronal.blocks.block_inputs import BlockInputs, inference
 from optimum_neuronal.blocks.calls import Stream
 from optimum_neuronal.blocks.offload import BlockLoader
@@ -44,16 +43,6 @@ def test_every_block_is_visited_in_order_and_streams_flow():
     assert visit.visited == [(0, "b0", ["call 0"]), (1, "b1", ["call 1"]), (2, "b2", ["call 2"])]
     assert [stream.batches[0].item() for stream in streams] == [4, 31]
     assert [states.item() for states in inputs.hidden] == [1]
-
-
-def test_streams_beyond_the_limit_wait_in_cpu_memory(monkeypatch):
-    """Two streams of four bytes, in front of which there is one."""
-    asked = []
-    monkeypatch.setattr(module, "on_cpu", lambda streams: asked.append(len(streams)) or streams)
-    for limit, moved in [(None, 0), (8, 0), (7, 3)]:
-        asked.clear()
-        make_runner(max_hidden_bytes=limit).run(make_inputs(), 2, adding(1, 2))
-        assert asked == moved * [2]
 
 
 class Terminal(io.StringIO):

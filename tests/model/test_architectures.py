@@ -1,8 +1,6 @@
 import pytest
 
 from optimum_neuronal.model.architectures import (
-    DEFAULT_ROLES,
-    FEEDS,
     Architecture,
     find_architecture,
 )
@@ -14,17 +12,6 @@ def test_roles_prefer_the_longest_name():
     assert find_architecture("llama").find_role("self_attn.q_proj") == (True, "query")
     assert find_architecture("llama").find_role("self_attn.rotary") == (False, None)
     assert find_architecture("mixtral").find_role("mlp.gate") == (True, None), "known, and never pruned"
-
-
-def test_a_family_adds_to_the_default_names():
-    assert find_architecture("codegen").find_role("attn.qkv_proj") == (True, "partitioned_qvk")
-    assert find_architecture("phi3").find_role("self_attn.qkv_proj") == (True, "qkv")
-    assert find_architecture("codegen").find_role("mlp.fc_in") == (True, "up")
-
-
-def test_every_role_is_fed_to_something_that_exists():
-    assert {role for role in DEFAULT_ROLES.values() if role} <= set(FEEDS)
-    assert {fed for fed in FEEDS.values() if fed not in ("mlp", "next block")} <= set(FEEDS)
 
 
 def test_parallel_may_depend_on_the_config():

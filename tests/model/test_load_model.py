@@ -11,7 +11,6 @@ from optimum_neuronal.model.load_model import (
     find_loader,
     load_model,
     load_skeleton,
-    load_streamed,
     loading_code,
     streamed_device_map,
 )
@@ -67,17 +66,6 @@ def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
         config.dtype = own
         config.save_pretrained(tmp_path)
         assert load_skeleton(tmp_path, asked).dtype == expected
-
-
-def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatch):
-    make_model("llama").config.save_pretrained(tmp_path / "folder")
-    asked = {}
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: asked.update(options))
-    options = {"revision": "main", "subfolder": "folder", "dtype": "auto"}
-    load_streamed(tmp_path, torch.device("cuda", 0), tmp_path / "r", **options)
-    assert asked["device_map"]["model.layers"] == "disk"
-    assert asked["device_map"]["lm_head"] == torch.device("cuda", 0)
-    assert asked["revision"] == "main" and asked["dtype"] == "auto"
 
 
 def test_the_class_that_the_config_names():

@@ -53,11 +53,6 @@ class TestProjection:
 
 
 class TestBlock:
-    def test_what_is_pruned(self):
-        whole = block(ATTENTION[0], linear("b.attn.k", "key", pruned=False), *MLP)
-        assert whole.pruned_names == ["b.attn.q", "b.mlp.up", "b.mlp.down"]
-        assert [projection.name for projection in whole.pruned] == whole.pruned_names
-
     def test_what_reads_its_input(self):
         assert block(*MLP, *ATTENTION).entry == "b.attn.q"
         assert block(*MLP).entry == "b.mlp.up"
@@ -74,10 +69,6 @@ class TestBlock:
 
 
 class TestDecoder:
-    def test_projections_are_those_to_prune_of_all_blocks(self):
-        first, second = block(*ATTENTION), block(*MLP, linear("b.mlp.gate", "gate", pruned=False))
-        assert list(decoder(first, second).projections) == ["b.attn.q", "b.attn.o", "b.mlp.up", "b.mlp.down"]
-
     @pytest.mark.parametrize("parallel", [False, True])
     def test_what_only_feeds_the_next_block(self, parallel):
         whole = block(*ATTENTION, *MLP)

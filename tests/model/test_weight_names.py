@@ -72,13 +72,6 @@ def test_names_that_begin_otherwise(written):
     assert PrunedWeights(written).find("model.layers.7.mlp.up_proj.weight") is None
 
 
-def test_what_is_left_out_of_a_kind_is_not_found():
-    config = sparsity_config(["h.0", "h.1"], {"mlp.up": ["h.*.mlp.up.weight"]}, left_out=["h.1.mlp.up"])
-    weights = PrunedWeights(config)
-    assert weights.find("h.0.mlp.up.weight") == StoredProjection("h.0", "mlp.up")
-    assert weights.find("h.1.mlp.up.weight") is None
-
-
 def test_all_experts_in_one_weight_tell_who_was_left_out():
     kinds = {"mlp.experts.*.down": ["h.*.mlp.experts.down"]}
     config = sparsity_config(["h.0", "h.1"], kinds, left_out=["h.1.mlp.experts.3.down", "h.1.mlp.experts.10.down"])

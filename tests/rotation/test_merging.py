@@ -120,26 +120,6 @@ def test_merging_again_begins_from_the_originals(llama):
     assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
 
 
-def test_another_model_with_the_same_config_stays_tied():
-    model = make_model("gemma")
-    other = type(model)(model.config)
-    originals = Originals(rotated_of(model))
-    originals.merge(Rotations.identity(originals.rotated))
-    assert model.config is not other.config and other.config.tie_word_embeddings
-    assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
-    originals.restore()
-    assert model.config is other.config
-
-
-def test_by_name_and_back(llama):
-    for rotated in (rotated_of(llama), rotated_of(make_model("gemma2"))):
-        rotations = random_rotations(rotated)
-        found = Rotations.of_tensors(dict(reversed(rotations.tensors().items())))
-        assert (found.stream is None) == (rotations.stream is None)
-        assert found.stream is None or torch.equal(found.stream, rotations.stream)
-        assert all(map(torch.equal, found.heads, rotations.heads)) and len(found.heads) == len(rotated.blocks)
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, None])
 @pytest.mark.parametrize("always", [True, False])
 def test_restored_on_error(llama, error, always):
