@@ -1,6 +1,6 @@
-"""Helpers of several top-ups: one sparsity for each block, sparsity spread around its mean, choosing a number."""
+"""Helpers of several top-ups: sparsity by block, spread around its mean; and search for a number or a candidate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -20,8 +20,12 @@ def pruned_blocks(decoder: Decoder) -> list[Block]:
 
 def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
     """Return the number of prunable weights of every block: float64, shape (blocks,)."""
-    sizes = [block.numel for block in blocks]
-    return torch.tensor(sizes, dtype=torch.float64)
+    return torch.tensor([block.numel for block in blocks], dtype=torch.float64)
+
+
+def uniform_plan(decoder: Decoder, sparsity: float) -> SparsityPlan:
+    """Return the plan that gives every projection the same sparsity."""
+    return SparsityPlan(dict.fromkeys(decoder.projections, sparsity))
 
 
 def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> SparsityPlan:
@@ -29,6 +33,11 @@ def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Sparsit
     return SparsityPlan(
         {name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names}
     )
+
+
+def spread_over_blocks(blocks: Sequence[Block], sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
+    """Return the plan with one sparsity per block, see [`get_dist`]; values, shape (blocks,)."""
+    return plan_of_blocks(blocks, get_dist(sparsity, lam, values, block_sizes(blocks)))
 
 
 def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
@@ -74,13 +83,9 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
 def shift_to_mean(
     values: torch.Tensor, mean: float, weights: torch.Tensor, least: float = SMALLEST, most: float = LARGEST
 ) -> torch.Tensor:
-    """Add one number to all values, and clip them, so that their weighted mean is `mean`.
+    """Add one number to all values and clip them to [least, most], so that their weighted mean is `mean`.
 
-    Args:
-        values (`Tensor` of float64, shape (n,)): within [-1, 2].
-        mean (`float`): within the bounds.
-        weights (`Tensor`, shape (n,)): number of weights of each entry.
-        least, most (`float`): the bounds, within [0, 1].
+    values, float64 within [-1, 2], and weights both have shape (n,).
     """
     weights = weights.double() / weights.sum()
     _, shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
@@ -106,3 +111,15 @@ def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps
 def draw(generator: torch.Generator, below: int) -> int:
     """Return a random integer from 0 to `below - 1`."""
     return int(torch.randint(below, (), generator=generator))
+
+
+def distinct(make: Callable[[], Hashable | None], count: int, attempts: int) -> list:
+    """Return up to `count` different results of `make`, which may give None; fewer if all attempts are used up."""
+    found: dict[Hashable, None] = {}
+    for _ in range(attempts):
+        one = make()
+        if one is not None:
+            found[one] = None
+        if len(found) == count:
+            break
+    return list(found)

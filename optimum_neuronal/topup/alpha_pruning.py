@@ -36,31 +36,25 @@ class AlphaPruning(TopUp):
         check_count("bins", self.bins, 1)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        found = trials.weight_scores(self._exponents, "Spectra")
-        blocks = pruned_blocks(trials.decoder)
-        alphas = block_alphas([exponents for exponents in found if exponents])
-        factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
-        spread = scaled_sparsities(sparsity, factors, block_sizes(blocks))
-        return Allocation(plan_of_blocks(blocks, spread), {"alpha_pruning": {"alphas": alphas}})
+        def exponents(block: Block) -> list[float | None]:
+            weights = (projection.weight.float() for projection in block.pruned)
+            return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
 
-    def _exponents(self, block: Block) -> list[float | None]:
-        """Return the exponents of the pruned projections of a block."""
-        weights = (projection.weight.float() for projection in block.pruned)
-        return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
+        alphas = block_alphas([found for found in trials.weight_scores(exponents, "Spectra") if found])
+        blocks, factors = (
+            pruned_blocks(trials.decoder),
+            scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread),
+        )
+        plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
+        return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
-    """Return the Hill estimate of a spectrum's power-law exponent, its tail beginning at the peak ("Fix-finger").
+    """Return the Hill estimate of a spectrum's power-law exponent; its tail begins at the peak ("Fix-finger").
 
     `alpha = 1 + k / sum of ln(lambda_i / lambda_min)` over the k eigenvalues above `lambda_min`, the smallest in the
-    fullest bin of a histogram of their logarithms (the first of equally full bins).
-
-    Args:
-        eigenvalues (`Tensor`, shape (n,)): non-negative, in any order; zeros within rounding are left out.
-        bins (`int`): bins of the histogram.
-
-    Returns:
-        `float`: above 1. None if the spectrum has no tail: no eigenvalue lies above `lambda_min`.
+    first fullest bin of a histogram of their logarithms. eigenvalues: non-negative, shape (n,), in any order; zeros
+    within rounding are left out. None if no eigenvalue lies above `lambda_min`.
     """
     values = eigenvalues.double().cpu().sort().values
     rounding = (torch.finfo(eigenvalues.dtype).eps * len(values)) ** 2  # relative accuracy of singular values, squared
@@ -92,12 +86,9 @@ def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
 
 
 def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Return sparsities in proportion to their factors, at most 0.99, with the given weighted mean.
+    """Return sparsities in proportion to factors above 0, at most 0.99; their mean, weighted by sizes, is `sparsity`.
 
-    Args:
-        sparsity (`float`): the mean, in [0, 1).
-        factors (`Tensor` of float64, shape (blocks,)): above 0.
-        sizes (`Tensor` of float64, shape (blocks,)): number of weights of each block.
+    factors, sizes and result: float64, shape (blocks,).
     """
     if sparsity > LARGEST:
         return torch.full_like(factors, sparsity)

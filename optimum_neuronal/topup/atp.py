@@ -1,6 +1,5 @@
 """ATP: the sparsity of the blocks is an arithmetic progression."""
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
+from .allocation import LARGEST, SMALLEST, index_of_smallest, pruned_blocks, spread_over_blocks
 from .base import Allocation, TopUp, register_topup
 
 
@@ -47,7 +46,6 @@ class ATP(TopUp):
         return self.trials
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        start = time.perf_counter()
         betas = beta_grid(len(pruned_blocks(trials.decoder)), sparsity, self.trials)
         plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
@@ -55,16 +53,15 @@ class ATP(TopUp):
         errors = trials.output_errors(plans, METRIC, label=LABEL, reference="dense")
         best = index_of_smallest(errors)
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
-        decision = {"beta": betas[best], "candidates": candidates, "seconds": time.perf_counter() - start}
-        return Allocation(plans[best], {"atp": decision})
+        return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})
 
 
 def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
     """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; only 0 if there is none."""
-    room = min(sparsity - SMALLEST, LARGEST - sparsity)
-    if blocks < 2 or room <= 0:
+    margin = min(sparsity - SMALLEST, LARGEST - sparsity)
+    if blocks < 2 or margin <= 0:
         return [0.0]
-    largest = 2 * room / (blocks - 1)
+    largest = 2 * margin / (blocks - 1)
     return [largest * step / (trials - 1) for step in range(trials)]
 
 
@@ -73,4 +70,4 @@ def progression(decoder: Decoder, sparsity: float, beta: float) -> SparsityPlan:
     blocks = pruned_blocks(decoder)
     half_width = beta * (len(blocks) - 1) / 2
     from_last = torch.arange(len(blocks), 0, -1)  # large values are pruned less: the first blocks
-    return plan_of_blocks(blocks, get_dist(sparsity, half_width, from_last, block_sizes(blocks)))
+    return spread_over_blocks(blocks, sparsity, half_width, from_last)

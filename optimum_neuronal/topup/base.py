@@ -50,11 +50,6 @@ class TopUp(ABC):
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
-    @property
-    def by_row(self) -> bool:
-        """True if rows of one projection may get different sparsities."""
-        return False
-
     def check(self, decoder: Decoder) -> None:
         """Raise `ValueError` if this top-up cannot serve the model. Called before any long work."""
 

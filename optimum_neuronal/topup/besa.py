@@ -1,7 +1,6 @@
 """BESA: sparsity of every projection, learned by gradients of its block's reconstruction error."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import ClassVar
@@ -9,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..blocks.calls import Call, Stream, Streams, to_device
+from ..blocks.calls import Call, Streams, to_device
 from ..blocks.replay import replay
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms
@@ -20,7 +19,7 @@ from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
-from .allocation import bisect, shift_to_mean
+from .allocation import bisect, shift_to_mean, uniform_plan
 from .base import Allocation, TopUp, register_topup
 
 
@@ -34,9 +33,9 @@ class BESA(TopUp):
     """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), in its variant by projection.
 
     Block by block, every projection learns a distribution over candidate pruning rates. Its mean is the projection's
-    sparsity, and decides the mask. Its share above a weight's rank in the row is the probability that the weight is
-    pruned, to which gradients pass straight through from the mask. The loss is [`reconstruction_loss`] of the block plus
-    `penalty * ((block's sparsity - s) / s)^2`. At the end the sparsities shift alike so that the block meets its target s.
+    sparsity. Its share above a weight's rank in the row is the probability that the weight is pruned, to which the mask's
+    gradients pass straight through. The loss is [`reconstruction_loss`] plus `penalty * ((block's sparsity - s) / s)^2`.
+    At the end the sparsities shift alike, so that the block meets its target s.
 
     The authors begin with a mean of 0.5, and their softmax of sigmoids keeps it within 0.38 to 0.62. Here it begins at s,
     and Adam replaces Prodigy.
@@ -61,39 +60,30 @@ class BESA(TopUp):
         check_number("penalty", self.penalty, 0)
         check_number("candidate_step", self.candidate_step, 1e-4, 0.5)
         if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
-            raise ValueError(
-                f"candidate_step is {self.candidate_step!r}: expected a number that 1 is a multiple of, such as 0.01."
-            )
+            raise ValueError(f"candidate_step is {self.candidate_step!r}: expected 1 divided by a whole number.")
 
     def check(self, decoder: Decoder) -> None:
         for projection in decoder.projections.values():
             if not projection.owner.is_floating_point():
                 raise ValueError(
-                    f"BESA learns by gradients, and {projection.name} has weights of {projection.owner.dtype}: load "
-                    "the model in floating point, or choose another top-up."
+                    f"BESA needs gradients, but {projection.name} has {projection.owner.dtype} weights. Load the model in "
+                    "floating point or choose another top-up."
                 )
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
-            return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
-        learned = trials.processes.from_first(
-            trials.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(trials, sparsity))
-        )[0]
-        sparsities = {name: values[1] for name, values in learned.items()}
-        decision = {
-            "sparsity": sparsities,
-            "learned": {name: values[0] for name, values in learned.items()},  # before the target was met
-            "seconds": time.perf_counter() - start,
-        }
-        return Allocation(SparsityPlan(sparsities), {"besa": decision})
+            return Allocation(uniform_plan(trials.decoder, sparsity))
+        question = (LABEL, astuple(self), sparsity)
+        found = trials.processes.from_first(trials.measured([], question, lambda: self._learn(trials, sparsity)))[0]
+        learned, met = ({name: values[index] for name, values in found.items()} for index in (0, 1))
+        return Allocation(SparsityPlan(met), {"besa": {"sparsity": met, "learned": learned}})
 
     def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, list[float]], dict]:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
-        runner, blocks = trials.runner, trials.decoder.blocks
+        runner, last = trials.runner, trials.decoder.blocks[-1]
         found: dict[str, list[float]] = {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -102,57 +92,48 @@ class BESA(TopUp):
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
             norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
-            learned = self._learn_block(trials, block, norms, (stream, calls, target), sparsity)
-            found.update(zip(block.pruned_names, learned.T.tolist()))
-            if index == len(blocks) - 1:
+            rates = self._rates(trials, block, norms, sparsity)
+            self._train(runner, block, rates, zip(stream, calls, target), sparsity)
+            learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
+            met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
+            found.update(zip(block.pruned_names, map(list, zip(learned.tolist(), met.tolist()))))
+            if block is last:
                 return [stream, target]
-            plan = SparsityPlan(dict(zip(block.pruned_names, learned[1].tolist())))
-            (change_of,) = trials.changes(block, norms, [plan])
+            (change_of,) = trials.changes(block, norms, [SparsityPlan(dict(zip(block.pruned_names, met.tolist())))])
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 
         # A step of the optimizer for every sequence, whatever the batch size.
-        inputs = runner.capture(trials.alignment_ids, batch_size=1)
-        runner.run(inputs, 2, visit, LABEL)
+        runner.run(runner.capture(trials.alignment_ids, batch_size=1), 2, visit, LABEL)
         return found, {}
 
-    def _learn_block(
-        self, trials: Trials, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float
-    ) -> torch.Tensor:
-        """Return a block's sparsities as learned, and after the shift to the target: float64, shape (2, projections)."""
+    def _rates(self, trials: Trials, block: Block, norms: Norms, sparsity: float) -> list["LearnedRate"]:
+        """Return a rate to be learned for every pruned projection of a block."""
         activations = trials.activations(block, norms)
         scores = (score_projection(trials.saliency, projection, activations) for projection in block.pruned)
-        rates = [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
-        self._train(trials.runner, block, rates, data, sparsity)
-        learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-        met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
-        return torch.stack([learned, met])
+        return [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
 
-    def _train(self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data, sparsity: float) -> None:
-        """Train a block's rates on every sequence in turn."""
+    def _train(
+        self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data: Iterable, sparsity: float
+    ) -> None:
+        """Train a block's rates on every sequence in turn; data: its hidden states, call and target."""
         optimizer = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
-        total = sum(rate.weights for rate in rates)
-        for _ in range(self.epochs):
-            for hidden, call, target in zip(*data):
-                runner.block_forwards += len(hidden)
-                gradients = _mask_gradients(block, rates, hidden, call, target)
-                optimizer.zero_grad()
-                with torch.enable_grad():
-                    share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
-                    loss = self.penalty * ((share - sparsity) / sparsity) ** 2
-                    for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
-                        loss = loss + (rate.kept * gradient).sum().cpu()
-                loss.backward()
-                optimizer.step()
+        total, data = sum(rate.weights for rate in rates), list(data)
+        for hidden, call, target in data * self.epochs:
+            runner.block_forwards += len(hidden)
+            gradients = _mask_gradients(block, rates, hidden, call, target)
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
+                loss = self.penalty * ((share - sparsity) / sparsity) ** 2
+                for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
+                    loss = loss + (rate.kept * gradient).sum().cpu()
+            loss.backward()
+            optimizer.step()
 
 
 class LearnedRate:
-    """The learned pruning rate of one projection, from its saliency, the mean to begin with, and the candidates' distance.
-
-    Attributes:
-        logits (`Tensor`, shape (candidates,)): the learned values; their softmax is the distribution.
-        weights (`int`): number of weights of the projection.
-    """
+    """The learned pruning rate of a projection. The softmax of `logits`, shape (candidates,), is the distribution."""
 
     def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
         self.projection, self.weights = projection, projection.numel
@@ -190,23 +171,22 @@ class LearnedRate:
 def _mask_gradients(
     block: Block, rates: Sequence[LearnedRate], hidden: torch.Tensor, call: Call, target: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return for every projection the gradient of a sequence's reconstruction error by the mask at each rank, (in,).
+    """Return for every projection the gradient of a sequence's error by the mask at each rank, shape (in,).
 
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
-    masks = {rate.projection.name: rate for rate in rates}
-    owners = list(dict.fromkeys(rate.projection.owner for rate in rates))
-    dense = {owner: owner.data for owner in owners}
+    by_name = {rate.projection.name: rate for rate in rates}
+    dense = {rate.projection.owner: rate.projection.owner.data for rate in rates}
     with (
-        trial_weights(block.pruned, lambda projection: Zeros(masks[projection.name].mask())),
-        _learning(block, owners),
+        trial_weights(block.pruned, lambda projection: Zeros(by_name[projection.name].mask())),
+        _learning(list(dense)),
     ):
         output = replay(block, [hidden], [call], record=None)[0][0]
         loss = reconstruction_loss(output, to_device(target, output.device)) * SCALE
-        by_owner = dict(zip(dense, torch.autograd.grad(loss, owners, allow_unused=True)))
+        by_owner = dict(zip(dense, torch.autograd.grad(loss, list(dense), allow_unused=True)))
     gradients = []
     for rate in rates:
-        gradient, weight = (found[rate.projection.owner] for found in (by_owner, dense))
+        gradient, weight = by_owner[rate.projection.owner], dense[rate.projection.owner]
         if gradient is None:  # an expert that no token reached
             gradients.append(torch.zeros_like(rate.kept))
             continue
@@ -216,19 +196,17 @@ def _mask_gradients(
 
 
 @contextmanager
-def _learning(block: Block, owners: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Compute gradients while the context lasts, for no parameters of the block but `owners`."""
-    before = [(parameter, parameter.requires_grad) for parameter in block.module.parameters()]
+def _learning(owners: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute gradients of `owners` while the context lasts, even if the user froze them."""
+    before = [owner.requires_grad for owner in owners]
     try:
-        for parameter, _ in before:
-            parameter.requires_grad_(False)
         for owner in owners:
             owner.requires_grad_(True)
         with torch.enable_grad():
             yield
     finally:
-        for parameter, required in before:
-            parameter.requires_grad_(required)
+        for owner, required in zip(owners, before):
+            owner.requires_grad_(required)
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from ..common.validation import check_number
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
-from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
+from .allocation import block_scores, pruned_blocks, spread_over_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
 
@@ -37,18 +37,17 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        blocks = pruned_blocks(trials.decoder)
         medians = block_scores(trials, median_metric, LABEL)
-        # -U has the order and the proportions of the relative importance, and no more counts.
-        spread = get_dist(sparsity, self.half_width, -medians, block_sizes(blocks))
-        return Allocation(plan_of_blocks(blocks, spread), {"dlp": {"medians": medians.tolist()}})
+        # -U has the order and the proportions of the relative importance; nothing else counts.
+        plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)
+        return Allocation(plan, {"dlp": {"medians": medians.tolist()}})
 
 
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
     """Return the lower median of the Wanda metric of a block's prunable weights.
 
-    Non-negative floats are ordered as their bits are. Counting finds the median's upper bits, then its lower bits,
-    exactly and without a copy of a whole block's metric.
+    Non-negative floats have the order of their bits. Counting finds the upper bits, then the lower ones, without a copy
+    of the whole block's metric.
     """
 
     def bits(projection) -> torch.Tensor:

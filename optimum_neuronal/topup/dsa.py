@@ -1,9 +1,9 @@
 """DSA: search of a function from statistics of a block's saliency to its sparsity."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -12,8 +12,9 @@ from ..blocks.statistics import wide_dtype
 from ..common.validation import check_count, check_number, check_numbers
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
+from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
+from .allocation import distinct, draw, pruned_blocks, spread_over_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
 
@@ -39,27 +40,17 @@ class ElementSums:
 
     @classmethod
     def of(cls, elements: torch.Tensor) -> "ElementSums":
-        """Return the sums of a tensor, taken in the widest type of its device."""
         wide = wide_dtype(elements.device)
         absolute, positive = elements.abs(), elements.clamp(min=0)
-        sums = (
-            elements.sum(dtype=wide),
-            elements.square().sum(dtype=wide),
-            absolute.sum(dtype=wide),
-            absolute.log().sum(dtype=wide),
-            positive.sum(dtype=wide),
-            torch.special.xlogy(positive, positive).sum(dtype=wide),
-            elements.min().to(wide),
-            elements.max().to(wide),
-        )
+        sums = [elements.sum(dtype=wide), elements.square().sum(dtype=wide)]
+        sums += [absolute.sum(dtype=wide), absolute.log().sum(dtype=wide)]
+        sums += [positive.sum(dtype=wide), torch.special.xlogy(positive, positive).sum(dtype=wide)]
+        sums += [elements.min().to(wide), elements.max().to(wide)]
         return cls(elements.numel(), *torch.stack(sums).tolist())
 
     def __add__(self, other: "ElementSums") -> "ElementSums":
-        sums = (
-            getattr(self, name) + getattr(other, name)
-            for name in ("count", "total", "squares", "absolute", "logs", "positive", "positive_logs")
-        )
-        return ElementSums(*sums, min(self.least, other.least), max(self.most, other.most))
+        *pairs, leasts, mosts = zip(astuple(self), astuple(other))
+        return ElementSums(*(own + others for own, others in pairs), min(leasts), max(mosts))
 
     @property
     def mean(self) -> float:
@@ -100,17 +91,8 @@ REDUCE: dict[str, Callable[[ElementSums], float]] = {
 # Importances of all blocks, float64, shape (blocks,) -> the same shape.
 TRANSFORM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "no_op": lambda v: v,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tan": torch.tan,
-    "asin": torch.asin,
-    "acos": torch.acos,
-    "atan": torch.atan,
-    "exp": torch.exp,
-    "log": torch.log,
-    "abs": torch.abs,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
+    **{name: getattr(torch, name) for name in ("exp", "log", "abs", "sigmoid", "tanh")},
     "softplus": torch.nn.functional.softplus,
 }
 
@@ -131,12 +113,10 @@ class Function:
         parts = (self.pre, self.reduce, ",".join(self.transforms))
         return f"W:({')-('.join(part.upper() for part in parts)})-({self.lam * 100:g})"
 
-    def sparsities(self, decoder: Decoder, sparsity: float, statistics: Statistics) -> tuple[float, ...] | None:
-        """Return the sparsity of every block with prunable weights; None if an importance is infinite."""
+    def plan(self, blocks: Sequence[Block], sparsity: float, statistics: Statistics) -> SparsityPlan | None:
+        """Return the plan of blocks with prunable weights; None if an importance is infinite."""
         importances = self.importances(statistics)
-        if importances is None:
-            return None
-        return tuple(get_dist(sparsity, self.lam, -importances, block_sizes(pruned_blocks(decoder))).tolist())
+        return None if importances is None else spread_over_blocks(blocks, sparsity, self.lam, -importances)
 
     def importances(self, statistics: Statistics) -> torch.Tensor | None:
         """Return one float64 per block, or None if one is infinite. NaN counts as zero, as in the authors' code."""
@@ -194,20 +174,24 @@ class DSA(TopUp):
         return self.population + self.generations * self.offspring
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        start = time.perf_counter()
         statistics, blocks = block_statistics(trials), pruned_blocks(trials.decoder)
         generator = torch.Generator().manual_seed(self.search_seed)
+        plans: dict[Function, SparsityPlan] = {}
         errors: dict[Function, float] = {}  # of all functions so far
         tried: set[tuple[float, ...]] = set()
 
+        def untried(function: Function) -> Function | None:
+            plan = function.plan(blocks, sparsity, statistics)
+            if plan is None or (shares := tuple(plan.sparsity.values())) in tried:
+                return None
+            tried.add(shares)
+            plans[function] = plan
+            return function
+
         def measure(make: Callable[[], Function], count: int) -> None:
-            functions = _different(
-                make, count, lambda function: function.sparsities(trials.decoder, sparsity, statistics), tried
-            )
-            plans = [
-                plan_of_blocks(blocks, torch.tensor(shares, dtype=torch.float64)) for shares in functions.values()
-            ]
-            errors.update(zip(functions, trials.output_errors(plans, METRIC, label=SEARCH, reference="dense")))
+            functions = distinct(lambda: untried(make()), count, ATTEMPTS * count)
+            found = [plans[function] for function in functions]
+            errors.update(zip(functions, trials.output_errors(found, METRIC, label=SEARCH, reference="dense")))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -215,13 +199,8 @@ class DSA(TopUp):
             parents = kept[: max(2, -(-len(kept) // 2))]
             measure(lambda parents=parents: self._child(generator, parents), self.offspring)
         best = min(errors, key=errors.__getitem__)
-        decision = {
-            "function": str(best),
-            "candidates": [{"function": str(function), "error": error} for function, error in errors.items()],
-            "seconds": time.perf_counter() - start,
-        }
-        shares = torch.tensor(best.sparsities(trials.decoder, sparsity, statistics), dtype=torch.float64)
-        return Allocation(plan_of_blocks(blocks, shares), {"dsa": decision})
+        candidates = [{"function": str(function), "error": error} for function, error in errors.items()]
+        return Allocation(plans[best], {"dsa": {"function": str(best), "candidates": candidates}})
 
     def _random(self, generator: torch.Generator) -> Function:
         def one(names) -> str:
@@ -234,41 +213,21 @@ class DSA(TopUp):
         """Return a function with each part from one of two parents, or drawn anew if it mutates."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
         fresh = self._random(generator)
-        parts = {}
-        for name in ("pre", "reduce", "transforms", "lam"):
+        parts = []
+        for own in zip(astuple(fresh), astuple(mother), astuple(father)):
             mutates = float(torch.rand((), generator=generator)) < self.mutation
-            parts[name] = getattr(fresh if mutates else (mother, father)[draw(generator, 2)], name)
-        return Function(**parts)
-
-
-def _different(
-    make: Callable[[], Function],
-    count: int,
-    sparsities: Callable[[Function], tuple[float, ...] | None],
-    tried: set[tuple[float, ...]],
-) -> dict[Function, tuple[float, ...]]:
-    """Return up to `count` functions whose sparsities are finite and untried, fewer where they are hard to find."""
-    found: dict[Function, tuple[float, ...]] = {}
-    for _ in range(ATTEMPTS * count):
-        function = make()
-        shares = sparsities(function)
-        if shares is not None and shares not in tried:
-            found[function] = shares
-            tried.add(shares)
-        if len(found) == count:
-            break
-    return found
+            parts.append(own[0 if mutates else 1 + draw(generator, 2)])
+        return Function(*parts)
 
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    found = [scores for scores in trials.dense_scores(_scores, LABEL) if scores]
-    pairs = [(pre, reduce) for pre in PRE for reduce in REDUCE]
-    return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(pairs, zip(*found))}
+    by_pair = zip(*filter(None, trials.dense_scores(_scores, LABEL)))
+    return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 
 def _scores(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
-    """Return the importance of a block by every pair of operations; nothing if it has no prunable weights."""
+    """Return the importances of a block by all pairs of operations; none without prunable weights."""
     if not block.pruned:
         return []
 

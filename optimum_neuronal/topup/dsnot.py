@@ -8,8 +8,8 @@ import torch
 from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..common.validation import check_count, check_number
 from ..model.projections import Projection
-from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from .allocation import uniform_plan
 from .base import Allocation, TopUp, register_topup
 
 
@@ -45,7 +45,7 @@ class DSnoT(TopUp):
         check_number("threshold", self.threshold, 0)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
+        return Allocation(uniform_plan(trials.decoder, sparsity))
 
     def refine(
         self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: InputSums | None
@@ -62,8 +62,7 @@ class DSnoT(TopUp):
     ) -> torch.Tensor:
         """Return the refined mask of a few rows: boolean, shape (rows, in).
 
-        A row never changes the sign of its shift. So the order of its exchanges is known from the start, and all
-        cycles of all rows are one cumulative sum.
+        A row's shift never changes its sign, so the order of exchanges is known, and all cycles are one cumulative sum.
         """
         output = weight * mean  # share of every weight in its row's expected output
         shift = (output * ~mask).sum(dim=1, keepdim=True)
@@ -90,10 +89,7 @@ def mean_and_variance(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]
 def _ranked(
     values: torch.Tensor, candidates: torch.Tensor, count: int, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the columns of every row's first `count` candidates by value, and True for the columns that are candidates.
-
-    Both have shape (rows, min(count, columns)). Equal values keep column order; other columns follow the candidates.
-    """
+    """Return every row's first `count` columns by value, candidates first, and True for the candidates among them."""
     last = -torch.inf if largest else torch.inf
     order = torch.where(candidates, values, last).sort(dim=1, descending=largest, stable=True).indices[:, :count]
     return order, candidates.gather(1, order)

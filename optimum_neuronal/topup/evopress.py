@@ -1,6 +1,5 @@
 """EvoPress: evolutionary search that moves sparsity between blocks, by the error of the whole model's output."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +11,7 @@ from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import draw, index_of_smallest, pruned_blocks
+from .allocation import distinct, draw, index_of_smallest, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 
 
@@ -83,14 +82,10 @@ class EvoPress(TopUp):
             )
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
-        return self.generations * self._sequences(aligned) * len(decoder.blocks)
-
-    def _sequences(self, aligned: int) -> int:
         counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))
-        return sum(candidates * sequences for candidates, sequences in counts)
+        return self.generations * sum(own * sequences for own, sequences in counts) * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        start = time.perf_counter()
         units = units_of(trials.decoder, self.unit)
         parent: Offsets = (0,) * len(units)
         if len(units) < 2 or sparsity == 0:  # nothing to exchange
@@ -115,12 +110,9 @@ class EvoPress(TopUp):
             history.append(error)
         plan = self.plan(units, parent, sparsity)
         names = [block.name for block in pruned_blocks(trials.decoder)] if self.unit == "block" else plan.sparsity
-        decision = {
-            "sparsity": {name: plan.sparsity[members[0].name] for name, members in zip(names, units)},
-            "errors": history,  # of uniform sparsity, then of the parent after every generation
-            "seconds": time.perf_counter() - start,
-        }
-        return Allocation(plan, {"evopress": decision})
+        by_unit = {name: plan.sparsity[members[0].name] for name, members in zip(names, units)}
+        # Errors of uniform sparsity, then of the parent after every generation.
+        return Allocation(plan, {"evopress": {"sparsity": by_unit, "errors": history}})
 
     def plan(self, units: Sequence[Sequence[Projection]], offsets: Offsets, sparsity: float) -> SparsityPlan:
         """Return the plan that prunes `offset` steps more in every unit, one offset for each."""
@@ -142,16 +134,14 @@ def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
 
 def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) -> list[Offsets]:
     """Return different offspring by level-switch mutation, with offsets of at most `most`; fewer if they are hard to find."""
-    found: dict[Offsets, None] = {}
-    for _ in range(ATTEMPTS * count):
+
+    def mutant() -> Offsets | None:
         offsets = list(parent)
         for _ in range(1 + min(draw(generator, SWITCHES), draw(generator, SWITCHES))):
             lowered = draw(generator, len(offsets))
             raised = (lowered + 1 + draw(generator, len(offsets) - 1)) % len(offsets)  # another one
             offsets[lowered] -= 1
             offsets[raised] += 1
-        if tuple(offsets) != parent and max(map(abs, offsets)) <= most:
-            found[tuple(offsets)] = None
-        if len(found) == count:
-            break
-    return list(found)
+        return tuple(offsets) if tuple(offsets) != parent and max(map(abs, offsets)) <= most else None
+
+    return distinct(mutant, count, ATTEMPTS * count)

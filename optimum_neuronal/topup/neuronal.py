@@ -1,7 +1,6 @@
 """NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.trials import REFERENCES
-from .allocation import block_sizes, get_dist, index_of_smallest, plan_of_blocks
+from .allocation import get_dist, index_of_smallest, spread_over_blocks, uniform_plan
 from .base import Allocation, TopUp, register_topup
 
 
@@ -63,41 +62,32 @@ class NeuronAL(TopUp):
     schedule: str = "linear"
 
     def __post_init__(self):
-        choices = {
-            "steps": STEPS,
-            "reference": REFERENCES,
-            "alignment_scope": SCOPES,
-            "metric": (*METRICS, RECONSTRUCTION),
-            "schedule": tuple(SCHEDULES),
-        }
-        for name, known in choices.items():
-            check_choice(name, getattr(self, name), known)
+        check_choice("steps", self.steps, STEPS)
+        check_choice("reference", self.reference, REFERENCES)
+        check_choice("alignment_scope", self.alignment_scope, SCOPES)
+        check_choice("metric", self.metric, (*METRICS, RECONSTRUCTION))
+        check_choice("schedule", self.schedule, tuple(SCHEDULES))
         for name in ("block_lambdas", "row_lambdas"):
             lambdas = check_numbers(name, getattr(self, name), 0, 1)
             if len(set(lambdas)) != len(lambdas):
                 raise ValueError(f"{name} is {lambdas}: expected each number once.")
             object.__setattr__(self, name, lambdas)
 
-    @property
-    def by_row(self) -> bool:
-        return self.steps != "block"
-
     def _has_rows(self, saliency: Saliency) -> bool:
-        return self.by_row and saliency.knows_rows
-
-    @property
-    def _measured_on(self) -> tuple[str, str, str]:
-        return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
+        return self.steps != "block" and saliency.knows_rows
 
     @property
     def _reconstructs(self) -> bool:
         return self.metric == RECONSTRUCTION
 
+    @property
+    def _measured_on(self) -> tuple[str, str, str]:
+        return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
+
     def check(self, decoder: Decoder) -> None:
-        if self.by_row:
-            for block in decoder.blocks:
-                for projection in block.pruned:
-                    decoder.row_groups(block, projection)
+        for block in decoder.blocks if self.steps != "block" else ():
+            for projection in block.pruned:
+                decoder.row_groups(block, projection)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self.solves(saliency)
@@ -106,23 +96,21 @@ class NeuronAL(TopUp):
         return (self.steps != "row") * len(self.block_lambdas) + self._has_rows(saliency) * len(self.row_lambdas)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        plan = SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
-        decisions: dict = {}
-        if self.steps in ("both", "block"):
+        plan, decisions = uniform_plan(trials.decoder, sparsity), {}
+        if self.steps != "row":
             plan, decisions["block"] = self._block_step(trials, sparsity)
         if self._has_rows(trials.saliency):
             plan, decisions["row"] = self._row_step(trials, plan)
-        elif self.by_row:
+        elif self.steps != "block":
             decisions["note"] = f"no row step: {trials.saliency.name!r} updates all rows of a weight together"
         return Allocation(plan, decisions)
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 3.1.1)."""
-        start = time.perf_counter()
         plans = [block_plan(trials.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
         errors = self._block_errors(trials, plans)
         best = index_of_smallest(errors)
-        return plans[best], _decision(self.block_lambdas, errors, best, start)
+        return plans[best], _decision(self.block_lambdas, errors, best)
 
     def _block_errors(self, trials: Trials, plans: Sequence[SparsityPlan]) -> list[float]:
         """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
@@ -138,48 +126,28 @@ class NeuronAL(TopUp):
 
     def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 3.1.2)."""
-        start = time.perf_counter()
         deviation = trials.deviation(base, *self._measured_on, label="Row deviations")
+        zero = [0.0] if 0.0 in self.row_lambdas else []  # the base plan: the others must beat it
         lambdas = [lam for lam in self.row_lambdas if lam != 0]
         plans = row_plans(trials.decoder, base, lambdas, deviation)
-        unspread, measured = self._row_errors(trials, base, plans, deviation.error)
-        by_lambda = {0.0: (unspread, base)} | {
-            lam: (error, plan) for lam, error, plan in zip(lambdas, measured, plans)
-        }
-        errors = [by_lambda[lam][0] for lam in self.row_lambdas]
-        best = index_of_smallest(errors)
-        return by_lambda[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best, start)
-
-    def _row_errors(
-        self, trials: Trials, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
-    ) -> tuple[float, list[float]]:
-        """Return errors of the base plan, whose alignment error is known, and of the candidates.
-
-        Lambda 0.0 stands for the base plan: if it is a candidate, the others must beat it.
-        """
-        zero = 0.0 in self.row_lambdas
         if self._reconstructs:
-            errors = trials.reconstruction_errors([base] * zero + plans, self.reference, "Row step")
-            return (errors[0], errors[1:]) if zero else (math.inf, errors)
-        bound = aligned if zero and trials.can_abandon else math.inf
-        measured = trials.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
-        return aligned, measured
+            errors = trials.reconstruction_errors([base] * len(zero) + plans, self.reference, "Row step")
+        else:
+            bound = deviation.error if zero and trials.can_abandon else math.inf
+            errors = [deviation.error] * len(zero)
+            if plans:
+                errors += trials.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound)
+        tried = dict(zip(zero + lambdas, zip(errors, [base] * len(zero) + plans)))
+        errors = [tried[lam][0] for lam in self.row_lambdas]
+        best = index_of_smallest(errors)
+        return tried[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best)
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """Return a plan with one sparsity for each block, which rises by `2 * lam` from the first to the last.
-
-    Args:
-        decoder ([`Decoder`]): the blocks.
-        sparsity (`float`): the mean over all weights, in [0, 1).
-        lam (`float`): half the window's width.
-        schedule (`str`): a name in `SCHEDULES`.
-    """
-    blocks = decoder.blocks
-    position = torch.arange(len(blocks), dtype=torch.float64) / max(len(blocks) - 1, 1)
+    """Return a plan with one sparsity per block, which rises by `2 * lam` from the first to the last around the mean."""
+    position = torch.arange(len(decoder.blocks), dtype=torch.float64) / max(len(decoder.blocks) - 1, 1)
     # Negative, since large values are pruned less.
-    spread = get_dist(sparsity, lam, -SCHEDULES[schedule](position), block_sizes(blocks))
-    return plan_of_blocks(blocks, spread)
+    return spread_over_blocks(decoder.blocks, sparsity, lam, -SCHEDULES[schedule](position))
 
 
 def row_plans(
@@ -200,11 +168,7 @@ def row_plans(
     return [SparsityPlan(plan) for plan in plans]
 
 
-def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, start: float) -> dict:
-    return {
-        "lambda": lambdas[best],
-        "candidates": [  # no error: stopped, since it could not win any more
-            {"lambda": lam, "error": None if error == math.inf else error} for lam, error in zip(lambdas, errors)
-        ],
-        "seconds": time.perf_counter() - start,
-    }
+def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int) -> dict:
+    """Return the report's entry. A candidate that was stopped early has no error."""
+    candidates = [{"lambda": lam, "error": error if error < math.inf else None} for lam, error in zip(lambdas, errors)]
+    return {"lambda": lambdas[best], "candidates": candidates}

@@ -9,7 +9,7 @@ from ..common.validation import check_number
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
-from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
+from .allocation import block_scores, pruned_blocks, spread_over_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
 
@@ -41,10 +41,9 @@ class OWL(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        blocks = pruned_blocks(trials.decoder)
         ratios = block_scores(trials, partial(outlier_ratio, factor=self.outlier_factor), LABEL)
-        spread = get_dist(sparsity, self.half_width, ratios, block_sizes(blocks))
-        return Allocation(plan_of_blocks(blocks, spread), {"owl": {"outlier_ratios": ratios.tolist()}})
+        plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
+        return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:

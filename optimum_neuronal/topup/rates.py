@@ -1,7 +1,7 @@
 """Rates: bits per weight of each projection under a budget of bytes, in place of a sparsity."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ Sizes = Mapping[int, int]  # bits -> bytes, with scales, steps and padding
 
 @dataclass(frozen=True)
 class Rates(TopUp):
-    """The number of bits of each projection, if the config sets `bits_per_weight`. It is not registered as a top-up.
+    """The bits of each projection, if the config sets `bits_per_weight`; not registered as a top-up.
 
     The experts of a layer, which share a parameter, share a rate.
 
@@ -56,7 +56,7 @@ class Rates(TopUp):
         return self if decoder.predicts_next_token else replace(self, by="uniform")
 
     def even(self, decoder: Decoder) -> RatePlan:
-        """Return rates that are as equal as the budget allows: one more bit for the first that it fits for."""
+        """Return rates as equal as the budget allows: one more bit for the first projections that it suffices for."""
         units = _Units(decoder.projections.values())
         left = {bits: self._bytes(units) - sum(own[bits] for own in units.sizes.values()) for bits in RATES}
         rate = max((bits for bits in RATES if left[bits] >= 0), default=RATES[0])
@@ -74,12 +74,12 @@ class Rates(TopUp):
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
         found = self._divergences(trials)
         units = _Units(trials.decoder.projections.values())
-        curves = {name: extended({RATES[0]: own}) for name, own in found.items()}
+        curves = {name: curve(own) for name, own in found.items()}
         plan = units.plan(choose_rates(curves, units.sizes, self._bytes(units)))
         return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
     def _divergences(self, trials: Trials) -> dict[str, float]:
-        """Return the divergence of the model when one unit alone has the fewest bits, by the unit's name."""
+        """Return the model's divergence when one unit alone has the fewest bits, by the unit's name."""
         dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
         solved = trials.solve(SolvedRates((RATES[0],)))
         for block in trials.decoder.blocks:  # together, so that no more streams exist than a block has units
@@ -94,59 +94,39 @@ class Rates(TopUp):
 
 
 class _Units:
-    """Projections by the parameter that holds them, which has one rate.
+    """Projections by the parameter that holds them, which has one rate. Units have the name of their first projection.
 
-    Args:
-        projections (`Iterable[Projection]`): their weights are not read.
-
-    Attributes:
-        members (`dict[str, list[str]]`): name of the first projection of a parameter -> names of all.
-        sizes (`dict[str, dict[int, int]]`): the same name -> bytes at each rate.
-        weights (`int`): of all projections.
+    `members` holds the names of each unit's projections, `sizes` its bytes at each rate, `weights` the number of all.
     """
 
     def __init__(self, projections: Iterable[Projection]):
         by_owner: dict[int, list[Projection]] = {}
-        for projection in projections:
+        for projection in projections:  # whose weights are not read
             by_owner.setdefault(id(projection.owner), []).append(projection)
         self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
         self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
         self.weights = sum(p.numel for own in by_owner.values() for p in own)
 
     def plan(self, chosen: Mapping[str, int]) -> RatePlan:
-        """Return the plan of the rates of all units, by name."""
         return RatePlan({name: chosen[unit] for unit, names in self.members.items() for name in names})
 
 
 def _sizes(members: list[Projection]) -> dict[int, int]:
     (rows, columns), shared = members[0].shape, members[0].expert is not None
-    shape = (len(members), rows, columns)
-    return {bits: quantized_bytes(shape, bits, has_steps(rows, bits, shared)) for bits in RATES}
+    return {
+        bits: quantized_bytes((len(members), rows, columns), bits, has_steps(rows, bits, shared)) for bits in RATES
+    }
 
 
-def extended(measured: Curve, rates: Sequence[int] = RATES) -> dict[int, float]:
-    """Return the divergence at every rate. Unmeasured: a quarter for each bit more than the nearest measured rate below.
-
-    Args:
-        measured (`Mapping[int, float]`): bits -> divergence, at least one.
-        rates (`Sequence[int]`): bits.
-    """
-    found = {}
-    for bits in rates:
-        known = max((own for own in measured if own <= bits), default=min(measured))
-        found[bits] = measured[known] * FALL ** (known - bits)
-    return found
+def curve(least: float) -> dict[int, float]:
+    """Return the divergence at every rate from that at the fewest bits: a quarter for each bit more."""
+    return {bits: least * FALL ** (RATES[0] - bits) for bits in RATES}
 
 
 def choose_rates(curves: Mapping[str, Curve], sizes: Mapping[str, Sizes], budget: int) -> dict[str, int]:
     """Return the bits of each projection, for a small sum of divergences within a budget of bytes.
 
-    Each begins at its lowest rate. The projection whose divergence falls most per byte is raised next, while one fits.
-
-    Args:
-        curves (`Mapping[str, Mapping[int, float]]`): projection name -> divergence at each of its rates, see [`extended`].
-        sizes (`Mapping[str, Mapping[int, int]]`): projection name -> bytes at the same rates.
-        budget (`int`): bytes in all; the lowest rates fit.
+    Each starts at its lowest rate; these fit. The projection whose divergence falls most per byte is raised next.
     """
     chosen = {name: min(own) for name, own in sizes.items()}
     left = budget - sum(sizes[name][bits] for name, bits in chosen.items())

@@ -1,7 +1,6 @@
 """Search: zeroth-order search over blocks, kinds of projections, and rows."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,8 +40,8 @@ class Search(TopUp):
     1. *Blocks*: sparsity rises linearly with depth; the best of a few slopes wins.
     2. *Rounds*: a candidate probes each direction. Odd rounds give a kind of projections more sparsity and all others
        less. Even rounds do so in the late half of the blocks, and probe slope and curvature over depth and the
-       outermost blocks. Three candidates on the line of steepest descent follow. The best of all replaces the plan so
-       far if it is better. The best of the three decides the next step along these directions.
+       outermost blocks. Three candidates on the line of steepest descent follow, and decide the next step along these
+       directions. The best of all candidates replaces the plan so far if it is better.
     3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
     Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights,
@@ -57,8 +56,7 @@ class Search(TopUp):
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
             measured on these too. A model without a language-model head always takes the latter.
         rows (`bool`): True to take the third stage.
-        solved (`bool`):
-            True to solve every projection at a few sparsities first if the saliency updates weights, see [`SolvedSparsities`].
+        solved (`bool`): True to solve every projection at a few sparsities first if the saliency updates weights.
             Otherwise candidates are made of the saliency's score.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
@@ -73,13 +71,9 @@ class Search(TopUp):
         if self.budget is not None:
             check_count("budget", self.budget, 8)
         check_choice("objective", self.objective, OBJECTIVES)
-        for name in ("rows", "solved"):
-            check_flag(name, getattr(self, name))
+        check_flag("rows", self.rows)
+        check_flag("solved", self.solved)
         object.__setattr__(self, "widths", check_numbers("widths", self.widths, 0, 1))
-
-    @property
-    def by_row(self) -> bool:
-        return self.rows
 
     def suited_to(self, decoder: Decoder) -> "Search":
         return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)
@@ -95,37 +89,25 @@ class Search(TopUp):
         return len(SHARES) if self._solves_first(saliency) else self.budget or BUDGET
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        start = time.perf_counter()
         space = Space.of(trials.decoder, sparsity)
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
-        run = self._begin(trials, space)
-        rows = 0
-        if self.rows and trials.saliency.knows_rows and not self._solves_first(trials.saliency):
-            # Alignment does not run the plan's own stream, which the rows' saliency needs.
-            rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
-        while run.skips_to_a_round_within(run.budget - rows):
-            run.take_round()
-        if rows and run.can_afford(rows):
-            run.spread_rows()
-        found = {
-            "objective": self.objective,
-            "stages": run.stages,
-            "spent": run.spent + 1,
-            "without_sharing": run.without_sharing + 1,
-        }
-        decisions = {"search": {**found, "seconds": time.perf_counter() - start}}
-        return Allocation(run.best_plan, decisions)
-
-    def _begin(self, trials: Trials, space: Space) -> "_Run":
-        """Return the search after its first stage."""
-        solved, stream_cost, budget = None, STREAM_COST, BUDGET
+        solved, stream_cost, budget, rows = None, STREAM_COST, BUDGET, 0
         if self._solves_first(trials.saliency):  # errors of all rounds then depend on no plan's stream
             solved, stream_cost, budget = trials.solve(SolvedSparsities.around(space.target)), 0, SOLVED_BUDGET
-        passes = (self.budget or budget) - 1  # one: the dense model
-        run = _Run(trials, space, self.objective, passes, stream_cost, solved)
-        run.begin([space.uniform + width * space.depth for width in self.widths])
-        return run
+        elif self.rows and trials.saliency.knows_rows:
+            # Alignment does not run the plan's own stream, which the rows' saliency needs.
+            rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
+        # Minus one: the dense model.
+        run = _Run(trials, space, self.objective, (self.budget or budget) - 1, stream_cost, solved)
+        errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
+        run.stages.append({"stage": "blocks", "errors": errors, "chosen": index_of_smallest(errors)})
+        while run.skips_to_a_round_within(run.budget - rows):
+            run.take_round()
+        if rows and run.spent + rows <= run.budget:
+            run.spread_rows()
+        found = {"objective": self.objective, "stages": run.stages, "spent": run.spent + 1}
+        return Allocation(run.best_plan, {"search": found})
 
 
 @dataclass
@@ -139,17 +121,12 @@ class _Run:
     stream_cost: float = STREAM_COST
     solved: SolvedSparsities | None = None
     spent: float = 0
-    without_sharing: int = 0
     rounds: int = 0
     steps: list[float] = field(default_factory=lambda: [FIRST_STEP, FIRST_STEP])  # of odd and of even rounds
     error: float = math.inf
     best: torch.Tensor | None = None
     best_plan: SparsityPlan | None = None
     stages: list[dict] = field(default_factory=list)
-
-    def can_afford(self, cost: float) -> bool:
-        """Return True if the budget has `cost` more passes."""
-        return self.spent + cost <= self.budget
 
     def skips_to_a_round_within(self, budget: float) -> bool:
         """Make the next round odd or even, in turn if affordable. Return False if neither is."""
@@ -170,21 +147,14 @@ class _Run:
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
         """Return errors of plans, and spend the passes."""
         self.spent += cost
-        self.without_sharing += max(len(plans), math.ceil(cost))
         if self.objective == ALIGNMENT:
             return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
         return self.trials.output_errors(plans, self.objective, LABEL, self.solved or reference)
 
-    def begin(self, candidates: Sequence[torch.Tensor]) -> None:
-        """Take the first stage: the best of a few candidates, with the dense model's saliency."""
-        errors = self.try_out(candidates, "dense")
-        self.stages.append({"stage": "blocks", "errors": errors, "chosen": index_of_smallest(errors)})
-
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
-        if not self.stream_cost:
-            return
-        (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
+        if self.stream_cost:
+            (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
 
     def take_round(self) -> None:
         """Probe every direction, then try the line of steepest descent."""
@@ -196,16 +166,8 @@ class _Run:
         descent = _descent(torch.tensor(rises, dtype=torch.float64) - began, torch.stack(list(directions.values())))
         line = self.try_out([base + step * length * descent for length in LENGTHS], start)
         self.adapt_step(line, before_line)
-        self.stages.append(
-            {
-                "stage": f"round {len(self.stages)}",
-                "began": began,
-                "step": step,
-                "probes": dict(zip(directions, rises)),
-                "line": line,
-                "ended": self.error,
-            }
-        )
+        stage = {"stage": f"round {len(self.stages)}", "began": began, "step": step}
+        self.stages.append(stage | {"probes": dict(zip(directions, rises)), "line": line, "ended": self.error})
         self.rounds += 1
 
     def adapt_step(self, line: Sequence[float], before: float) -> None:

@@ -14,44 +14,28 @@ NEGLIGIBLE = 1e-9
 
 @dataclass(frozen=True)
 class Space:
-    """Sparsities and directions with one float64 entry per projection.
-
-    Args:
-        names (`list[str]`): of the projections.
-        sizes (`Tensor`): their numbers of weights.
-        blocks (`Tensor` of int64): number of its block, among the blocks with pruned projections.
-        depth (`Tensor`): position of its block, from -1 (first) to 1 (last); 0 if there is only one.
-        kinds (`dict[str, Tensor]`): kind -> 1 for the projections of this kind, else 0.
-        target (`float`): mean sparsity of all weights.
-    """
+    """Sparsities and directions with one float64 entry per projection."""
 
     names: list[str]
-    sizes: torch.Tensor
-    blocks: torch.Tensor
-    depth: torch.Tensor
-    kinds: dict[str, torch.Tensor]
-    target: float
+    sizes: torch.Tensor  # numbers of weights
+    blocks: torch.Tensor  # int64: number of the block, among the blocks with pruned projections
+    depth: torch.Tensor  # position of the block, from -1 (first) to 1 (last); 0 if there is only one
+    kinds: dict[str, torch.Tensor]  # kind -> 1 for the projections of this kind, else 0
+    target: float  # mean sparsity of all weights
 
     @classmethod
     def of(cls, decoder: Decoder, target: float) -> "Space":
-        """Return the space of a decoder's pruned projections."""
         pruned = [block.pruned for block in decoder.blocks if block.pruned]
         found = [(index, projection) for index, projections in enumerate(pruned) for projection in projections]
         blocks = torch.tensor([index for index, _ in found])
         depth = 2 * blocks.double() / max(1, len(pruned) - 1) - float(len(pruned) > 1)
-        kinds: dict[str, list[int]] = {}
-        for position, (_, projection) in enumerate(found):
-            kinds.setdefault(kind_moved(projection), []).append(position)
-        masks = {}
-        for kind, positions in kinds.items():
-            masks[kind] = torch.zeros(len(found), dtype=torch.float64)
-            masks[kind][positions] = 1
+        own = [kind_moved(projection) for _, projection in found]
+        kinds = {kind: torch.tensor([other == kind for other in own]).double() for kind in dict.fromkeys(own)}
         sizes = torch.tensor([projection.numel for _, projection in found], dtype=torch.float64)
-        return cls([projection.name for _, projection in found], sizes, blocks, depth, masks, target)
+        return cls([projection.name for _, projection in found], sizes, blocks, depth, kinds, target)
 
     @property
     def uniform(self) -> torch.Tensor:
-        """Sparsities that equal the target everywhere."""
         return torch.full_like(self.sizes, self.target)
 
     def directions(self, number: int) -> dict[str, torch.Tensor]:
@@ -61,7 +45,7 @@ class Space:
         the work up to there. Directions that move nothing are left out.
         """
         everywhere = torch.ones_like(self.depth)
-        found = {kind: self._centred(mask, everywhere) for kind, mask in self.kinds.items()}
+        found = {kind: self._centered(mask, everywhere) for kind, mask in self.kinds.items()}
         if number % 2 and self.depth.any():
             late = (self.depth > 0).double()
             shapes = {
@@ -70,17 +54,17 @@ class Space:
                 "first block": (self.depth == -1).double(),
                 "last block": (self.depth == 1).double(),
             }
-            found = {f"{kind}, late": self._centred(mask * late, late) for kind, mask in self.kinds.items()}
-            found |= {name: self._centred(shape, everywhere) for name, shape in shapes.items()}
+            found = {f"{kind}, late": self._centered(mask * late, late) for kind, mask in self.kinds.items()}
+            found |= {name: self._centered(shape, everywhere) for name, shape in shapes.items()}
         return {name: direction for name, direction in found.items() if direction.abs().max() > NEGLIGIBLE}
 
-    def _centred(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    def _centered(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         """Subtract the weighted mean in the part of the model where `where` is 1 and not 0."""
         weights = self.sizes * where
         return direction - where * (direction * weights).sum() / weights.sum()
 
     def cost(self, candidates: torch.Tensor) -> float:
-        """Return the passes that candidates, (candidates, projections), take: they share blocks before the first difference."""
+        """Return the passes of candidates, shape (candidates, projections); they share blocks up to a difference."""
         count = int(self.blocks.max()) + 1
         distinct = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
         return sum(map(len, distinct)) / count
@@ -97,7 +81,6 @@ class Space:
         return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
-        """Return the plan of these sparsities."""
         return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
 
 

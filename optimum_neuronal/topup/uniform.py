@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from .allocation import uniform_plan
 from .base import Allocation, TopUp, register_topup
 
 
@@ -17,4 +17,4 @@ class Uniform(TopUp):
     uses_calibration: ClassVar[bool] = False
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
+        return Allocation(uniform_plan(trials.decoder, sparsity))
