@@ -72,7 +72,7 @@ def rounded_update(self: SquaredNorms, inputs: torch.Tensor, sequences: int) -> 
     0.2, in row 34 of block 1's up projection, they differ by 2e-8 of their value, and their rounding turns them around.
     """
     tokens = inputs.reshape(sequences, -1, inputs.shape[-1]).transpose(1, 2)
-    self._parts.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in tokens]))
+    self._values.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in tokens]))
 
 
 def local_name(name: str) -> str:

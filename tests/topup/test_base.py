@@ -50,7 +50,7 @@ def test_the_default_refinement_or_its_own_keeps_the_counts(name):
     "name, fields, message",
     [
         ("atp", {"trials": 1}, "trials is 1: expected a whole number of at least 2"),
-        ("besa", {"candidate_step": 0.3}, "candidate_step is 0.3: expected a number that 1 is a multiple of"),
+        ("besa", {"candidate_step": 0.3}, "candidate_step is 0.3: expected 1 divided by a whole number"),
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
         ("evopress", {"survivors": (2, 1)}, "expected equally many numbers"),
         ("evopress", {"step": 0.5}, "step \\* levels of at most 1"),

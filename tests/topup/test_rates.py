@@ -1,52 +1,113 @@
-"""Rates of projections under a budget: cases by hand, and the best of all where few can be tried."""
+"""Rates under a budget of bytes: by hand, on models, and the best of all where few can be tried."""
 
 import itertools
 
 import pytest
+from conftest import make_ids, make_model
+from trial_helpers import build_trials
 
-from optimum_neuronal.topup.rates import choose_rates, extended
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.formats.quantized import quantized_bytes
+from optimum_neuronal.saliency.low_bit import LowBit
+from optimum_neuronal.topup.rates import Rates, choose_rates, curve
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}  # 0.25 bits of scales at most
+
+
+def bytes_of(decoder, plan):
+    """Of all projections, with one weight for each parameter."""
+    owners = {}
+    for name, projection in decoder.projections.items():
+        owners.setdefault(projection.owner, []).append((projection.shape, plan.bits[name]))
+    assert all(len({bits for _, bits in own}) == 1 for own in owners.values()), "one rate for a parameter"
+    return sum(quantized_bytes((len(own), *own[0][0]), own[0][1]) for own in owners.values())
+
+
+@pytest.mark.parametrize("budget", [2.3, 3.0, 3.5, 8.9])
+def test_even_rates_differ_by_one_bit_at_most_and_fill_the_budget(budget):
+    decoder = find_decoder(make_model("llama", **WIDE))
+    plan = Rates(budget, "uniform").even(decoder)
+    weights = sum(p.numel for p in decoder.projections.values())
+    assert plan.bits.keys() == decoder.projections.keys() and max(plan.bits.values()) - min(plan.bits.values()) <= 1
+    spent = 8 * bytes_of(decoder, plan) / weights
+    assert spent <= budget and (budget - spent < 64 * 128 / weights or set(plan.bits.values()) == {8})
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "gpt2"])
+def test_experts_of_a_layer_share_a_rate(family):
+    decoder = find_decoder(make_model(family))
+    weights = sum(p.numel for p in decoder.projections.values())
+    plan = Rates(6, "uniform").even(decoder)
+    assert 5 < 8 * bytes_of(decoder, plan) / weights <= 6 and len(set(plan.bits.values())) == 2
+
+
+def test_more_bits_where_the_model_loses_more(monkeypatch):
+    model = make_model("llama", **WIDE)
+    trials, rates = build_trials(find_decoder(model), LowBit(), make_ids(), 2), Rates(3.0)
+    asked = []
+    original = type(trials).output_errors
+
+    def output_errors(self, plans, metric, label, reference):
+        asked.append((len(plans), metric, {bits for plan in plans for bits in plan.bits.values()}))
+        return original(self, plans, metric, label, reference)
+
+    monkeypatch.setattr(type(trials), "output_errors", output_errors)
+    with inference(model):
+        found = rates.allocate(trials, rates.budget)
+    assert asked == [(7, "kl", {0, 2})] * 2, "a block's projections together, each alone at the fewest bits"
+    told = found.decisions["rates"]
+    assert told["by"] == "divergence" and told["bits"] == 2 and told["divergences"].keys() == found.plan.bits.keys()
+    same_size = [name for name in found.plan.bits if name.endswith(("gate_proj", "up_proj", "down_proj"))]
+    ranked = sorted(same_size, key=told["divergences"].__getitem__)
+    assert [found.plan.bits[name] for name in ranked] == sorted(found.plan.bits[name] for name in ranked)
+    assert 8 * bytes_of(trials.decoder, found.plan) <= 3.0 * sum(p.numel for p in trials.decoder.projections.values())
+    assert len(set(found.plan.bits.values())) > 1
+
+
+def test_a_budget_below_the_fewest_bits_is_refused_with_what_would_do():
+    decoder = find_decoder(make_model("llama", **WIDE))
+    with pytest.raises(ValueError, match=r"is 2.01, but codes of 2 bits and their scales take 2\.\d+ bits"):
+        Rates(2.01).check(decoder)
+    Rates(2.3).check(decoder)
+
+
+def test_without_next_tokens_rates_are_even():
+    decoder = find_decoder(make_model("llama", **WIDE))
+    assert Rates(3.0).suited_to(decoder) == Rates(3.0)
+    decoder.model.can_generate = lambda: False
+    assert Rates(3.0).suited_to(decoder) == Rates(3.0, "uniform")
 
 
 def sizes(names: str, size: int = 100) -> dict:
     return {name: {bits: size * bits for bits in (2, 3, 4)} for name in names}
 
 
-def test_each_bit_takes_a_quarter_where_nothing_was_measured():
-    assert extended({2: 16.0}, (2, 3, 4)) == {2: 16.0, 3: 4.0, 4: 1.0}
-    assert extended({2: 16.0, 3: 3.0}, (2, 3, 4, 5)) == {2: 16.0, 3: 3.0, 4: 0.75, 5: 0.1875}
-    assert extended({3: 3.0}, (2, 3)) == {2: 12.0, 3: 3.0}
+def test_each_bit_more_takes_a_quarter():
+    assert [curve(16.0)[bits] for bits in (2, 3, 4)] == [16.0, 4.0, 1.0]
 
 
-def test_the_largest_divergence_is_raised_first():
-    curves = {"a": extended({2: 1.0}), "b": extended({2: 10.0}), "c": extended({2: 0.1})}
-    assert choose_rates(curves, sizes("abc"), 600) == {"a": 2, "b": 2, "c": 2}
-    assert choose_rates(curves, sizes("abc"), 799) == {"a": 2, "b": 3, "c": 2}
-    assert choose_rates(curves, sizes("abc"), 800) == {"a": 2, "b": 4, "c": 2}
-    assert choose_rates(curves, sizes("abc"), 900) == {"a": 3, "b": 4, "c": 2}
-    assert choose_rates(curves, sizes("abc"), 10_000) == {"a": 4, "b": 4, "c": 4}
+@pytest.mark.parametrize("budget, bits", [(600, "222"), (799, "232"), (800, "242"), (900, "342"), (10_000, "444")])
+def test_the_largest_divergence_is_raised_first(budget, bits):
+    curves = {"a": curve(1.0), "b": curve(10.0), "c": curve(0.1)}
+    assert choose_rates(curves, sizes("abc"), budget) == dict(zip("abc", map(int, bits)))
 
 
-def test_divergence_is_counted_by_byte():
-    curves = {"large": extended({2: 1.5}), "small": extended({2: 1.0})}
-    own = {"large": sizes("a", 200)["a"], "small": sizes("a", 100)["a"]}
-    assert choose_rates(curves, own, 800) == {"large": 2, "small": 4}
+@pytest.mark.parametrize("large, factor, budget", [(1.5, 2, 800), (100.0, 10, 2400)])
+def test_divergence_counts_by_byte_and_only_what_fits_is_raised(large, factor, budget):
+    own = {"large": sizes("a", 100 * factor)["a"], "small": sizes("a")["a"]}
+    assert choose_rates({"large": curve(large), "small": curve(1.0)}, own, budget) == {"large": 2, "small": 4}
 
 
-def test_what_still_fits_is_raised_after_what_does_not():
-    curves = {"large": extended({2: 100.0}), "small": extended({2: 1.0})}
-    own = {"large": sizes("a", 1000)["a"], "small": sizes("a", 100)["a"]}
-    assert choose_rates(curves, own, 2400) == {"large": 2, "small": 4}
-
-
-def test_a_dear_first_bit_does_not_hide_a_cheap_second():
-    """At 3 bits nothing is gained, at 4 all: two bits at once."""
+def test_two_bits_at_once_where_the_first_gains_nothing():
     curves = {"a": {2: 1.0, 3: 1.0, 4: 0.0}, "b": {2: 0.3, 3: 0.2, 4: 0.1}}
     assert choose_rates(curves, sizes("ab"), 600) == {"a": 4, "b": 2}
 
 
-@pytest.mark.parametrize("budget", range(1000, 2001, 100))
+@pytest.mark.parametrize("budget", range(1000, 2001, 200))
 def test_near_the_best_of_all_and_within_the_budget(budget):
-    curves = {name: extended({2: value, 3: value / 3}) for name, value in zip("abcde", (9.0, 1.0, 4.0, 2.5, 0.3))}
+    curves = {name: {2: value, 3: value / 3, 4: value / 12} for name, value in zip("abcde", (9.0, 1.0, 4.0, 2.5, 0.3))}
     own = sizes("abcde")
     found = choose_rates(curves, own, budget)
     assert sum(own[name][bits] for name, bits in found.items()) <= budget
