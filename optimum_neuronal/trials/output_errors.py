@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -23,6 +23,8 @@ LAUNCHED = 2**26  # logits at a time on an accelerator: fewer would leave it idl
 
 # Float32 logits of a sparse model, (positions, vocabulary), and the next tokens, (positions,) -> a float32 scalar.
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Some positions of a sequence: its batch, its row there, the positions, and their ids with the next one, (1, positions + 1).
+Piece = tuple[int, int, slice, torch.Tensor]
 
 
 def kl(dense: torch.Tensor) -> Compare:
@@ -71,8 +73,10 @@ def output_errors(
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             outputs: Streams = [None] * len(plans)
             for members in grouped(streams, shared=reference != "sparse-stream"):
-                alike = _alike(block, plans, streams, members)
-                chosen = [plans[same[0]] for same in alike]
+                alike: dict[tuple, list[int]] = {}  # members with the same hidden states and plan of the block
+                for member in members:
+                    alike.setdefault((streams[member], plans[member].key(block.pruned_names)), []).append(member)
+                chosen = [plans[same[0]] for same in alike.values()]
                 if isinstance(reference, SolvedWeights):
                     changes = reference.changes(index, chosen)
                 elif given:
@@ -80,7 +84,7 @@ def output_errors(
                 else:
                     norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
                     changes = trials.changes(block, norms, chosen)
-                for same, change_of in zip(alike, changes):
+                for same, change_of in zip(alike.values(), changes):
                     with trial_weights(block.pruned, change_of):
                         output = trials.runner.output(block, streams[same[0]], calls)
                     for member in same:
@@ -93,15 +97,6 @@ def output_errors(
     return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
 
 
-def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[int]) -> list[list[int]]:
-    """Return the members in groups with the same output of the block: the same hidden states and plan."""
-    alike: dict[tuple, list[int]] = {}
-    for member in members:
-        key = (streams[member], plans[member].key(block.pruned_names))
-        alike.setdefault(key, []).append(member)
-    return list(alike.values())
-
-
 def _compare(
     trials: "Trials", ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
@@ -111,7 +106,7 @@ def _compare(
         compare = metric(None if dense is None else _logits(trials, dense, piece))
         for stream, parts in totals.items():
             logits = _logits(trials, stream, piece)
-            parts.append(compare(logits, piece.ids[0, 1:].to(logits.device)).double())
+            parts.append(compare(logits, piece[-1][0, 1:].to(logits.device)).double())
     predicted = ids.shape[0] * (ids.shape[1] - 1)
     errors = {stream: torch.stack(parts).sum().item() / predicted for stream, parts in totals.items()}
     if not all(map(math.isfinite, errors.values())):
@@ -119,16 +114,7 @@ def _compare(
     return [errors[stream] for stream in streams]
 
 
-class _Piece(NamedTuple):
-    """Some positions of a sequence."""
-
-    batch: int
-    row: int  # of the batch
-    positions: slice
-    ids: torch.Tensor  # (1, positions + 1), with the next token
-
-
-def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[_Piece]:
+def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[Piece]:
     """Yield all positions but the last of every sequence, which predicts nothing."""
     logits = CACHED if torch.device(trials.runner.device).type == "cpu" else LAUNCHED
     length = max(1, logits // trials.decoder.config.vocab_size)
@@ -136,9 +122,9 @@ def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[_Piece]:
         for row in range(len(own_ids)):
             for start in range(0, ids.shape[1] - 1, length):
                 end = min(start + length, ids.shape[1] - 1)
-                yield _Piece(batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1])
+                yield batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1]
 
 
-def _logits(trials: "Trials", stream: Stream, piece: _Piece) -> torch.Tensor:
-    hidden = stream.batches[piece.batch][piece.row : piece.row + 1, piece.positions]
-    return trials.runner.logits(piece.ids[:, :-1], hidden)[0]
+def _logits(trials: "Trials", stream: Stream, piece: Piece) -> torch.Tensor:
+    batch, row, positions, ids = piece
+    return trials.runner.logits(ids[:, :-1], stream.batches[batch][row : row + 1, positions])[0]

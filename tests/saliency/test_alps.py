@@ -113,13 +113,6 @@ def test_the_target_is_hit_within_one_weight():
                 torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
 
 
-def test_every_row_hits_its_own_sparsity():
-    weight, sparsity = weights(9, 40), torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
-    found = ALPS().prune(weight, hessian_of(40), sparsity)
-    assert torch.equal((found == 0).sum(dim=1), row_counts(sparsity, weight.shape))
-    torch.testing.assert_close(found[0], weight[0], atol=1e-3, rtol=1e-3)
-
-
 def test_patterns_are_kept_in_every_group():
     weight, hessian = weights(8, 48), hessian_of(48)
     for pattern in [ColumnPattern(2, 4), ColumnPattern(4, 8), ColumnPattern(1, 4)]:

@@ -145,15 +145,6 @@ def test_deviation_from_the_dense_model_by_whole_forwards(trials, llama, ids):
         assert difference.abs().max() > 0.05, "there is something to compare"
 
 
-def test_a_plan_that_prunes_nothing_deviates_nowhere(trials):
-    decoder = trials.decoder
-    fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
-    for reference in ("sparse-stream", "dense"):
-        found = trials.deviation(uniform(trials, 0.0), reference, "sequence", "l2", None)
-        assert found.error == pytest.approx(0, abs=1e-6)
-        assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
-
-
 def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(trials):
     """If only the middle block is pruned, it deviates as in the dense model, and the block behind it not at all."""
     middle = dict.fromkeys(trials.decoder.blocks[1].pruned_names, 0.6)

@@ -1,53 +1,15 @@
 import pytest
 import torch
 from forward import squared_norms
-from trial_helpers import build_trials, make_trials, state, unchanged, uniform
+from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference, next_token_logits
-from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
-from optimum_neuronal.common.processes import Processes
+from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.masks import mask_rows
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.trials import Trials
-
-
-class Second(Processes):
-    """The second of two processes; the first has the same rows, and a token less."""
-
-    def __init__(self):
-        super().__init__(rank=1, count=2)
-        object.__setattr__(self, "joined", [])
-
-    def join(self, rows, length):
-        self.joined.append(length)
-        return torch.cat([rows, rows])
-
-    def collect(self, dealt):
-        return [dealt[0] - 1, *dealt]
-
-
-def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
-    with inference(llama):
-        engine = build_trials(find_decoder(llama), Wanda(), ids, 4, processes=Second())
-        for statistic, sequences in [(SquaredNorms, 6), (Hessian, 12)]:
-            inputs = engine.capture_all(statistic)
-            expected = engine.runner.capture(ids[-sequences:]).hidden
-            assert sum(map(len, inputs.hidden)) == sequences
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(inputs.hidden, expected))
-
-
-def test_norms_of_all_processes_come_together_once_for_those_that_share_them(llama, ids):
-    engine = build_trials(find_decoder(llama), Wanda(), ids, 4, processes=Second())
-    shared, own = SquaredNorms.of(torch.tensor([[1.0]]), 5), SquaredNorms.of(torch.tensor([[2.0]]), 3)
-    joined = engine.joined({"q": shared, "k": shared, "down": own}, SquaredNorms)
-    assert joined["q"] is joined["k"] and joined["q"].tokens == 4 + 5 and joined["down"].tokens == 2 + 3
-    assert joined["q"].value.tolist() == [[1], [1]] and joined["down"].value.tolist() == [[2], [2]]
-    assert engine.processes.joined == [12, 12]
-    norms = {"q": shared}
-    assert engine.joined(norms, Hessian) is norms
 
 
 def test_dense_output_is_the_models_own(any_model, ids):
