@@ -15,11 +15,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.accelerate import load_offloaded_parameter
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
-from ..compat.accelerate import load_offloaded
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, nearest_existing
 from ..model.packed_size import PackedSize
@@ -140,7 +140,7 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
 
 
 def _loaded(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return load_offloaded(model, name) if tensor.is_meta else tensor
+    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
 
 def _largest_block(model: PreTrainedModel) -> int:

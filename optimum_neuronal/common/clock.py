@@ -4,14 +4,10 @@ import time
 
 
 class Clock:
-    """A clock for the phases of long work, one after the other; the first begins when the clock is made.
-
-    Attributes:
-        seconds (`dict[str, float]`): phase -> its seconds of wall time, for the phases that have ended.
-    """
+    """Wall time of consecutive phases."""
 
     def __init__(self):
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # phase that has ended -> its seconds
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:

@@ -15,15 +15,9 @@ NUMBER = re.compile(r"-?[\d,]+(\.\d+)?%?")  # a version, 5.23.0, is text
 
 
 def escaped(value: Any, longest: int | None = None) -> str:
-    """Return the text of a value on one line, each character that is not printable escaped as in Python: `\\x1b`, `\\n`.
+    """Return the text of a value on one line, with unprintable characters escaped as in Python: `\\x1b`, `\\n`.
 
-    So the content of a file steers no terminal and forges no line of a log. Not printable are line ends, control
-    characters, invisible characters that change the direction of writing, and halves of surrogate pairs. Other text
-    stays as it is, in any language.
-
-    Args:
-        value: anything that `str()` takes.
-        longest (`int`, *optional*): number of characters to show; a longer text ends in its length.
+    So the content of a file cannot control a terminal or forge a line of a log. Text is cut after `longest` characters.
     """
     text = str(value)
     if longest is not None and len(text) > longest:
@@ -34,17 +28,17 @@ def escaped(value: Any, longest: int | None = None) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return the lines of a table for the terminal, columns of numbers to the right. Each cell is escaped."""
+    """Return a table for the terminal, with cells escaped and numbers aligned to the right."""
     return _tabulated(header, rows, "simple", escaped)
 
 
 def format_markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
-    """Return a table in Markdown, columns of numbers to the right. Each cell is escaped; cells in `bold` are bold."""
+    """Return a table in Markdown, with cells escaped and numbers aligned to the right."""
     return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), "**{}**", bold)
 
 
 def format_html(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
-    """Return a table in HTML, columns of numbers to the right. Each cell is escaped; cells in `bold` are bold."""
+    """Return a table in HTML, with cells escaped and numbers aligned to the right."""
     return _tabulated(header, rows, "unsafehtml", lambda cell: html.escape(escaped(cell)), "<b>{}</b>", bold)
 
 
@@ -72,16 +66,16 @@ def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
 
 
 class Column(NamedTuple):
-    """Column of a table: a value for each row, None if there is none, the text of a value, and how to find the best."""
+    """Column of a table."""
 
     title: str
-    values: Sequence[Any]
+    values: Sequence[Any]  # None is shown as a dash
     text: Callable[[Any], str] = str
-    best: Callable[[Iterable[Any]], Any] | None = None
+    best: Callable[[Iterable[Any]], Any] | None = None  # such as min
 
 
 class Table(NamedTuple):
-    """Arguments of [`format_table`], [`format_markdown`] and [`format_html`]; `bold` are the best cells."""
+    """Arguments of [`format_markdown`] and [`format_html`]."""
 
     header: list[str]
     rows: list[list[str]]
@@ -89,10 +83,9 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, columns: Sequence[Column], groups: Sequence[Hashable]) -> "Table":
-        """Return a table of columns. In every group of rows, the best of every column that has a best is bold.
+        """Return a table of columns. In every group of several rows, cells that read as the best of a column are bold.
 
-        `groups` has the group of every row; None: no group. Cells that look like the best are bold too. A group with a
-        single value has no best.
+        `groups` holds the group of every row, None for rows without.
         """
         cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
         bold = set()
@@ -122,5 +115,4 @@ def format_duration(seconds: float) -> str:
 
 
 def _in_units(value: float, units: Sequence[tuple[float, str]], digits: int) -> str | None:
-    """Return the value in the first unit, from the largest, of which it has at least one."""
     return next((f"{value / unit:.{digits}f}{name}" for unit, name in units if value >= unit), None)

@@ -1,4 +1,4 @@
-"""The style that all figures share. The extra `report` installs matplotlib, which is imported for the first figure."""
+"""The style that all figures share. matplotlib, of the extra `report`, is imported for the first figure."""
 
 import io
 import itertools
@@ -29,7 +29,7 @@ SHEET = {  # a style sheet of matplotlib
     "svg.fonttype": "none",  # text stays text, for search and for screen readers
     "svg.hashsalt": "optimum-neuronal",  # without it, identifiers are random
 }
-# Okabe and Ito's palette, then some of Tol's: the color-blind can distinguish them.
+# Okabe and Ito's palette, then some of Tol's: color-blind readers can distinguish them.
 COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933", "#332288", "#661100",
 )  # fmt: skip
@@ -50,16 +50,9 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def new_figure(height: float, title: str | None = None) -> Iterator[tuple[Any, Files]]:
-    """Yield an empty matplotlib figure, and a dict that holds the files of the drawn figure at the end of the block.
+    """Yield an empty matplotlib figure, and a dict that holds its files when the block ends.
 
-    The user's own settings of matplotlib have no effect, and stay.
-
-    Args:
-        height (`float`): in inches; lines of the title and legend come on top.
-        title (`str`, *optional*): text above the axes, broken into lines.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
+    The height is in inches, without title and legend. The user's settings of matplotlib have no effect, and stay.
     """
     check_matplotlib()
     from matplotlib import style
@@ -81,7 +74,6 @@ def new_figure(height: float, title: str | None = None) -> Iterator[tuple[Any, F
 
 
 def wrapped(text: str, inches: float = WIDTH - 0.6) -> str:
-    """Return a text broken into lines of at most this width."""
     return textwrap.fill(text, int(inches / LETTER), break_on_hyphens=False)
 
 
@@ -97,7 +89,7 @@ def add_legend(figure, handles: Sequence) -> None:
 
 
 def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return options of a line for each name, by order of first appearance. Forty differ in color or filling."""
+    """Return the line style of each name, by order of first appearance. Forty differ in color or filling."""
     looks = [
         {"color": color, "marker": marker, "ls": dash, "mfc": face or color, "mec": color if face else "black"}
         for face in (None, "white", "#cccccc", "black")
@@ -107,12 +99,11 @@ def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def show_percent(axis) -> None:
-    """Show the shares along an axis in percent."""
     axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
 
 
 def show_round_numbers(axis) -> None:
-    """Put at least three round numbers along an axis whose limits are final, written out also where it is logarithmic."""
+    """Put at least three round numbers along an axis whose limits are final, also if it is logarithmic."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     low, high = sorted(axis.get_view_interval())

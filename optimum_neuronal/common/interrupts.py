@@ -1,4 +1,4 @@
-"""Holds Ctrl-C back while weights change."""
+"""Delays Ctrl-C while weights change."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back while the context lasts, in which weights change, and raise it afterwards."""
+    """Delay Ctrl-C until the context, in which weights change, ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

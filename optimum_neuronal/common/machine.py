@@ -24,11 +24,7 @@ def default_device() -> torch.device:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 matrix products in float32, without TensorFloat-32 or bfloat16 inside; restore the user's setting.
-
-    The user may have set a precision for all backends (`torch.set_float32_matmul_precision`) or for one
-    (`torch.backends.cuda.matmul.fp32_precision`).
-    """
+    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards."""
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     own, of_all = [backend.fp32_precision for backend in backends], None
     with suppress(RuntimeError):  # one backend differs
@@ -51,15 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
-    """Call `work(batch_size)`; if memory runs out, once more with half the batch.
-
-    Args:
-        work: a function of the sequences per forward; its result must not depend on them.
-        batch_size (`int`): sequences per forward.
-
-    Raises:
-        `MemoryError`: it ran out again, or the batch is one sequence. The message says what to change.
-    """
+    """Call `work(batch_size)`; if memory runs out, call it once more with half the batch, then raise `MemoryError`."""
     for size in (batch_size, batch_size // 2):
         try:
             return work(size)
@@ -79,17 +67,14 @@ def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
 
 
 def hand_back_freed() -> None:
-    """Let the C library return freed memory to the system, if it can (glibc).
-
-    Otherwise it keeps free pieces between blocks in use: a tenth of the model after reading a checkpoint in pieces.
-    """
+    """Let glibc return freed memory to the system: otherwise it keeps a tenth of a model that was read in pieces."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
 
 
 def reset_peak_memory() -> None:
-    """Reset the result of [`peak_memory`], if the system can: on accelerators and on Linux."""
+    """Reset the result of [`peak_memory`], on accelerators and on Linux."""
     if torch.accelerator.is_available():
         torch.accelerator.reset_peak_memory_stats()
     with suppress(OSError):
@@ -97,7 +82,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Return the largest memory so far, in bytes: of this process (`"host"`) and of every accelerator that it uses."""
+    """Return the peak memory in bytes: of this process (`"host"`) and of every accelerator that it uses."""
     peaks = {}
     with suppress(ImportError):  # Windows
         peaks["host"] = _largest_resident_size()

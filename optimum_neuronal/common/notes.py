@@ -6,5 +6,5 @@ from transformers.utils import logging
 
 
 def get_logger(name: str) -> python_logging.Logger:
-    """Return the logger of a module of this package, below transformers', so that `TRANSFORMERS_VERBOSITY` governs it."""
+    """Return a module's logger, a child of transformers', so that `TRANSFORMERS_VERBOSITY` applies."""
     return logging.get_logger(f"transformers.{name}")

@@ -1,7 +1,7 @@
-"""Several processes on one prune: how they share the work and join its results (torch.distributed).
+"""How several processes share a prune and join its results (torch.distributed).
 
-Results do not depend on the number of processes: candidates and calibration sequences are handed out whole, and their
-results are joined in their order.
+Candidates and calibration sequences are distributed whole, and results are joined in order, so they do not depend on the
+number of processes.
 """
 
 import os
@@ -16,12 +16,7 @@ from torch import distributed
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all; the only one if torch.distributed is not in use.
-
-    Args:
-        rank (`int`): number of this process, from 0.
-        count (`int`): number of processes.
-    """
+    """This process among all; the only one if torch.distributed is not in use."""
 
     rank: int = 0
     count: int = 1
@@ -38,7 +33,7 @@ class Processes:
         return list(items[self.rank :: self.count])
 
     def collect(self, dealt: list) -> list:
-        """Return the results of all dealt items in their order, in every process, from each process's results."""
+        """Return the results of all dealt items in order, in every process."""
         if self.count == 1:
             return dealt
         hands: list[list] = [[] for _ in range(self.count)]
@@ -46,18 +41,17 @@ class Processes:
         return [hands[index % self.count][index // self.count] for index in range(sum(map(len, hands)))]
 
     def part(self, length: int) -> slice:
-        """Return this process's slice of a number of sequences: all of them if there are fewer than processes."""
+        """Return this process's slice of the sequences: all of them if there are fewer than processes."""
         if not self.shares(length):
             return slice(0, length)
         bounds = [length * rank // self.count for rank in range(self.count + 1)]
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def shares(self, length: int) -> bool:
-        """Return True if this number of sequences is shared between processes."""
         return self.count > 1 and length >= self.count
 
     def join(self, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the rows of all processes' parts, shape (length, ...), in order, from this process's rows."""
+        """Return the rows of all processes' parts in order, shape (length, ...)."""
         if not self.shares(length):
             return rows
         largest = -(-length // self.count)
@@ -79,10 +73,7 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Join the processes that torchrun or `accelerate launch` has started, if any, while the context lasts.
-
-    The backend is gloo on CPUs and the accelerator's own elsewhere; every process uses the accelerator of its local rank.
-    """
+    """Join the processes that torchrun or `accelerate launch` has started, if any. Each uses the device of its local rank."""
     if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes.current()
         return

@@ -1,4 +1,4 @@
-"""A registry of interchangeable methods: name -> class, with discovery of the modules beside the base class."""
+"""A registry of interchangeable methods, name -> class, which finds the modules beside the base class."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ Registered = TypeVar("Registered", bound=type)
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """Split a method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
 
-    Values are Python literals; anything else is text. Raises `ValueError` unless it is `NAME:KEY=VALUE,KEY=VALUE`.
+    Values that are not Python literals are text.
     """
     name, colon, rest = text.partition(":")
     if not colon:
@@ -45,29 +45,18 @@ def _literal(text: str) -> Any:
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    Every module of `package` is imported at the first look-up, so a method is added by adding its file. A user's own
-    method is registered when its class is decorated.
-
-    Args:
-        kind (`str`): name of the kind for error messages: `"saliency"`.
-        package (`str`): the dotted name of the package whose modules hold the methods.
-        base (`type`): the class that every method derives from.
+    All modules of `package` are imported at the first look-up, so adding a file adds a method.
     """
 
     def __init__(self, kind: str, package: str, base: type = object):
-        self.kind = kind
+        self.kind = kind  # for error messages: "saliency"
         self.package = package
         self.base = base
         self._classes: dict[str, type[Method]] = {}
         self._discovered = False
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a class decorator that registers a class as `name`. A class statement that runs again replaces its class.
-
-        Raises:
-            `ValueError`: the name is taken, or has characters that `NAME:KEY=VALUE` does not allow.
-            `TypeError`: the class does not derive from `base`.
-        """
+        """Return a class decorator that registers a class as `name`. Running the same class statement again replaces it."""
         if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
             raise ValueError(f"Invalid {self.kind} name {name!r}: expected letters, digits and any of _.+- only.")
 
@@ -88,12 +77,11 @@ class Registry(Generic[Method]):
         return decorate
 
     def names(self) -> list[str]:
-        """Return all registered names, sorted."""
         self._discover()
         return sorted(self._classes)
 
     def get(self, name: str) -> type[Method]:
-        """Return the class registered as `name`. Raise `ValueError` with the known names if there is none."""
+        """Return the class registered as `name`, or raise `ValueError` with the known names."""
         known = self.names()
         if name not in known:
             hint = did_you_mean(name, known)
@@ -101,16 +89,7 @@ class Registry(Generic[Method]):
         return self._classes[name]
 
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
-        """Return a method with its hyper-parameters.
-
-        Args:
-            name (`str`): of the method.
-            argument (`str`): the caller's name of the hyper-parameters, for messages: `"topup_args"`.
-            values (`Mapping[str, Any]`): hyper-parameter -> value; the others keep their defaults.
-
-        Raises:
-            `ValueError`: an unknown method or hyper-parameter, or an invalid value.
-        """
+        """Return a method with hyper-parameters; `argument` is the caller's name of them, such as `"topup_args"`."""
         method: Any = self.get(name)
         known = [entry.name for entry in fields(method)]
         for key in values:
@@ -129,5 +108,5 @@ class Registry(Generic[Method]):
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Return the module and name of a class, equal for all classes that one class statement makes."""
+    """Return the module and name of a class, which are equal if a class statement runs again."""
     return cls.__module__, cls.__qualname__

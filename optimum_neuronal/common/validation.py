@@ -15,13 +15,13 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def closest_or_all(name: Any, known: Iterable[str]) -> str:
-    """Return what [`did_you_mean`] does; if no known name is close, `" Known: a, b."` with all of them."""
+    """Return the text of [`did_you_mean`], or `" Known: a, b."` if no known name is close."""
     names = list(known)
     return did_you_mean(name, names) or f" Known: {', '.join(names)}."
 
 
 def check_path(name: str, value: Any) -> str:
-    """Return a path as text. Raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
+    """Return a path, which must not be empty, as text."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -32,7 +32,7 @@ def check_path(name: str, value: Any) -> str:
 
 
 def check_several(name: str, value: Any, example: str) -> list:
-    """Return the entries of a list, tuple, array or iterator. Raise `TypeError` for anything else, and for a single text."""
+    """Return the entries of a list, tuple, array or iterator, but not of a single text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (str, bytes, dict, type)) or not isinstance(value, Iterable):
@@ -41,7 +41,6 @@ def check_several(name: str, value: Any, example: str) -> list:
 
 
 def check_texts(name: str, value: Any, example: str) -> list[str]:
-    """Return entries as [`check_several`] does. Raise `TypeError` unless each of them is text."""
     entries = check_several(name, value, example)
     for entry in entries:
         if not isinstance(entry, str):
@@ -50,7 +49,6 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raise `TypeError` unless a value is a whole number, `ValueError` unless it is at least `least`."""
     message = f"{name} is {_shown(value)}: expected a whole number of at least {least}."
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(message)
@@ -59,10 +57,7 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
-    """Raise `TypeError` unless a value is a number, `ValueError` unless it is finite and from `least` to `most`.
-
-    With `above`, `least` itself is not allowed.
-    """
+    """Check that a number is finite and from `least` to `most`. With `above`, `least` itself is not allowed."""
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
     else:
@@ -75,7 +70,7 @@ def check_number(name: str, value: Any, least: float, most: float = math.inf, ab
 
 
 def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[float, ...]:
-    """Return one or more numbers from `least` to `most`. Raise `TypeError` or `ValueError` for anything else."""
+    """Return one or more numbers from `least` to `most`."""
     numbers = check_several(name, values, f"[{least}, {most}]")
     if not numbers:
         raise ValueError(f"{name} is empty: expected at least one number from {least:g} to {most:g}.")
@@ -85,13 +80,11 @@ def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[fl
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise `TypeError` unless a value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} is {_shown(value)}: expected True or False.")
 
 
 def check_sparsity(value: Any) -> float:
-    """Return a share of weights that can be zero. Raise `TypeError` or `ValueError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"sparsity is {_shown(value)}: expected a number in [0, 1), such as 0.7.")
     if not 0 <= value < 1:
@@ -101,7 +94,6 @@ def check_sparsity(value: Any) -> float:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise `TypeError` unless a value is text, `ValueError` unless it is one of `choices`."""
     message = f"{name} is {_shown(value)}: expected one of {', '.join(map(repr, choices))}."
     if not isinstance(value, str):
         raise TypeError(message)
@@ -110,13 +102,12 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") -> None:
-    """Raise `TypeError` or `ValueError` unless a value is None or one of the known numbers of bits."""
+    if value is None:
+        return
     one_of = "one of " if len(known) > 1 else ""
     message = (
         f"{name} is {_shown(value)}: expected {one_of}{', '.join(map(str, known))}, or None to leave {of} as they are."
     )
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(message)
     if value not in known:
@@ -124,7 +115,6 @@ def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") 
 
 
 def check_embedding_bits(value: Any, format: str = "packed") -> None:
-    """Raise `TypeError` or `ValueError` unless a checkpoint format can hold embeddings and head with this many bits."""
     check_bits("embedding_bits", value, (8,), "token embeddings and head")
     if value is not None and format != "packed":
         raise ValueError(f"embedding_bits is {value}, but the format is {format!r}: use format='packed'.")

@@ -1,15 +1,13 @@
 """Private names of accelerate: the hook of a module whose weights wait in CPU memory or on disk (offloading).
 
-An offloaded module holds meta tensors, and its hook a `weights_map`, name -> tensor, that reads the weights. Left to
-itself the hook reads them at every forward.
+An offloaded module holds meta tensors. Its hook has a `weights_map`, name -> tensor, and reads the weights at every
+forward.
 """
 
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.integrations.accelerate import load_offloaded_parameter
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -18,7 +16,7 @@ def is_offloaded(module: nn.Module) -> bool:
 
 
 def execution_device(module: nn.Module) -> torch.device:
-    """Return the device on which a module with weights computes, wherever its weights live."""
+    """Return the device on which a module with weights computes, wherever its weights are."""
     if is_offloaded(module):
         return torch.device(module._hf_hook.execution_device)
     return next(module.parameters()).device
@@ -30,7 +28,6 @@ def weights_map(module: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def set_weights_map(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Let the hook of an offloaded module read its weights from another mapping."""
     module._hf_hook.weights_map = weights
 
 
@@ -41,10 +38,5 @@ def offloaded_names(module: nn.Module) -> list[str]:
 
 
 def own_forward(module: nn.Module) -> Callable:
-    """Return the forward that the hook of an offloaded module calls when it has read the weights."""
+    """Return the forward that the hook of an offloaded module calls after reading the weights."""
     return module._old_forward
-
-
-def load_offloaded(model: PreTrainedModel, name: str) -> torch.Tensor:
-    """Return the offloaded parameter of a model, by its full name, on the CPU."""
-    return load_offloaded_parameter(model, name)

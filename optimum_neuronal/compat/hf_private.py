@@ -1,11 +1,8 @@
-"""Private names of transformers: a release that changes one breaks only this module.
-
-Where releases differ, the docstrings name them, from the lowest that setup.cfg admits.
-"""
+"""Private names of transformers: a release that changes one breaks only this module."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +63,12 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
 
 
 class EarlyQuantizer(HfQuantizer):
-    """A quantizer that sees the model's config before anything else happens: [`~EarlyQuantizer.see_config`].
+    """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
 
-    Of the hooks that get the config, 5.13 calls `update_tp_plan` and `update_ep_plan`, 5.18 to 5.20 these and then
-    `update_attn_implementation`, 5.23 the last alone.
+    transformers 5.13 calls `update_tp_plan` and `update_ep_plan`, 5.18 to 5.20 all three hooks, 5.23 only the last.
     """
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Change the config or raise an error. Called once or twice."""
         raise NotImplementedError
 
     def update_tp_plan(self, config: PreTrainedConfig) -> PreTrainedConfig:
@@ -114,25 +109,13 @@ def is_quantized(model: PreTrainedModel) -> bool:
 # Saving.
 
 
-def exportable_state() -> type:
-    """Return the base class of callbacks whose state is in checkpoints. Its module is slow to import."""
-    from transformers.trainer_callback import ExportableState
-
-    return ExportableState
-
-
 def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors of a model, on any device, as its checkpoints hold them: experts one by one, gate and up apart."""
     return revert_weight_conversion(model, dict(tensors))
 
 
 def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model that are saved, by their names in the model: tied ones once, ignored ones not.
-
-    Args:
-        model (`PreTrainedModel`): the model to save.
-        state (`Mapping[str, Tensor]`, *optional*): some of its tensors by name. None: its state dict.
-    """
+    """Return the tensors of a model (default: its state dict) to save, by name: tied ones once, ignored ones not."""
     state = model.state_dict() if state is None else state
     kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
@@ -151,11 +134,7 @@ def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedCon
 
 @contextmanager
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
-    """Let `save_pretrained` read offloaded weights while the context lasts, also weights that accelerate has offloaded.
-
-    It needs the device map that `from_pretrained` sets and accelerate's `cpu_offload` does not. Its warning about the
-    memory of a shard is silenced.
-    """
+    """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
     before = model.__dict__.get("hf_device_map")
     model.hf_device_map = dict(OFFLOADED)
     try:
@@ -176,21 +155,13 @@ def saves_offloaded_experts() -> bool:
 
 def bytes_of(size: int | str) -> int:
     """Return `max_shard_size`, such as `"500MB"`, in bytes. Raise `TypeError` or `ValueError` unless it is a size."""
-    message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'"
+    message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'."
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(f"{message}.")
-    try:
-        count = convert_file_size_to_int(size)
-    except ValueError as error:
-        raise ValueError(f"{message}: {error}") from error
-    if count < 1:
-        raise ValueError(f"{message}.")
-    return count
-
-
-def has_device_map(model: PreTrainedModel) -> bool:
-    """Return True if `from_pretrained` has placed the model's parts, some of which may be offloaded."""
-    return hasattr(model, "hf_device_map")
+        raise TypeError(message)
+    with suppress(ValueError):
+        if (count := convert_file_size_to_int(size)) >= 1:
+            return count
+    raise ValueError(message)
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
@@ -225,20 +196,17 @@ def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor
 
 
 def activate(experts: nn.Module, inner: torch.Tensor, gated: bool) -> torch.Tensor:
-    """Return the input of an expert's last weight, from its first weight's output, shape (tokens, rows of the weight).
-
-    Families with an unusual gate override `_apply_gate`.
-    """
+    """Return the input of an expert's last weight from its first weight's output, shape (tokens, rows of the weight)."""
     if not gated:
         return experts.act_fn(inner)
-    if hasattr(experts, "_apply_gate"):
+    if hasattr(experts, "_apply_gate"):  # families with an unusual gate override it
         return experts._apply_gate(inner)
     gate, up = inner.chunk(2, dim=-1)
     return experts.act_fn(gate) * up
 
 
 def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
-    """Return an expert's output, from the output of its last weight: few families have a norm there."""
+    """Return an expert's output from that of its last weight: some families have a norm there."""
     norm: Any = getattr(experts, "post_expert_norm", None)
     return output if norm is None else norm(output)
 
@@ -252,17 +220,14 @@ def chooses_experts_function(module: nn.Module) -> bool:
 
 
 def register_experts_function(name: str, function: Callable) -> None:
-    """Add `function(experts, hidden, indices, weights)` to the registry."""
     ALL_EXPERTS_FUNCTIONS.register(name, function)
 
 
 def experts_function(experts: nn.Module) -> str | None:
-    """Return the name of the function that computes the experts now."""
     return experts.config._experts_implementation
 
 
 def set_experts_function(experts: nn.Module, name: str | None) -> None:
-    """Set the registered function that computes the experts of the whole model, by its name."""
     experts.config._experts_implementation_internal = name
 
 
@@ -277,7 +242,7 @@ def is_spread_over_processes(experts: nn.Module) -> bool:
 
 
 def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
-    """Take weights off a model's lists of tied weights, so that `tie_weights` leaves them alone. No names: restore them."""
+    """Remove weights from a model's lists of tied weights, so that `tie_weights` skips them. No names: restore them."""
     for prefix, part in model.named_modules():
         if isinstance(part, PreTrainedModel):
             if "_dense_tied_keys" in vars(part):

@@ -1,7 +1,4 @@
-"""Private names of PEFT: its layers around the modules of a model, and how they merge updates into weights.
-
-PEFT itself is imported only where adapters are found.
-"""
+"""Private names of PEFT, which is imported only where adapters are found: its layers, and how they merge updates."""
 
 import copy
 import functools
@@ -24,7 +21,7 @@ def base_model(model: nn.Module) -> nn.Module:
 
 
 def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return PEFT's outermost layers around modules of a model, by the name of the module that each replaces."""
+    """Return PEFT's outermost layers by the name of the module that each replaces."""
     layers: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in layers)
@@ -34,7 +31,7 @@ def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def all_adapter_layers(model: nn.Module) -> Iterator[Any]:
-    """Yield PEFT's layers, of nested layers all."""
+    """Yield PEFT's layers, including nested ones."""
     layer: Any  # with attributes of PEFT's
     for layer in adapter_layers(model).values():
         while hasattr(layer, "get_base_layer"):
@@ -73,21 +70,15 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
-    """Make an adapter layer keep the zeros of the weight that it updates when it is merged.
+    """Let an adapter layer keep the zeros of its weight at merging; False if it does already and `exact` is None.
 
-    Args:
-        layer: of PEFT; its class becomes a subclass of its own.
-        weight (`SparseWeight`): the weight that it updates.
-        exact (`bool`, *optional*):
-            True: the forward leaves out the update of pruned weights too. None: False, or as before.
-
-    Returns:
-        `bool`: False if the layer stays as it was.
+    With `exact` the forward leaves out the update of pruned weights too.
     """
     layer.sparse_weight = weight
     if exact is None and isinstance(layer, _GuardedMerge):
         return False
     own: Any = type(layer)
+    # PEFT has no hook for this: a `LoraVariant` changes neither experts (`ParamWrapper`) nor methods other than LoRA.
     layer.__class__ = _subclass(_ExactLora if exact else _GuardedMerge, getattr(own, "peft_class", own))
     return True
 
@@ -99,7 +90,7 @@ def _subclass(kind: type, own: type) -> type:
 
 
 def own_lora_config(config: Any) -> Any:
-    """Return a copy of a `LoraConfig`, or that of a saved adapter, by its path or Hub id."""
+    """Return a copy of a `LoraConfig`, or the config of a saved adapter, by its path or Hub id."""
     from peft import LoraConfig
 
     if isinstance(config, (str, os.PathLike)):
@@ -112,12 +103,12 @@ def own_lora_config(config: Any) -> Any:
 
 
 def adapt_packed(config: Any, kind: type) -> None:
-    """Let a `LoraConfig` put LoRA around packed linear layers, of class `kind`, by PEFT's mapping of custom modules."""
+    """Let a `LoraConfig` put LoRA around packed linear layers, of class `kind`."""
     config._register_custom_module({kind: _adapt_packed})
 
 
 def _adapt_packed(*args: Any, **kwargs: Any) -> nn.Module:
-    """Make a layer; a function, since a config is pickled with what it maps to."""
+    """Make a layer. It is a module-level function because a config is pickled with what it maps to."""
     from peft.tuners.lora.layer import Linear
 
     return _subclass(_PackedLora, Linear)(*args, **kwargs)

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-from ..compat import hf_private
 from ..model.load_model import load_model
 from ..pruning.prune import find_tokenizer
 
@@ -22,5 +21,5 @@ def check_language_model(model) -> None:
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     if not model.can_generate():
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
-    if model.get_input_embeddings().weight.device.type == "meta" and not hf_private.has_device_map(model):
+    if model.get_input_embeddings().weight.device.type == "meta" and not hasattr(model, "hf_device_map"):
         raise ValueError("The model's weights are on the meta device: load them before you evaluate it.")

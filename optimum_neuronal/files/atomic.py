@@ -1,7 +1,7 @@
 """Writes a file, or the files of a directory, whole or not at all.
 
-New files are written to a temporary name on the same disk first, and take their final names by `os.replace`. A process
-that is killed leaves the old files, the new ones, or a directory without the file that makes it a model.
+New files are written under a temporary name on the same disk, then renamed by `os.replace`. A process that is killed
+leaves the old files, the new ones, or a directory without the file that makes it a model.
 """
 
 import os
@@ -18,18 +18,9 @@ STAGING = ".saving"  # end of the temporary directory's name
 
 @contextmanager
 def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
-    """Yield an empty temporary folder, and move its files into the directory when the block ends.
+    """Yield an empty temporary folder, and move its files into the directory when the block ends without an exception.
 
-    An exception in the block leaves the directory as it was.
-
-    Args:
-        directory (`str` or `Path`): may exist or not. A symbolic link is followed.
-        belongs (`Callable[[str], bool]`):
-            True for the name of an old file that is removed unless the folder has a new one. All other files stay.
-        last (`str`): name of the file without which the directory is not a model. It is moved last.
-
-    Raises:
-        `OSError`: the disk is full, or cannot be written.
+    Old files whose name `belongs` are removed. The file `last`, without which the directory is not a model, is moved last.
     """
     path = Path(os.path.realpath(directory))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +59,7 @@ def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file in an existing directory. On an error it is absent or as it was.
-
-    Raises:
-        `OSError`: it cannot be written. The error's `filename` is the path.
-    """
+    """Write a file in an existing directory. After an error it is absent or unchanged."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(content)

@@ -7,17 +7,7 @@ from ..common.validation import check_path
 
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
-    """Return the absolute path of a directory that exists and can be written, or that can be made.
-
-    Args:
-        directory (`str` or `Path`): nothing is created.
-        purpose (`str`): for messages: `"save to"`.
-
-    Raises:
-        `ValueError`: the name is empty.
-        `NotADirectoryError`: the path, or one of its parents, is a file.
-        `PermissionError`: the directory, or the parent in which it would be made, cannot be written.
-    """
+    """Return the absolute path of a directory that can be written or created; `purpose` is such as `"save to"`."""
     path = Path(check_path(f"the directory to {purpose}", directory)).absolute()
     existing = nearest_existing(path)
     if not existing.is_dir():
@@ -33,7 +23,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def is_same(one: str | Path, other: str | Path) -> bool:
-    """Return True if two paths lead to the same place. Neither needs to exist."""
+    """Return True if two paths lead to the same place, existing or not."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 

@@ -32,16 +32,8 @@ Finding = tuple[Any, dict[str, torch.Tensor]]  # a JSON value and tensors
 class Records:
     """Findings of finished blocks and steps in a directory. Without a directory nothing is recorded.
 
-    A disk that becomes full loses records, with a warning, but does not stop a prune.
-
-    Args:
-        directory (`str` or `Path`, *optional*): made if it does not exist.
-        identity (`Mapping[str, Any]`, *optional*): JSON-serializable values that the records depend on, by name.
-        processes ([`Processes`], *optional*): share the work. Only the first one has a directory.
-
-    Raises:
-        `ValueError`: the directory holds records of another prune, or other files. The message says what differs.
-        `OSError`: the directory cannot be made, read or written.
+    If the disk fills up, a warning says so and the prune continues. `identity` holds the values that the records depend
+    on. Only the first process has a directory.
     """
 
     def __init__(
@@ -57,11 +49,10 @@ class Records:
 
     @property
     def keeps(self) -> bool:
-        """True if findings are recorded."""
         return self.directory is not None
 
     def get(self, name: str) -> Finding | None:
-        """Return a JSON value and tensors on the CPU. Return None if there is no record, or if it cannot be read."""
+        """Return a JSON value and tensors on the CPU, or None without a readable record."""
         if not self.holds(name):
             return None
         try:
@@ -72,7 +63,6 @@ class Records:
             return None
 
     def holds(self, name: str) -> bool:
-        """Return True if there is a record of this name, damaged or not."""
         return self.directory is not None and self._path(name).exists()
 
     def put(self, name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -87,7 +77,7 @@ class Records:
             logger.warning_once(f"{self.directory} cannot be written ({error}): the prune goes on without a record.")
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
-        """Return the finding of a name, or make and record it. All processes get the finding of the first one."""
+        """Return the recorded finding, or make and record it. All processes get the finding of the first."""
         found = self.processes.from_first(self.get(name))
         if found is None:
             found = make()
@@ -99,7 +89,7 @@ class Records:
 
 
 def _begin(directory: Path, identity: dict[str, Any]) -> None:
-    """Mark a directory as that of this prune."""
+    """Mark a directory as this prune's, or raise `ValueError` if it belongs to another."""
     path = directory / IDENTITY
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -116,13 +106,13 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Return True for the names of files that are written here, temporary ones included."""
+    """Return True for the names of files that are written here, including temporary ones."""
     name = name.removesuffix(".tmp")
     return name.removeprefix(".") == IDENTITY or name == LOCK or name.endswith(SUFFIX)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Yield a text for every value that differs, in nested mappings too."""
+    """Describe every value that differs, also in nested mappings."""
     for name in sorted({**before, **now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -133,13 +123,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
 
 @dataclass(frozen=True)
 class WorkDirectory:
-    """The directory of an unfinished prune, locked by this process. See [`work_directory`].
+    """The directory of an unfinished prune, locked by this process."""
 
-    Args:
-        path (`Path`, *optional*): absolute. None: nothing is recorded.
-    """
-
-    path: Path | None
+    path: Path | None  # absolute; None: nothing is recorded
 
     def remove(self) -> None:
         """Remove the records, and the directory if nothing else is in it."""
@@ -158,17 +144,7 @@ class WorkDirectory:
 
 @contextmanager
 def work_directory(directory: str | Path | None) -> Iterator[WorkDirectory]:
-    """Lock a directory for one process. If nothing was recorded there, it is removed at the end.
-
-    If several processes share the work, only the first one records.
-
-    Args:
-        directory (`str` or `Path`, *optional*): made if it does not exist.
-
-    Raises:
-        `ValueError`, `OSError`: it cannot be written, see [`check_writable`].
-        `BlockingIOError`: another prune uses it.
-    """
+    """Create and lock a directory for the first process. If nothing is recorded there, it is removed at the end."""
     if directory is None or Processes.current().rank > 0:
         yield WorkDirectory(None)
         return

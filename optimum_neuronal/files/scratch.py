@@ -8,13 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def scratch_directory(place: Path, name: str) -> Iterator[Path]:
-    """Yield an empty directory of this name in an existing directory, and remove it when the context ends.
-
-    Two processes must not use the same name at the same time.
-
-    Raises:
-        `OSError`: the place cannot be written.
-    """
+    """Yield an empty directory of this name, and remove it at the end. Two processes must not use the same name at once."""
     directory = place / name
     shutil.rmtree(directory, ignore_errors=True)  # left by a killed process
     directory.mkdir()

@@ -1,5 +1,1 @@
-"""Keeps the zeros of a sparse model while it is trained, or prunes a dense one during training.
-
-A training loop, transformers' Trainer (by the callbacks) and PEFT (by guarded layers) call this room. It may prune, and
-read the record of a checkpoint; nothing that prunes, evaluates or saves may depend on it.
-"""
+"""Keeps the zeros of a sparse model during training, or prunes a dense model during training."""

@@ -1,4 +1,4 @@
-"""Keeps the zeros of a sparse model while transformers' `Trainer`, or a class derived from it, trains the model.
+"""Keeps the zeros of a sparse model while transformers' `Trainer`, or a subclass, trains it.
 
 ```python
 Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).train()
@@ -14,11 +14,11 @@ from .keeping import SparsityKeeper, keep_sparsity
 
 
 class SparsityCallback(TrainerCallback):
-    """Keeps every zero of a sparse model while it is trained, and raises at the end if one was lost.
+    """Callback that keeps every zero of a sparse model during training, and raises at the end if one was lost.
 
     Masks are made when training begins, from the checkpoint's weights if it resumes, and hold until it ends. If an error
-    ends it, gradients stay masked until the callback's next training. With a model that carries PEFT adapters, merging
-    them keeps the zeros afterwards. Make a callback for each Trainer. See [`keep_sparsity`] for the errors.
+    stops the training, gradients stay masked until the callback's next training. If the model has PEFT adapters, merging
+    them afterwards keeps the zeros. Make one callback for each Trainer. See [`keep_sparsity`] for the errors.
     """
 
     keeper: SparsityKeeper | None = None  # of the last training; None for a dense model
@@ -54,7 +54,6 @@ class SparsityCallback(TrainerCallback):
         return self.keeper
 
     def _forget(self) -> None:
-        """Release earlier masks, also those of a training that an error has ended."""
         if self.keeper is not None:
             self.keeper.release()
             self.keeper = None

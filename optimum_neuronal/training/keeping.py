@@ -8,10 +8,10 @@ with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accele
         optimizer.zero_grad()
 ```
 
-Two things are done. The gradients of pruned weights are set to zero as soon as they are accumulated, so that clipping,
-momentum and second moments see only what is trained. And pruned weights are set to zero after every step, since some
-optimizers change weights whose gradients are zero. Under FSDP2 gradients are masked before the optimizer's step, where
-clipping has been done already: there the norm is that of all gradients.
+The gradients of pruned weights are set to zero as soon as they are accumulated, so clipping, momentum and second moments
+see only the other weights. The pruned weights are set to zero after every step, since some optimizers change weights whose
+gradients are zero. Under FSDP2 gradients are masked before the optimizer's step, that is, after clipping by the norm of all
+gradients.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class SparsityLostError(RuntimeError):
 
 
 def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
-    """Note the zeros of a sparse model, to keep them during training.
+    """Return a keeper of the zeros of a sparse model, for training.
 
     Args:
         model (`nn.Module`):
@@ -52,21 +52,17 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
     keeper = SparsityKeeper(find_sparse_weights(model))
     if guard_merging(model, keeper.weights):
         logger.warning(
-            "The adapters are trained with updates of pruned weights, which merging will leave out, so that the merged model "
-            "will compute something else than the trained one: call keep_lora_sparse(model) before training, and they learn "
-            "without."
+            "Merging will leave out the adapters' updates of pruned weights, so the merged model will differ from the "
+            "trained one. Call keep_lora_sparse(model) before training to train without them."
         )
     return keeper
 
 
 class SparsityKeeper(AbstractContextManager):
-    """Holds weights at zero. Made by [`keep_sparsity`].
+    """Keeper of zeros, made by [`keep_sparsity`].
 
-    As a context manager it masks the gradients, sets the pruned weights that an optimizer of torch (or one that
-    accelerate has wrapped) trains to zero after each of its steps, and verifies at the end.
-
-    Args:
-        weights (`list[SparseWeight]`): with their masks, one bit per weight.
+    As a context manager it masks the gradients, sets pruned weights to zero after each step of a torch optimizer (or one
+    wrapped by accelerate), and verifies at the end. The masks take one bit per weight.
     """
 
     def __init__(self, weights: list[SparseWeight]):
@@ -81,14 +77,10 @@ class SparsityKeeper(AbstractContextManager):
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Set the pruned weights to zero: call it after each step of an optimizer that is not torch's.
+        """Set the pruned weights to zero. Call it after each step of an optimizer that is not torch's.
 
-        Weights that are not trained (`requires_grad` is False) are left alone.
-
-        Args:
-            optimizer (`torch.optim.Optimizer`, *optional*):
-                The optimizer of the step: weights that it does not train are left alone, since autograd may still need
-                their values. None: all weights.
+        Frozen weights (`requires_grad` is False) do not change. With `optimizer`, only the weights that it trains change,
+        since autograd may still need the values of others.
         """
         for weight in self._trained_by(optimizer):
             if weight.owner.requires_grad:
@@ -96,11 +88,7 @@ class SparsityKeeper(AbstractContextManager):
 
     @torch.no_grad()
     def mask_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Set the gradients of pruned weights to zero under FSDP2, where that cannot be done as they come.
-
-        Args:
-            optimizer (`torch.optim.Optimizer`, *optional*): only weights that it trains. None: all weights.
-        """
+        """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
         for weight in self._trained_by(optimizer):
             gradient = weight.owner.grad
             if gradient is not None and is_spread(gradient):
@@ -113,10 +101,7 @@ class SparsityKeeper(AbstractContextManager):
         return [weight for weight in self.weights if id(weight.owner) in trained]
 
     def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set an optimizer's state of pruned weights to zero: momentum, second moments.
-
-        Only tensors of a weight's own shape change; the rows and columns of Adafactor stay.
-        """
+        """Set an optimizer's state of pruned weights to zero where it has the weight's shape: momentum, second moments."""
         with torch.no_grad():
             for weight in self.weights:
                 for value in optimizer.state.get(weight.owner, {}).values():
@@ -130,8 +115,7 @@ class SparsityKeeper(AbstractContextManager):
             worst = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:5])
             raise SparsityLostError(
                 f"{sum(lost.values())} pruned weights are not zero any more ({worst}{', ...' if len(lost) > 5 else ''}). "
-                "Something changed them behind the masks: apply() sets them to zero again, but what was trained since "
-                "relied on them."
+                "Something other than the optimizer changed them: apply() sets them to zero again."
             )
 
     def mask_from_now_on(self) -> None:

@@ -1,7 +1,7 @@
-"""LoRA on a sparse model: merging keeps every zero, and training sees the weights that will be merged.
+"""LoRA on a sparse model: merging keeps every zero.
 
-An update `scaling * B @ A` is dense, so merging it fills the zeros. Here the update of pruned weights is left out when it
-is merged, and, by [`keep_lora_sparse`], in the forward too: the merged model then computes what the trained one did.
+An update `scaling * B @ A` is dense, so merging it fills the zeros. Here merging leaves out the update of pruned weights.
+[`keep_lora_sparse`] leaves it out in the forward too, so the merged model computes what the trained model did.
 """
 
 import importlib.util
@@ -14,18 +14,18 @@ from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 
 def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
-    """Let `merge_and_unload` and `merge_adapter` of a sparse model with adapters keep every zero.
+    """Make `merge_and_unload` and `merge_adapter` of a sparse model with adapters keep every zero.
 
-    Call it on the result of `get_peft_model` or `PeftModel.from_pretrained`, before training or merging. Saved files hold
-    nothing of it: call it again after loading, and after adding an adapter.
+    Call it on the result of `get_peft_model` or `PeftModel.from_pretrained`, before training or merging. It is not saved:
+    call it again after loading, and after adding an adapter.
 
     Args:
         model (`PeftModel`): or a transformers model with adapters (`add_adapter`); changed in place.
         exact (`bool`):
-            Leave out the update of pruned weights in the forward as well, so that merging does not change what the
-            model computes. It supports LoRA, rsLoRA and `target_parameters` (experts). Each adapted projection computes
-            with a weight made anew for every forward, which takes the memory of a copy of it until the backward. False:
-            only at merging, for all of PEFT's methods; the merged model lacks the update of pruned weights.
+            True: the forward leaves out the update of pruned weights too, so merging does not change what the model
+            computes. Supports LoRA, rsLoRA and `target_parameters` (experts). Each adapted projection makes a new weight
+            in every forward, and keeps it until the backward. False: only merging leaves it out, for any PEFT method, so
+            the merged model differs from the trained one.
 
     Returns:
         The same model.
@@ -61,13 +61,7 @@ def check_peft() -> None:
 
 
 def guard_merging(model: nn.Module, weights: list[SparseWeight], exact: bool | None = None) -> bool:
-    """Let the adapter layers around sparse weights keep the zeros at merging. Return True if a layer changed.
-
-    Args:
-        model (`nn.Module`): with or without adapters.
-        weights (`list[SparseWeight]`): of the model.
-        exact (`bool`, *optional*): see [`keep_lora_sparse`]. None: False, but a guarded layer stays as it is.
-    """
+    """Let adapter layers keep the zeros at merging; return True if a layer changed. None: guarded layers stay as they are."""
     found = _weight_of_layer(list(peft.all_adapter_layers(model)), weights)
     return any([peft.guard_layer(layer, weight, exact) for layer, weight in found.items()])
 

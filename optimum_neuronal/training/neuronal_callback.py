@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..common.notes import get_logger
 from ..common.validation import check_count, check_number
-from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
@@ -26,17 +26,14 @@ from .training_data import training_sequences, untouched_randomness
 
 logger = get_logger(__name__)
 
-_ExportableState: Any = hf_private.exportable_state()
 
+class NeuronALCallback(SparsityCallback, ExportableState):
+    """Callback that prunes the model during training, once or gradually, and keeps it sparse from then on.
 
-class NeuronALCallback(SparsityCallback, _ExportableState):
-    """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
-
-    The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,
-    the optimizer's state of the pruned weights is cleared, and the search for the best checkpoint starts again, so that
-    `load_best_model_at_end` loads a model of the last sparsity. Under DDP the processes share the work. Earlier
-    zeros stay, so that the sparsity can be above the requested one. Training that resumes from a checkpoint continues
-    the schedule. Make a callback for each Trainer.
+    Calibration sequences are drawn from the Trainer's training data. After pruning, the optimizer's state of the pruned
+    weights is cleared, and the search for the best checkpoint starts again, so `load_best_model_at_end` loads a model of
+    the final sparsity. Under DDP the processes share the work. Earlier zeros stay, so the sparsity can exceed the requested
+    one. Training that resumes from a checkpoint continues the schedule. Make one callback for each Trainer.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -79,7 +76,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         return "; ".join([*stages, super()._about()])
 
     def state(self) -> dict:
-        """Return the part of the callback that a checkpoint holds."""
+        """Return the state of the callback for a checkpoint."""
         schedule = {str(step): sparsity for step, sparsity in self.schedule.items()}
         attributes = {"sparsity_config": self.sparsity_config}
         return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
@@ -115,7 +112,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self._prune_if_due(unwrap(model), optimizer, state)
 
     def _resume(self, model: PreTrainedModel, state: TrainerState) -> None:
-        """Give the model, which has the checkpoint's weights, the checkpoint's sparsity_config too."""
+        """Set the checkpoint's sparsity_config on the model, which has the checkpoint's weights already."""
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         stored = stored[-1] if isinstance(stored, list) else stored
         self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
@@ -151,7 +148,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
 
 @contextmanager
 def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
-    """Take the sparsity_config away, since a sparse model is not pruned; put it back if there is no new one."""
+    """Remove the sparsity_config, since sparse models cannot be pruned; restore it unless there is a new one."""
     recorded = model.config.__dict__.pop(KEY, None)
     try:
         yield
@@ -161,7 +158,7 @@ def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
-    """Write all zeros into the model's config: of the last prune, and earlier ones."""
+    """Record the zeros of the last prune and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
@@ -169,7 +166,7 @@ def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
 
 
 def _check_schedule(schedule: Mapping[int, float]) -> dict[int, float]:
-    """Return the schedule in the order of its steps; raise `TypeError` or `ValueError` unless the sparsities rise."""
+    """Return the schedule ordered by step. Raise `TypeError` or `ValueError` unless the sparsities rise."""
     if not isinstance(schedule, Mapping):
         raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
     sparsity_at = {_as_step(step): sparsity for step, sparsity in schedule.items()}
@@ -184,7 +181,7 @@ def _check_schedule(schedule: Mapping[int, float]) -> dict[int, float]:
 
 
 def _as_step(step: int | str | None) -> int:
-    """Return a step, which checkpoints hold as text, as a number."""
+    """Return a step as a number; JSON turns it into text."""
     number = int(step) if isinstance(step, str) and step.isdecimal() else step
     check_count("the step to prune after", number, 0)
     return int(number)  # type: ignore[arg-type]  # None is not a count

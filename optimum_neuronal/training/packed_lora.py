@@ -1,4 +1,4 @@
-"""LoRA beside packed weights: these stay packed while adapters are trained, and gradients pass through them."""
+"""LoRA over packed weights, which stay packed during training."""
 
 from typing import Any
 
@@ -15,24 +15,24 @@ ALL = "all-linear"  # PEFT's word for all linear layers but the head
 
 
 def lora_for_packed(model: nn.Module, config: Any) -> Any:
-    """Return a `LoraConfig` by which PEFT puts LoRA around packed linear layers.
+    """Return a `LoraConfig` that lets PEFT put LoRA around packed linear layers.
 
     ```python
     model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules="all-linear")))
     model = PeftModel.from_pretrained(model, path, config=lora_for_packed(model, path))
     ```
 
-    What is trained and saved is an ordinary adapter, which fits the dense model too. Packed weights take a few rows' scratch
-    memory in the backward. Adapters are merged after [`densify`], see [`keep_lora_sparse`].
+    The result is an ordinary adapter, which also fits the dense model. The backward needs memory for a few unpacked rows. To
+    merge adapters, call [`densify`] first, see [`keep_lora_sparse`].
 
     Args:
-        model (`PreTrainedModel`): with packed weights; with dense ones the config means what it meant.
-        config (`LoraConfig`): or the path or Hub id of a saved adapter, whose config is read; not changed.
+        model (`PreTrainedModel`): with packed weights. With dense weights, a copy of the config is returned.
+        config (`LoraConfig`): or the path or Hub id of a saved adapter.
 
     Raises:
         `ImportError`: peft is not installed.
-        `TypeError`: another config, or no model.
-        `ValueError`: the config asks for biases to be trained, which are frozen with the packed weights.
+        `TypeError`: not a `LoraConfig`, or not a model.
+        `ValueError`: the config trains biases.
     """
     check_peft()
     model, config = unwrap(model), peft.own_lora_config(config)
@@ -47,11 +47,9 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         head = getattr(model, "get_output_embeddings", lambda: None)()
         with peft.without_adapters(model):
             modules = [(name, module) for name, module in model.named_modules() if module is not head]
-        config.target_modules = {name for name, module in modules if _is_linear(module)}
+        config.target_modules = {
+            name for name, module in modules if isinstance(module, PackedLinear) or is_linear(type(module))
+        }
     allow_gradients(model)
     peft.adapt_packed(config, PackedLinear)
     return config
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, PackedLinear) or is_linear(type(module))

@@ -1,8 +1,4 @@
-"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config`.
-
-The model may carry PEFT adapters, and may be wrapped for training: in DistributedDataParallel, torch.compile or FSDP2,
-where every process holds a part of each weight.
-"""
+"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,19 +28,12 @@ class DenseModelError(ValueError):
 
 @dataclass(eq=False)
 class SparseWeight:
-    """A weight whose zeros are kept: of one projection, or of all experts of a layer.
+    """A weight whose zeros are kept: that of a projection, or of all experts of a layer."""
 
-    Args:
-        name (`str`): of the parameter in the model without adapters.
-        module (`nn.Module`): holds the parameter.
-        parameter (`str`): its name in the module.
-        mask ([`PackedMask`]): True where kept, in the layout of this process's part of the parameter.
-    """
-
-    name: str
+    name: str  # in the model without adapters
     module: nn.Module
-    parameter: str
-    mask: PackedMask
+    parameter: str  # name in the module
+    mask: PackedMask  # True where kept, for this process's part of the parameter
 
     @property
     def owner(self) -> nn.Parameter:
@@ -73,12 +62,9 @@ class SparseWeight:
         self.apply_to(self.tensor)
 
     def apply_to(self, tensor: torch.Tensor) -> None:
-        """Set a tensor of the weight's shape, such as its gradient, to zero where the weight is pruned, in place.
-
-        The bits are multiplied as integers, which also turns NaN into 0.0 and is several times faster than `masked_fill_`
-        on CPUs.
-        """
+        """Set a tensor of the weight's shape to zero where the weight is pruned, in place."""
         tensor = local_part(tensor)
+        # Multiplying as integers turns NaN into 0.0 too, and is several times faster than `masked_fill_` on CPUs.
         tensor.view(INTEGERS[tensor.element_size()]).mul_(self.kept(tensor.device))
 
     def masked(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,7 +78,7 @@ class SparseWeight:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a tensor that is spread over processes, without a copy; else the tensor itself."""
+    """Return this process's part of a tensor, without a copy."""
     return tensor.to_local() if is_spread(tensor) else tensor
 
 
@@ -102,11 +88,7 @@ def is_spread(tensor: torch.Tensor) -> bool:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
-
-    Raises:
-        `TypeError`: not an `nn.Module`.
-    """
+    """Return the model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
@@ -124,16 +106,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
-    """Return the weights of a sparse model with their masks: every zero in its prunable projections is a pruned weight.
-
-    Args:
-        model (`nn.Module`): a sparse decoder model, with or without adapters, wrapped for training or not.
-
-    Raises:
-        `TypeError`: not a transformers model.
-        `ValueError`: a dense model; a `sparsity_config` that disagrees with the zeros; weights that are not in memory or
-            not floating-point, or that FSDP1 or DeepSpeed's ZeRO-3 hide.
-    """
+    """Return the weights of a sparse model with their masks: every zero in its projections is a pruned weight."""
     model = unwrap(model)
     decoder, recorded = find_sparse_decoder(model)
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
@@ -143,11 +116,7 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
 
 
 def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | None]:
-    """Return the decoder of a model without its adapters, and its `sparsity_config` or None.
-
-    Raises:
-        `TypeError`, `ValueError`: see [`find_sparse_weights`].
-    """
+    """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
     _check_access(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(

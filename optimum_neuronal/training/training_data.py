@@ -14,23 +14,10 @@ from ..data.calibration import resolve_seq_length
 
 
 def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
-    """Draw calibration sequences from a Trainer's training data, equal in every process.
+    """Draw calibration sequences, int64, (num_samples, seq_length), on the CPU, equal in every process.
 
-    Examples are visited in an order that the config's seed decides (a stream without a length: in its own order). Each
-    passes the loader's collator alone; the tokens, without padding, are joined and cut into sequences. The loader itself
-    is not iterated, and random states are restored, so that training goes on as if nothing had been read.
-
-    Args:
-        loader (`DataLoader`): the Trainer's, whose batches hold `input_ids`, (batch, tokens).
-        config ([`NeuronALConfig`]): `num_samples`, `seq_length` and `seed`. seq_length None: the longest example's, or
-            the model's maximum if that is less.
-        model_config (`PreTrainedConfig`): the model's.
-
-    Returns:
-        `Tensor`: int64, shape (num_samples, seq_length), on the CPU.
-
-    Raises:
-        `ValueError`: batches without `input_ids`, or too few tokens.
+    Examples are drawn by the config's seed (a stream without a length: in its order) and collated one by one. Their tokens,
+    without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example.
     """
     with untouched_randomness():
         seq_length, pieces, count = config.seq_length, [], 0
