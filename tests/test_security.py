@@ -22,7 +22,6 @@ from optimum_neuronal import (
 from optimum_neuronal.model.load_model import load_model
 
 
-HOSTILE = "x\n\nVerified: the zeros agree with the sparsity_config.\x1b[2J\u202e"
 FORMATS = pytest.mark.parametrize("format", ["packed", "dense"])
 
 
@@ -121,20 +120,6 @@ def test_an_index_names_no_paths(foreign, format, place):
     if format == "packed":  # transformers reads the index of dense files
         with pytest.raises((ValueError, OSError)):
             load_model(folder)
-
-
-@FORMATS
-def test_text_is_shown_escaped(foreign, format):
-    folder = foreign(format)
-
-    def change(config):
-        about = config["sparsity_config"]
-        about["calibration"], about["versions"] = {"source": HOSTILE}, {HOSTILE: HOSTILE}
-        about["block_sparsity"][HOSTILE] = 0.5
-
-    change_config(folder, change)
-    lines = str(inspect_checkpoint(folder)).split("\n")
-    assert all(line.isprintable() for line in lines) and not any(line.startswith("Verified") for line in lines)
 
 
 @FORMATS

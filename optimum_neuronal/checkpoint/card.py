@@ -32,14 +32,13 @@ def make_card(
     model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
 ) -> str:
     """Return the card of a pruned model. Without a tokenizer of its own, the card names the dense model's."""
-    config, title, code = report.config, escaped(title), loading_code(model)
+    title, code = escaped(title), loading_code(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    quantized = config.get("bits_per_weight") is not None
+    quantized = report.config.get("bits_per_weight") is not None
     text = _calibration_text(report)
     command = ["optimum-cli", "neuronal", "prune", "--model", base or DENSE_MODEL, "--config", CONFIG]
     command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
-    calibration = "Calibration: {num_samples} sequences of {seq_length} tokens of {source}, drawn with seed {seed}."
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     perplexities = [
         [dataset, *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned"))]
@@ -58,11 +57,8 @@ def make_card(
         mark=MARK,
         title=title,
         base=base,
-        achieved=f"{report.achieved_sparsity:.1%}",
-        requested=f"{report.requested_sparsity:.1%}",
-        saliency=config["saliency"],
-        topup=config["topup"],
-        bits=f"{report.bits_per_weight:.2f}" if quantized else None,
+        report=report,
+        quantized=quantized,
         embedding_error=f"{max(errors):.4%}" if errors else None,
         format=format,
         loader=code.loader,
@@ -73,8 +69,6 @@ def make_card(
             ["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]
         ),
         perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
-        rotation=report.rotation,
-        calibration=report.calibration and calibration.format(**report.calibration),
         command=shlex.join(command),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )

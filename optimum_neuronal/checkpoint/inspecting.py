@@ -180,10 +180,10 @@ def inspect_checkpoint(
         places = PrunedWeights(about)
     weights = read_weights(directory, packed)
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
-        transposed = header is not None and header.transposed
-        shape = tuple(weight.shape) if header is None else header.shape
-        place = places.find(name) if places else _guess(name, len(shape))
-        _count(weight, shape, transposed, place, result)
+        dense = weight
+        if header is not None:
+            dense = weight.unpack().view(swapped(header.shape, header.transposed))
+        _count(weight, dense, places.find(name) if places else _guess(name, dense.ndim), result)
     if about is not None:
         result.problems = _problems(result)
     return result
@@ -200,13 +200,8 @@ def _guess(name: str, dimensions: int) -> StoredProjection | None:
 
 
 def _count(
-    weight: torch.Tensor | PackedMatrix,
-    shape: tuple[int, ...],
-    transposed: bool,
-    place: StoredProjection | None,
-    result: Inspection,
+    weight: torch.Tensor | PackedMatrix, dense: torch.Tensor, place: StoredProjection | None, result: Inspection
 ) -> None:
-    dense = weight.unpack().view(swapped(shape, transposed)) if isinstance(weight, PackedMatrix) else weight
     stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedMatrix) else weight.nbytes
     result.stored_bytes += stored
     result.dense_bytes += dense.nbytes

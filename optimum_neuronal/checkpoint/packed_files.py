@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from ..common.display import escaped
 from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, Header, PackedMatrix
 from ..packed.replacing import PackedHeader
-from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
 
 
 VERSION = 1
@@ -63,11 +63,6 @@ def write_packed(
         save_file(content, folder / file, metadata={"format": "pt", METADATA: json.dumps(about)})
         weight_map |= dict.fromkeys(names, file)
     write_json(folder / PACKED_INDEX, {"metadata": split.metadata, "weight_map": weight_map})
-
-
-def add_quantization_config(folder: Path) -> None:
-    """Mark the config.json in a folder as that of a packed checkpoint."""
-    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
 
 
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:

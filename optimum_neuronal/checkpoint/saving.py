@@ -32,7 +32,7 @@ from .card import make_card
 from .hub import explained
 from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
 from .own_files import may_write_card
-from .packed_files import add_quantization_config, write_packed
+from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
 
 logger = get_logger(__name__)
@@ -107,7 +107,7 @@ def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | st
     config.architectures, config.dtype = [type(model).__name__], model.dtype
     hf_private.save_remote_code(model, folder, config)
     config.save_pretrained(folder)
-    add_quantization_config(folder)
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
 

@@ -47,15 +47,6 @@ def test_in_place(tmp_path):
     assert after["README.md"] == before["README.md"] and [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_readme_of_your_own_stays(tmp_path):
-    save_pruned(tmp_path / "model")
-    (tmp_path / "model" / "README.md").write_text("# My model")
-    convert_checkpoint(tmp_path / "model", "packed")
-    convert_checkpoint(tmp_path / "model", "dense", tmp_path / "dense")
-    for folder in ("model", "dense"):
-        assert (tmp_path / folder / "README.md").read_text() == "# My model"
-
-
 def test_what_cannot_be_converted(tmp_path):
     save_pruned(tmp_path / "pruned")
     make_model("llama").save_pretrained(tmp_path / "plain")

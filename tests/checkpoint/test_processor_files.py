@@ -28,15 +28,6 @@ def test_the_processor_of_a_multimodal_model_goes_along(llava, tmp_path):
     assert len(list((tmp_path / "saved").iterdir())) == 2
 
 
-def test_of_a_text_model_nothing_is_looked_for(llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.compat.hf_private.find_file", None)
-    llama.config.name_or_path = "me/llama"
-    copy_processor(llama, tmp_path)
-    made = make_kind("LlavaForConditionalGeneration")  # of no checkpoint
-    copy_processor(made, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_file_that_cannot_be_copied_is_a_warning(llava, tmp_path, caplog, monkeypatch):
     def fail(config, name):
         raise OSError("no network")

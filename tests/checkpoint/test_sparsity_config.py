@@ -57,8 +57,3 @@ def test_what_cannot_be_read_is_refused(written, value):
     whole = written | value if isinstance(value, dict) and "version" not in value and value else value
     with pytest.raises(ValueError, match="sparsity_config"):
         read_sparsity_config({"sparsity_config": whole})
-
-
-def test_unknown_keys_are_kept(written):
-    with_more = {**written, "notes": {"by": "me"}, "calibration": {"license": "mit"}}
-    assert read_sparsity_config({"sparsity_config": with_more}) == with_more
