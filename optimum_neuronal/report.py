@@ -17,38 +17,31 @@ VERSION = 1
 
 @dataclass(repr=False)
 class PruningReport:
-    """Report of a prune. `print(report)` shows it as a table, and so does a notebook.
-
-    It is written beside a saved model as `neuronal_report.json`.
+    """Report of a prune. `print(report)` shows it as a table. Saved with a model as `neuronal_report.json`.
 
     Args:
         config (`dict`): the `NeuronALConfig`.
-        requested_sparsity (`float`): share of zeros asked for, in [0, 1); 0 if weights are quantised.
+        requested_sparsity (`float`): share of zeros asked for, in [0, 1); 0 if weights are quantized.
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
         projections (`dict`):
-            Projection name -> `sparsity`, `smallest_row` and `largest_row`, shares of zeros; and `bits` of its codes, if weights
-            are quantised.
+            Projection name -> shares of zeros `sparsity`, `smallest_row` and `largest_row`; and `bits` of quantized weights.
         block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
-        decisions (`dict`): the top-up's candidates, each with its error; or what the rates of projections follow from.
+        decisions (`dict`): the top-up's candidates, each with its error; or what the projections' bits follow from.
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
-        block_forwards (`int`): number of forwards of a block on one sequence.
-        starved_experts (`list[str]`):
-            Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
-        peak_memory (`dict`): bytes by device, from `system.machine`.
+        block_forwards (`int`): number of forward passes of a block on one sequence.
+        starved_experts (`list[str]`): projections of experts that received fewer than `min_expert_tokens` tokens.
+        peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
-        evaluation (`dict`):
-            Dataset -> perplexity of the model, `dense` and `pruned`, if measured. You may fill it in by hand; the model
-            card shows it.
-        bits_per_weight (`float`, *optional*):
-            Storage of the pruned projections in the packed format, masks or scales included.
+        evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`; you may fill it in. The model card shows it.
+        bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks or scales included.
         head_roundings (`dict`):
-            Name in the files -> `error` of rounding token embeddings and head to 8 bits, squared, as a share of the squares.
+            Name in the files -> `error` of rounding token embeddings and head to 8 bits, as a share of the squares.
         rotation (`dict`):
-            Of the dense model before: `objective` without and with it, `stream` and `unties_head`, true if the residual
-            stream was rotated and if head and embeddings no longer share their weights, and `nats_changed`, what a token's
-            negative log-likelihood changed by. Empty without a rotation.
+            `objective` before and after; `stream` and `unties_head`, True if the residual stream was rotated and if head
+            and embeddings no longer share weights; `nats_changed`, the change of a token's negative log-likelihood. Empty
+            without a rotation.
         version (`int`): of this format.
     """
 
@@ -73,16 +66,11 @@ class PruningReport:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report, JSON-serialisable."""
+        """Return the whole report, JSON-serializable."""
         return asdict(self)
 
     def save(self, directory: str | Path, files: Iterable[str] = ()) -> Path:
-        """Write `neuronal_report.json` into an existing directory and return its path.
-
-        Args:
-            directory (`str` or `Path`): an existing one.
-            files (`Iterable[str]`): names of the files that are saved together with it; a later save may replace them.
-        """
+        """Write `neuronal_report.json` and return its path. It names the files of the same save, which a later one may replace."""
         path = Path(directory) / REPORT_NAME
         content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
@@ -121,7 +109,6 @@ class PruningReport:
         return [*rows, ["peak memory", peaks]]
 
     def _rotation_rows(self) -> list[list[str]]:
-        """Return a row on the rotation, if there was one."""
         if not self.rotation:
             return []
         before, after = self.rotation["objective"]
@@ -130,14 +117,12 @@ class PruningReport:
         return [["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]]
 
     def _sparsity_rows(self) -> list[list[str]]:
-        """Return rows on the zeros."""
         return [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
         ]
 
     def _rate_rows(self) -> list[list[str]]:
-        """Return rows on the bits of quantised weights: of all together, how many projections have how many, and by kind."""
         bits = {name: own["bits"] for name, own in self.projections.items()}
         counts = ", ".join(f"{rate:g} in {count}" for rate, count in sorted(Counter(bits.values()).items()))
         kinds: dict[str, list[float]] = {}
@@ -151,7 +136,6 @@ class PruningReport:
         ]
 
     def _head_rows(self) -> list[list[str]]:
-        """Return a row on embeddings and head, if they were rounded."""
         if not self.head_roundings:
             return []
         worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
@@ -160,18 +144,14 @@ class PruningReport:
 
     @property
     def amount(self) -> str:
-        """The amount that the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits per weight"`."""
+        """The amount in words: `"70.00% zeros"` or `"2.400 bits per weight"`."""
         if self.config.get("bits_per_weight") is None:
             return f"{self.achieved_sparsity:.2%} zeros"
         return f"{self.bits_per_weight:.3f} bits per weight"
 
 
 def method_text(config: Mapping[str, Any]) -> str:
-    """Return how a model was pruned or quantised in a few words.
-
-    Args:
-        config (`Mapping[str, Any]`): fields of a `NeuronALConfig`.
-    """
+    """Return how fields of a `NeuronALConfig` prune a model, in a few words."""
     if config.get("bits_per_weight") is None:
         return f"{config['saliency']} + {config['topup']}"
     return "quantized, " + ("uniform rates" if config["topup"] == "uniform" else "rates by divergence")

@@ -17,15 +17,10 @@ DATASETS = (
 
 
 def _field(default: Any, help: str, **metadata: Any) -> Any:
-    """Return a field of the config.
+    """Return a field of the config with its explanation; a default that is a class stands for a call of it.
 
-    Args:
-        default: its default; a class stands for a call of it.
-        help (`str`): what it means.
-        metadata:
-            `unset` (`str`): what None means. `least` (`int`): the smallest whole number allowed. `metavar` (`str`): name of
-            the flag's value. `methods` and `example` (`str`), of names of methods: the package of the methods, and one of
-            them with a hyper-parameter. `flag` (`bool`): False for a field without a flag.
+    Metadata: `unset`, the meaning of None; `least`, the smallest whole number allowed; `metavar` of the flag's value;
+    `methods`, the package of the methods that the field names, and an `example` of one; `flag=False`: it has no flag.
     """
     metadata["help"] = help
     if isinstance(default, type):
@@ -69,7 +64,7 @@ class ConfigFields:
     )
     min_expert_tokens: int = _field(
         32,
-        "an MoE expert that receives fewer calibration tokens is pruned as if all its inputs were equally active",
+        "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active",
         least=1,
     )
     seed: int = _field(0, "seed of the draw of calibration sequences", least=0)

@@ -15,20 +15,12 @@ RECONSTRUCT = ("dense", "block")
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a prune: how weights are scored, where the sparsity goes, and which weights may fall together.
-
-    Args:
-        saliency ([`Saliency`]): scores the weights.
-        topup ([`TopUp`]): decides where the sparsity goes.
-        pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
-        rotation ([`Rotation`], *optional*): how the model is rotated before. None: it is not.
-        reconstruct (`str`, *optional*): outputs that weights are fitted to, of `RECONSTRUCT`. None: as the saliency says.
-    """
+    """The methods of a prune: the scores, where the sparsity goes, and which weights may be pruned together."""
 
     saliency: Saliency
     topup: TopUp
-    pattern: ColumnPattern | None = None
-    reconstruct: str | None = None
+    pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
+    reconstruct: str | None = None  # of RECONSTRUCT; None: as the saliency says
     rotation: Rotation | None = None
 
     @property
@@ -58,11 +50,7 @@ class Methods:
         return replace(self, topup=self.topup.suited_to(decoder))
 
     def check_together(self, sparsity: float | None) -> None:
-        """Raise `ValueError` if saliency, top-up, pattern and sparsity do not go together.
-
-        Args:
-            sparsity (`float`, *optional*): share of the weights to prune, in [0, 1). None: not known yet, and no pattern's.
-        """
+        """Raise `ValueError` if the methods do not go together, or the pattern not with the sparsity."""
         saliency, topup, pattern = self.saliency, self.topup, self.pattern
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(

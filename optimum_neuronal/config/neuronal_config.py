@@ -164,11 +164,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
 
     def make_methods(self) -> Methods:
-        """Make saliency, top-up, pattern and rotation with their hyper-parameters, anew at every call.
-
-        Raises:
-            `ValueError`, `TypeError`: an unknown name, an unknown hyper-parameter, or a value that a method does not accept.
-        """
+        """Make saliency, top-up, pattern and rotation with their hyper-parameters. Raise for unknown or invalid ones."""
         if self.bits_per_weight is not None:
             return Methods(
                 LowBit(), Rates(self.bits_per_weight, "uniform" if self.topup == "uniform" else "divergence")
@@ -224,13 +220,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             config_dict (`dict[str, Any]`): fields of the config.
             return_unused_kwargs (`bool`): True to also return the keyword arguments that are not fields.
             kwargs: override the dict's values.
-
-        Returns:
-            `NeuronALConfig`, or `tuple` of it and the `dict` of unused keyword arguments.
-
-        Raises:
-            `ValueError`: the dict is another method's, or has keys that are not fields.
-            `TypeError`: a keyword argument is not a field, or a value has a wrong type.
         """
         if not isinstance(config_dict, Mapping):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
@@ -254,16 +243,9 @@ if NeuronALConfig.__doc__:  # python -OO has none
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """Read fields of a config. The config that is made of them checks names and values.
+    """Read fields of a config from a JSON file.
 
-    Args:
-        path (`str` or `Path`):
-            A .json file with fields of the config; or the `config.json` or `neuronal_report.json` of a pruned model, whose
-            prune it repeats.
-
-    Raises:
-        `ValueError`: the file is none of these.
-        `OSError`: it cannot be read.
+    The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
     text = Path(check_path("path", path)).read_bytes()
     try:

@@ -28,16 +28,12 @@ from .reporting import expected_size
 
 
 DENSE_TARGET_RUNS = 5  # of a block on one sequence, if weights are fitted to the dense model's outputs
-SPARSE_RUNS = 2  # otherwise: for the inputs, and for the sparse block's output
+SPARSE_RUNS = 2  # otherwise: for its inputs and for the sparse output
 
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """The work and the rough cost of a prune. `print(plan)` shows it as a table.
-
-    Weights count tied ones once. `hidden_bytes` are those of the calibration sequences' hidden states, `block_forwards` roughly
-    how often a block runs on one sequence, and `seconds` a rough time on `device`, without a rotation, reading and saving.
-    """
+    """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
 
     config: dict[str, Any]
     model_type: str
@@ -45,14 +41,14 @@ class PrunePlan:
     seq_length: int
     blocks: int
     projections: int
-    weights: int
+    weights: int  # tied ones count once
     pruned_weights: int
     model_bytes: int
     packed_bytes: int
     bits_per_weight: float
-    hidden_bytes: int
-    block_forwards: int
-    seconds: float
+    hidden_bytes: int  # of the calibration sequences' hidden states
+    block_forwards: int  # on one sequence, roughly
+    seconds: float  # roughly, without a rotation, reading and saving
     device: str
 
     def __str__(self) -> str:
@@ -74,16 +70,13 @@ class PrunePlan:
 def plan_prune(
     model_or_path: str | Path, config: NeuronALConfig, device: torch.device | None = None, **options: Any
 ) -> PrunePlan:
-    """Return what [`NeuronALPruner.prune`] would do, and roughly what it would cost. The model's weights are not read.
+    """Return what [`NeuronALPruner.prune`] would do, and its rough cost. Only the checkpoint's config is read.
 
     Args:
-        model_or_path (`str` or `Path`): Hub id or directory of the dense model; of its files only the config is read.
+        model_or_path (`str` or `Path`): Hub id or directory of the dense model.
         config ([`NeuronALConfig`]): how to prune.
         device (`torch.device`, *optional*): where to time a block. None: the accelerator, or the CPU.
         options: for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
-
-    Raises:
-        `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, model, device = context.decoder, context.model, device or default_device()
@@ -112,7 +105,6 @@ def plan_prune(
 
 
 def count_forwards(context: PruneContext) -> int:
-    """Return roughly how often a prune runs a block on one sequence."""
     methods, config, blocks = context.methods, context.config, len(context.decoder.blocks)
     aligned = min(config.num_alignment_samples, config.num_samples)
     runs = DENSE_TARGET_RUNS if methods.needs_dense_stream else SPARSE_RUNS * methods.needs_final_runs
@@ -122,11 +114,10 @@ def count_forwards(context: PruneContext) -> int:
 
 def _time_block(context: PruneContext, tokens: int, device: torch.device) -> tuple[float, float]:
     """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
-    decoder = _one_block(context.decoder, device)
+    decoder, names, topup = _one_block(context.decoder, device), context.decoder.projections, context.methods.topup
     runner, saliency = BlockRunner(decoder, 1, device, quiet=True), context.methods.saliency
-    topup, sparsity = context.methods.topup, context.config.sparsity
-    names = context.decoder.projections
-    plan = topup.even(context.decoder) if isinstance(topup, Rates) else SparsityPlan(dict.fromkeys(names, sparsity))
+    even = isinstance(topup, Rates)
+    plan = topup.even(context.decoder) if even else SparsityPlan(dict.fromkeys(names, context.config.sparsity))
     seconds: list[float] = []
 
     def visit(index, own, calls, streams):

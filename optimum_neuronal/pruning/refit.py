@@ -18,31 +18,23 @@ from ..packed.change import Change
 
 
 SEQUENCES_PER_STEP = 8
-TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at a time
-HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
+TOKENS_PER_FORWARD = 2048  # of which gradients are computed together
+HELD_OUT = 8  # one batch of this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
-RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
+RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
 
 @dataclass(frozen=True)
 class Refit:
-    """A fit of a block's kept weights.
-
-    Args:
-        epochs (`int`): passes over the sequences, at least 1.
-        learning_rate (`float`):
-            First step of Adam, as a share of the root mean square of the matrix's kept weights. It falls to a tenth along
-            a cosine. Weights of a column take a step inverse to the root mean square of their input, so that the steps of
-            all columns change the output alike; see [`column_steps`].
-    """
+    """A fit of a block's kept weights with Adam; its learning rate falls to a tenth along a cosine."""
 
     epochs: int
-    learning_rate: float
+    learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
 
     @staticmethod
     def batch_size(tokens: int) -> int:
-        """Return the sequences of so many tokens in a forward. They are part of the method, not a matter of memory."""
+        """Return the number of sequences in a forward pass. It is part of the method, and changes the result."""
         return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
 
     def fit(
@@ -53,17 +45,9 @@ class Refit:
         expected: Stream,
         calls: Sequence[Call],
     ) -> dict[str, torch.Tensor]:
-        """Return the weights of a block's pruned projections after the best epoch. The model's are not changed.
+        """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
 
-        Args:
-            block ([`Block`]): with its dense weights at hand.
-            changes (`Mapping[str, Change]`): projection name -> its sparse weight.
-            inputs ([`Stream`]): hidden states that the sparse block receives.
-            expected ([`Stream`]): the output to come near to.
-            calls (`Sequence[Call]`): the block's calls, one per batch.
-
-        Returns:
-            `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
+        `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate.
         """
         norms = replay(block, inputs.batches, calls)[1]
         weights = _Weights(block, changes, norms)
@@ -87,7 +71,7 @@ class Refit:
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], done: float) -> None:
-    """Set the learning rate of every parameter after a share of all steps."""
+    """Set the learning rate of every parameter when a share `done` of all steps is done."""
     share = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = share * rate
@@ -105,13 +89,10 @@ def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
 
 
 def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return how far a step moves the weights of a matrix, relative to the learning rate: zero where they are not kept.
+    """Return how far a step moves each weight, relative to the learning rate: 0 where it is not kept.
 
-    A step is inverse to the root mean square of its column's input. The mean square over the kept weights is 1.
-
-    Args:
-        energy (`Tensor`, shape (in,)): sums of the squared inputs.
-        kept (`Tensor` of bool, shape (out, in)): True where weights may change.
+    A step is inverse to the root mean square of its column's input, so that steps of all columns change the output alike.
+    The mean square over the kept weights is 1. `energy`: sums of squared inputs, shape (in,); `kept`: shape (out, in).
     """
     squares = 1 / (energy + DAMPENING * energy.mean()).clamp(min=1e-18)
     counts = kept.sum(dim=0)
@@ -119,12 +100,7 @@ def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 
 class _Weights:
-    """Parameters that hold a block's pruned projections: float32 masters in their own layout, and how far a step moves each.
-
-    Args:
-        block ([`Block`]), changes (`Mapping[str, Change]`): as for [`Refit.fit`].
-        norms (`Norms`): projection name -> statistic of its inputs. Where there is none, all columns move alike.
-    """
+    """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
     def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms):
         self._projections = block.pruned
@@ -142,14 +118,13 @@ class _Weights:
             projection.view(self._steps[place]).copy_(column_steps(energy, kept))
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
-        """Return the block's output on hidden states with these weights, in the model's dtype."""
         restore_shared(states, call)
         states = to_device(states, self.masters[0].device)
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         return first_output(functional_call(block.module, own, (states, *call.args), call.kwargs))
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
-        """Take a step of the optimizer by the error of all batches together. Nothing else gets a gradient."""
+        """Take a step of the optimizer by the error of all batches together. Only the masters get gradients."""
         optimizer.zero_grad()
         for states, expected, call in batches:
             with torch.enable_grad():
@@ -175,7 +150,6 @@ class _Weights:
         return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
 
     def of_projections(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the parts of a [`snapshot`] by projection name."""
         return {p.name: p.view(tensors[self._places[p.owner]]) for p in self._projections}
 
 

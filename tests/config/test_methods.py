@@ -6,15 +6,7 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.masks import ColumnPattern
 from optimum_neuronal.saliency.ria import RIA
-from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.uniform import Uniform
-
-
-def test_topup_takes_what_it_knows():
-    args = {"metric": "l2", "reference": "dense"}
-    topup = NeuronALConfig(0.7, topup="neuronal:steps=row", topup_args=args, saliency="wanda").make_methods().topup
-    assert (topup.steps, topup.reference) == ("row", "dense")
-    assert NeuronALConfig(0.7, topup="uniform", saliency="wanda").make_methods().topup.name == "uniform"
 
 
 class TestMethodsThatGoTogether:
@@ -54,16 +46,6 @@ class TestMethodsThatGoTogether:
         assert NeuronALConfig.from_dict(config.to_dict()) == config
 
 
-def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
-    config = NeuronALConfig(0.7, topup="test-only", seed=7, saliency="wanda")
-    assert config.make_methods().topup == own_topup(seed=123) and config.seed == 7
-    config = NeuronALConfig(
-        0.7, topup="test-only", topup_args={"seed": 5, "shape": range(2)}, seed=7, saliency="wanda"
-    )
-    assert config.make_methods().topup == own_topup(seed=5, shape=[0, 1]) and config.seed == 7
-    assert NeuronALConfig.from_dict(config.to_dict(), seed=8).topup_args == {"seed": 5, "shape": [0, 1]}
-
-
 def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
     needed = {
         name: NeuronALConfig(0.7, name, topup="uniform").make_methods().needs_dense_stream
@@ -90,12 +72,3 @@ def test_methods_are_made_of_names_and_hyper_parameters():
     assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
     methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").make_methods()
     assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
-
-
-def test_an_unknown_hyper_parameter_is_told_with_those_that_are_known():
-    with pytest.raises(
-        ValueError, match=r"saliency_args holds 'powr', .* 'ria' does not .* Known: power\. Did you mean"
-    ):
-        SALIENCIES.make("ria", "saliency_args", {"powr": 1.0})
-    with pytest.raises(ValueError, match=r"the top-up 'uniform' does not have\. Known: none\.$"):
-        TOPUPS.make("uniform", "topup_args", {"lam": 1.0})

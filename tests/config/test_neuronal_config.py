@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.neuronal_config import read_config_file
 from optimum_neuronal.config.presets import PRESETS
 
@@ -130,20 +129,6 @@ BAD_TYPES = [
 def test_mistakes_raise_an_error_that_says_what_to_do(error, given, message):
     with pytest.raises(error, match=message):
         NeuronALConfig(**{"sparsity": 0.7, "saliency": "wanda", "topup": "neuronal", **given})
-
-
-def test_the_docstring_explains_every_field():
-    for entry in fields(NeuronALConfig):
-        (line,) = (line for line in NeuronALConfig.__doc__.split("\n") if line.startswith(f"        {entry.name} (`"))
-        assert line.endswith(f": {explain(entry)}.") and entry.metadata["help"]
-
-
-def test_patterns_and_hyper_parameters_from_generators():
-    config = NeuronALConfig(0.5, ignore=(f"layers.{i}" for i in (0, 1)), targets=(name for name in ("mlp",)))
-    assert config.ignore == ["layers.0", "layers.1"] and config.targets == ["mlp"]
-    config = NeuronALConfig(0.5, topup="neuronal", topup_args={"block_lambdas": (i / 10 for i in (1, 2))})
-    assert config.topup_args == {"block_lambdas": [0.1, 0.2]}
-    assert config.make_methods().topup.block_lambdas == (0.1, 0.2)
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)], ids=str)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import make_model, make_tokenizer
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data import calibration as data
 from optimum_neuronal.pruning import prune as calibrating
 from optimum_neuronal.pruning.prune import draw_calibration
@@ -57,14 +57,6 @@ def test_a_tokenizer_that_was_loaded_is_handed_on(asked, loaded):
     assert calibration.ids.shape == (4, 16) and loaded == [("me/llama", "v2")] and len(asked) == 1
     again = draw_calibration(model, config(seq_length=16), calibration.tokenizer, TEXT)
     assert again.tokenizer is calibration.tokenizer and len(loaded) == 1 and torch.equal(again.ids, calibration.ids)
-
-
-def test_the_pruner_saves_the_tokenizer_that_it_loaded(asked, loaded):
-    model = make_model("llama", vocab_size=256)
-    model.config._name_or_path = "me/llama"
-    pruner = NeuronALPruner(config(topup="uniform", seq_length=16))
-    pruner.prune(model, TEXT)
-    assert pruner.tokenizer.get_vocab()["w7"] == 7 and len(loaded) == len(asked) == 1
 
 
 def test_without_need_nothing_is_drawn(llama, asked, loaded):

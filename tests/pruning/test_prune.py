@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import torch
 from conftest import memory_of
 from trial_helpers import state, unchanged
 
@@ -10,8 +9,6 @@ from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.prune import find_changes
-from optimum_neuronal.trials import Trials
-from optimum_neuronal.trials.cache import Cache
 
 
 def find(model, ids, clock=None, cache=None, **fields):
@@ -34,16 +31,6 @@ def test_changes_are_found_and_none_is_made(llama, ids):
     for name, change in outcome.changes.items():
         assert (change.applied(llama.get_parameter(f"{name}.weight")) == 0).float().mean() == 0.5
     assert outcome.block_forwards == 3 + 12 * 5, "the check; what blocks receive, and what all but the last put out"
-
-
-def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
-    checks, cache = [], Cache(lasting=True)
-    monkeypatch.setattr(Trials, "check_replay", lambda self: checks.append(1))
-    find(llama, torch.empty(0, 0, dtype=torch.int64), cache=cache, saliency="magnitude")
-    assert not checks, "what looks at no activation replays nothing"
-    for _ in range(2):
-        find(llama, ids, cache=cache)
-    assert checks == [1]
 
 
 def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):

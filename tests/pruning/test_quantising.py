@@ -83,19 +83,6 @@ def test_no_bit_depends_on_the_batches(family, ids):
     assert equal(first.state_dict(), second.state_dict())
 
 
-def test_experts_share_their_rate_and_starved_ones_are_told(ids):
-    model = make_model("mixtral")
-    pruner = quantise(model, ids, min_expert_tokens=10_000)
-    report = pruner.report
-    assert len(report.starved_experts) == sum("experts" in name for name in report.projections) > 0
-    by_layer = {}
-    for name, own in report.projections.items():
-        if ".experts." in name:
-            head, _, tail = name.partition(".experts.")
-            by_layer.setdefault((head, tail.partition(".")[2]), set()).add(own["bits"])
-    assert by_layer and all(len(bits) == 1 for bits in by_layer.values())
-
-
 class Stop(BaseException):
     pass
 

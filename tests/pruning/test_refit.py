@@ -103,17 +103,6 @@ def test_the_first_step_goes_as_far_as_inputs_say(family, ids, monkeypatch):
         assert float((moved - expected).abs().quantile(0.9) / far) < 0.01, projection.name
 
 
-def test_what_is_not_pruned_gets_no_new_weight(ids):
-    """An expert that is left out shares its parameter with experts that are fitted."""
-    fitted = Fitted("llama", ids, ignore=["k_proj", "down_proj"])
-    assert set(fitted.found) == set(fitted.block.pruned_names) and len(fitted.found) == 5
-    assert unchanged(fitted.model, fitted.before)
-    fitted = Fitted("mixtral", ids, ignore=[r"experts\.[01]\."])
-    assert not any(".experts.0." in name for name in fitted.found)
-    assert any(".experts.2." in name for name in fitted.found)
-    assert unchanged(fitted.model, fitted.before)
-
-
 @pytest.fixture
 def last_epoch(monkeypatch):
     """Every epoch counts as better than the one before: random tokens have little to learn from."""
@@ -144,16 +133,6 @@ def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, me
     assert rest and all(torch.equal(one, other) for _, one, other in rest), "norms, biases, embeddings"
     assert all(one.shape == other.weight.shape for one, other in zip(own.values(), original.values()))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
-
-
-@pytest.mark.usefixtures("last_epoch")
-def test_masters_in_float32_take_steps_that_bfloat16_would_swallow(ids):
-    """Of weights about 1, bfloat16 resolves 0.004: a thousandth of it at a time gets somewhere only in float32."""
-    models = [make_model("llama").bfloat16() for _ in range(2)]
-    for model, epochs in zip(models, (1, 40)):
-        prune(model, ids, refit_epochs=epochs, refit_learning_rate=0.01)
-    first, last = (torch.cat([p.weight.flatten() for p in find_decoder(m).projections.values()]) for m in models)
-    assert (first != last).float().mean() > 0.02
 
 
 @pytest.mark.parametrize(("reconstruct", "beside"), [("dense", True), ("block", False)])

@@ -16,7 +16,7 @@ from trial_helpers import state
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks import runner as engine
 from optimum_neuronal.files import records as module
-from optimum_neuronal.files.records import IDENTITY, Records
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.trials import Trials
 
 
@@ -171,24 +171,6 @@ def test_another_config_model_or_other_data_is_refused(ids, tmp_path):
         NeuronALPruner(config()).prune(make_model("llama", seed=1), ids, tmp_path)
     with pytest.raises(ValueError, match="calibration data was"):
         prune("llama", ids.flip(0), tmp_path)
-
-
-def test_memory_may_be_managed_otherwise(expected, ids, tmp_path, monkeypatch):
-    """Batch size and hidden states in CPU memory change no mask, so an unfinished prune goes on with other ones."""
-    original, calls = engine.replay, []
-
-    def replay(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 40:
-            raise Stop
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(engine, "replay", replay)
-    with pytest.raises(Stop):
-        prune("llama", ids, tmp_path, batch_size=4)
-    assert (tmp_path / IDENTITY).exists()
-    _, result = prune("llama", ids, tmp_path, batch_size=2, max_hidden_bytes=0)
-    assert equal(expected, result)
 
 
 def test_a_disk_that_fills_up_does_not_stop_a_prune(expected, ids, tmp_path, monkeypatch, warned):

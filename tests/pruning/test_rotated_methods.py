@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_model
-from turning import random_rotations, rotated_of, ties, uneven
+from turning import random_rotations, rotated_of, uneven
 
 from optimum_neuronal.rotation import learning
 
@@ -56,11 +56,3 @@ def test_random_rotations_pass_the_check(ids, monkeypatch):
     rotations = random_rotations(rotated_of(model))
     monkeypatch.setattr(learning.Rotation, "learn", lambda *_args: (rotations, [2.0, 1.0]))
     assert prune(model, ids).report.rotation["nats_changed"] < 1e-4
-
-
-def test_a_tied_head_can_stay_tied(ids):
-    model = make_model("gemma")
-    pruner = prune(model, ids, rotate_args={**QUICK, "untie": False})
-    assert not pruner.report.rotation["stream"] and not pruner.report.rotation["unties_head"]
-    assert ties(model)[0] and model.config.tie_word_embeddings
-    assert torch.equal(model.model.embed_tokens.weight, make_model("gemma").model.embed_tokens.weight)

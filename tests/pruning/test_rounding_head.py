@@ -6,9 +6,7 @@ from conftest import make_model
 from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.packed_size import packed_size
-from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_module import packed_modules
 
 
@@ -56,16 +54,6 @@ def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message
     assert all(
         torch.equal(w, before[n]) for n, w in llama.state_dict().items() if not w.is_meta and "lm_head" not in n
     )
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_size_that_is_told_beforehand(tied):
-    model = make_model("llama", tie_word_embeddings=tied).bfloat16()
-    decoder, shape = find_decoder(model), tuple(model.lm_head.weight.shape)
-    without, found = (packed_size(decoder, lambda p: 0, None, bits) for bits in (None, 8))
-    count = 1 if tied else 2
-    assert found.dense - without.dense == count * 2 * shape[0] * shape[1]
-    assert found.saved - without.saved == found.in_memory - without.in_memory == count * quantized_bytes(shape, 8)
 
 
 def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
