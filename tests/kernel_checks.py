@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from optimum_neuronal.native.build import BuildError
 from optimum_neuronal.native.library import Kernel, find_library
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 
 
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
@@ -21,6 +23,13 @@ def kernels() -> list[Kernel]:
     if isinstance(found, BuildError):
         pytest.skip(str(found))
     return [Kernel(found, name) for name in found.kernels]
+
+
+def nearest(shape, bits=4, dtype=torch.float32, seed=0, steps=False) -> QuantizedWeight:
+    """Return normal numbers, rounded to the nearest levels."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = QuantizedWeight.nearest(torch.randn(shape, generator=generator).to(dtype), bits)
+    return replace(weight, steps=(torch.rand(shape[-1], generator=generator) + 0.5).bfloat16()) if steps else weight
 
 
 def check_rows_alone(multiply: Callable[[Kernel, torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:

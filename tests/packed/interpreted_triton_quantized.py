@@ -1,27 +1,20 @@
 """Tests that run under TRITON_INTERPRET=1: test_triton_kernels.py starts them in a process of their own."""
 
-from dataclasses import replace
 from itertools import product
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import nearest
 from profiles import by_day, examples
 
 from optimum_neuronal.native.library import DTYPES
 from optimum_neuronal.packed import accelerator, triton_quantized
-from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 
 
 accelerator.TRITON_DEVICES = ("cpu",)
 SPAN = triton_quantized.COLUMNS
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
-
-
-def make_weight(rows, columns, bits, dtype=torch.float32, steps=False, seed=0) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(seed)
-    weight = QuantizedWeight.nearest(torch.randn(rows, columns, generator=generator).to(dtype), bits)
-    return replace(weight, steps=(torch.rand(columns, generator=generator) + 0.5).bfloat16()) if steps else weight
 
 
 def check(weight, x, bias=None):
@@ -44,7 +37,7 @@ def check_dense(weight):
 def test_columns():
     cases = list(product(range(2, 9), [1, 65, SPAN + 30], (True, False)))
     for bits, columns, steps in by_day(cases, *cases[::4]):
-        weight = make_weight(70, columns, bits, steps=steps)
+        weight = nearest((70, columns), bits, steps=steps)
         check_dense(weight)
         check(weight, torch.randn(2, columns))
 
@@ -61,7 +54,7 @@ def test_columns():
     seed=st.integers(0, 1000),
 )
 def test_any_weight(rows, columns, count, bits, dtype, with_bias, steps, seed):
-    weight = make_weight(rows, columns, bits, dtype, steps, seed)
+    weight = nearest((rows, columns), bits, dtype, seed, steps)
     check_dense(weight)
     check(weight, torch.randn(count, columns).to(dtype), torch.randn(rows).to(dtype) if with_bias else None)
 
@@ -70,21 +63,12 @@ def test_more_rows_go_by_blocks(monkeypatch):
     """Blocks of 64 rows, the last one shorter."""
     monkeypatch.setattr(accelerator, "SCRATCH", 64)
     for bits in (3, 8):
-        check(make_weight(150, 70, bits), torch.randn(20, 70), torch.randn(150))
+        check(nearest((150, 70), bits), torch.randn(20, 70), torch.randn(150))
 
 
 def test_rows_of_a_larger_weight():
     for bits in (3, 8):
-        weight = make_weight(200, 70, bits)
+        weight = nearest((200, 70), bits)
         part = weight.rows(64, 128)
         assert part.codes.data_ptr() > weight.codes.data_ptr()
         assert torch.equal(accelerator.unpack(part), weight.unpack()[64:128])
-
-
-def test_a_stack_of_matrices():
-    weight = QuantizedWeight.nearest(torch.randn(3, 30, 20), 4)
-    assert torch.equal(accelerator.unpack(weight), weight.unpack())
-
-
-def test_chosen_where_it_works():
-    assert accelerator.find_kernels("quantized", torch.device("cpu")) is triton_quantized

@@ -6,7 +6,6 @@ from weights import all_matrices
 
 from optimum_neuronal.packed import accelerator
 from optimum_neuronal.packed.formats import packed_matrix
-from optimum_neuronal.packed.formats.sparse import SparseWeight
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +68,3 @@ def test_no_number_is_fetched_from_a_device(monkeypatch):
         away = matrix.to(torch.device("meta"))
         assert away.linear(torch.ones(2, 70, device="meta")).shape == (2, 20)
         assert away.unpack().shape == (20, 70)
-
-
-def test_a_weight_without_columns():
-    x, bias = torch.ones(6, 0), torch.arange(4.0)
-    assert torch.equal(SparseWeight.pack(torch.ones(4, 0)).linear(x, bias), bias.expand(6, 4))

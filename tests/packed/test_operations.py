@@ -31,13 +31,6 @@ def test_as_dense():
             assert not y.numel() or error(y, x, ops.unpack(matrix), bias) < tolerance(matrix, y.numel() // 37)
 
 
-def test_operations_compute_the_same():
-    x, bias = finite((3, 133), torch.bfloat16, 1), finite((37,), torch.bfloat16, 1)
-    for matrix in all_matrices(37, 133, torch.bfloat16):
-        tensors = list(matrix.tensors().values())
-        assert torch.equal(known.packed_linear(x, matrix.name, tensors, 37, bias), ops.linear(matrix, x, bias))
-
-
 def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
     if find_kernel() is None:
         pytest.skip("there are no compiled kernels")
@@ -61,16 +54,6 @@ def test_few_rows_of_x_unpack_nothing(monkeypatch):
         x = finite((count, 133), torch.float32, 1, 2)
         for matrix, weight in zip(matrices, dense):
             assert error(ops.linear(matrix, x), x, weight) < tolerance(matrix, count)
-
-
-@pytest.mark.parametrize("special", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(special):
-    for matrix in all_matrices(7, 300)[1:]:
-        x = torch.randn(3, 300)
-        plain = ops.linear(matrix, x)
-        x[1, 200] = special
-        y = ops.linear(matrix, x)
-        assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]])
 
 
 def test_what_does_not_fit_is_refused():
@@ -106,18 +89,6 @@ def test_what_does_not_fit_is_refused():
         known.packed_linear(torch.tensor(1.0), "sparse", [mask, values, offsets], 4, None)
     with pytest.raises(ValueError, match="cannot compute in torch.float64"):
         known.packed_linear(x.double(), "sparse", [mask, values, offsets], 4, None)
-
-
-def test_torch_compile_keeps_its_graph_whole():
-    x = finite((2, 64), torch.float32, 1)
-    for matrix in all_matrices(16, 64):
-        tensors, name = list(matrix.tensors().values()), matrix.name
-
-        @torch.compile(fullgraph=True, backend="aot_eager")
-        def compiled(x):
-            return known.packed_linear(x + 1, name, tensors, 16, None)  # noqa: B023
-
-        assert torch.equal(compiled(x), ops.linear(matrix, x + 1))
 
 
 def test_torch_knows_the_operations_well():

@@ -137,18 +137,6 @@ def test_a_head_that_stays_dense_is_named(spoil, why):
     assert type(model.model.embed_tokens) is PackedEmbedding
 
 
-def test_embeddings_of_another_kind_stay_dense_and_the_tied_head_with_them():
-    class Own(torch.nn.Embedding):
-        def forward(self, ids):
-            return super().forward(ids) + 1
-
-    model = make_zeroed("gpt2")
-    model.transformer.wte.__class__ = Own
-    sparsify(model, embedding_bits=8)
-    assert "has no packed form" in model.packing.left_dense["transformer.wte"]
-    assert model.lm_head.weight is model.transformer.wte.weight
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
 def test_tying_and_resizing_to_the_same_size_change_nothing(family, ids):
     model = sparsify(make_zeroed(family, tie_word_embeddings=True), embedding_bits=8)

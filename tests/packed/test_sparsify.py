@@ -34,13 +34,6 @@ def test_the_same_model_and_back(family, ids):
     assert vars(model).keys() == vars(make_model(family)).keys()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_dtypes(dtype, ids):
-    model = make_zeroed().to(dtype)
-    expected = logits(model, ids).float()
-    assert_close(logits(sparsify(model), ids).float(), expected, 2e-2)
-
-
 def test_what_is_left_dense_is_named(caplog, ids):
     model = make_zeroed()
     layer = model.model.layers[1]
@@ -91,14 +84,6 @@ def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
         gc.enable()
     assert alive[-1] <= 2 and all(later <= earlier for earlier, later in zip(alive, alive[1:]))
     assert len(alive) == 21 and alive[5] <= len(weights) - 5
-
-
-def test_twice(ids):
-    model = sparsify(make_zeroed())
-    expected, packing = logits(model, ids), model.packing
-    assert torch.equal(logits(sparsify(model), ids), expected) and model.packing == packing
-    with pytest.raises(ValueError, match="packed already"):
-        sparsify(model, embedding_bits=8)
 
 
 def test_errors():

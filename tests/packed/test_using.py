@@ -2,17 +2,14 @@
 
 import copy
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from conftest import FEW, make_tokenizer
+from conftest import FEW
 from packed_models import assert_close, logits, make_zeroed
 from profiles import NIGHT, by_day
-from texts import VOCAB
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity, evaluate_tasks, sparsify
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.demo.run import load_tiny_model
 
 
@@ -90,15 +87,6 @@ def test_assisted():
     assert torch.equal(packed.generate(ids, prompt_lookup_num_tokens=2, **GREEDY), expected)
 
 
-def test_pipeline():
-    dense, packed = pair(vocab_size=VOCAB)
-    text = []
-    for model in (dense, packed):
-        pipe = transformers.pipeline("text-generation", model=model, tokenizer=make_tokenizer())
-        text.append(pipe("w1 w2", max_new_tokens=8, do_sample=False)[0]["generated_text"])
-    assert text[0] == text[1]
-
-
 @pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral"))
 def test_compiled_whole(family, ids):
     torch._dynamo.reset()
@@ -107,39 +95,3 @@ def test_compiled_whole(family, ids):
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert_close(compiled(input_ids=ids, use_cache=False).logits, expected)
-
-
-def test_all_that_a_mixture_computes(ids):
-    dense, packed = pair("mixtral")
-    expected = evaluate_perplexity(dense, None, ids)
-    assert evaluate_perplexity(packed, None, ids, batch_size=4) == pytest.approx(expected, rel=1e-5)
-    for model in (dense, packed):
-        model.set_attn_implementation("eager")
-    with torch.no_grad():
-        found, expected = (
-            m(ids, output_hidden_states=True, output_attentions=True, output_router_logits=True)
-            for m in (packed, dense)
-        )
-    assert len(found.hidden_states) == len(expected.hidden_states) > 3
-    for kind in ("hidden_states", "attentions", "router_logits"):
-        for one, other in zip(getattr(found, kind), getattr(expected, kind), strict=True):
-            assert_close(one, other)
-
-
-def test_autocast(ids):
-    dense, packed = pair()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(logits(packed, ids).float(), logits(dense, ids).float(), 0.05)
-
-
-def test_the_harness(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    pytest.importorskip("lm_eval")
-    tasks = Path(__file__).parents[1] / "fixtures" / "tasks"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    monkeypatch.chdir(tasks)
-    dense, packed = pair(vocab_size=VOCAB)
-    tokenizer = make_tokenizer()
-    tokenizer.eos_token = "w0"
-    found, expected = (evaluate_tasks(m, tokenizer, ["neuronal_words"], include_path=tasks) for m in (packed, dense))
-    assert found == expected

@@ -1,17 +1,11 @@
 """What every packed format does: the same tests for all of them."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from kernel_checks import check_product
+from weights import all_matrices
 
 from optimum_neuronal.packed.formats.packed_matrix import FORMATS
-
-
-sys.path.append(str(Path(__file__).parents[1] / "inference"))
-from kernel_checks import check_product  # noqa: E402
-from weights import all_matrices  # noqa: E402
 
 
 @pytest.mark.parametrize("rows, columns", [(150, 70), (128, 64), (1, 1), (3, 200)])
@@ -78,8 +72,3 @@ def test_many_rows_of_x_are_multiplied_in_the_dtype_that_is_fast(capability, dty
     for matrix in all_matrices(70, 130, torch.bfloat16):
         check_product(matrix.linear(x, bias), x, matrix.unpack(), bias)
     assert set(seen) == {dtype}
-
-
-def test_unknown_formats():
-    with pytest.raises(ValueError, match="Unknown packed format 'sparce'. Did you mean 'sparse'"):
-        FORMATS.get("sparce")

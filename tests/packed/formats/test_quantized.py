@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import nearest
 from profiles import examples
 
 from optimum_neuronal.native.library import DTYPES
@@ -21,12 +22,6 @@ from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized
 BITS = range(2, 9)
 SHAPES = [(1, 1), (3, 128), (5, 70), (2, 40, 66), (130, 1)]  # blocks have 64 rows, groups 4 columns
 LEVELS = {2: [-3, -1, 1, 3], 3: [-7, -5, -3, -1, 1, 3, 5, 7]}
-
-
-def make_weight(shape, bits=4, dtype=torch.float32, seed=0, steps=False) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(seed)
-    weight = QuantizedWeight.nearest(torch.randn(shape, generator=generator).to(dtype), bits)
-    return replace(weight, steps=(torch.rand(shape[-1], generator=generator) + 0.5).bfloat16()) if steps else weight
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
@@ -96,13 +91,6 @@ def test_rounding_to_the_nearest_level(bits, dtype):
             assert (off <= limit.eps * weight.double().abs()).all()
 
 
-def test_the_least_scale():
-    weight = torch.tensor([[1e-44, -1e-44, 0.0]])
-    found = QuantizedWeight.nearest(weight)
-    found.check()
-    assert found.scales.item() == torch.finfo(torch.bfloat16).tiny and not found.unpack().any()
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_the_error_of_normal_weights(bits):
     """As of a uniform quantizer from the largest magnitude down."""
@@ -116,24 +104,12 @@ def test_the_error_of_normal_weights(bits):
     assert QuantizedWeight.nearest(torch.zeros(2, 3), bits).error(torch.zeros(2, 3)) == 0
 
 
-@pytest.mark.parametrize("steps", [False, True])
-@pytest.mark.parametrize("bits", BITS)
-def test_torch_and_kernels_agree(bits, steps, monkeypatch):
-    for dtype in DTYPES:
-        weight = make_weight((150, 70), bits, dtype, steps=steps)
-        by_kernels, other = weight.unpack(), weight.linear(torch.randn(20, 70).to(dtype))
-        with monkeypatch.context() as patch:
-            patch.setattr(quantized, "find_kernel", lambda: None)
-            assert torch.equal(weight.unpack(), by_kernels)
-            assert weight.linear(torch.randn(20, 70).to(dtype)).shape == other.shape
-
-
 @pytest.mark.parametrize("count", [0, 1, 8, 9, quantized.MAX_FUSED_ROWS, quantized.MAX_FUSED_ROWS + 1])
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_products(bits, count, with_kernels, monkeypatch):
     """Of few and of many rows of x; of many W is unpacked by blocks."""
     monkeypatch.setattr(quantized, "UNPACKED_ROWS", BLOCK_ROWS)
-    weight = make_weight((150, 70), bits, steps=True)
+    weight = nearest((150, 70), bits, steps=True)
     generator = torch.Generator().manual_seed(count)
     x, bias = torch.randn(count, 70, generator=generator), torch.randn(150, generator=generator)
     dense = weight.unpack()
@@ -147,7 +123,7 @@ def test_products(bits, count, with_kernels, monkeypatch):
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_rows(bits, with_kernels):
     """Views where they begin and end with a block; else the codes are laid out anew."""
-    weight = make_weight((200, 70), bits, steps=True)
+    weight = nearest((200, 70), bits, steps=True)
     dense, x = weight.unpack(), torch.randn(3, 70)
     for first, last in [(0, 200), (64, 128), (128, 200), (0, 64), (1, 199), (64, 130), (10, 11)]:
         part = weight.rows(first, last)
@@ -159,32 +135,8 @@ def test_rows(bits, with_kernels):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8])
-def test_joined(bits):
-    for counts in [(64, 128, 5), (3, 70), (9,)]:
-        weight = make_weight((sum(counts), 70), bits, steps=True)
-        dense, ends = weight.unpack(), torch.tensor(counts).cumsum(0).tolist()
-        parts = [weight.rows(end - count, end) for count, end in zip(counts, ends)]
-        again = QuantizedWeight.joined(parts)
-        again.check()
-        assert torch.equal(again.codes, weight.codes) and torch.equal(again.unpack(), dense)
-        assert again.steps is parts[0].steps
-
-
-def test_what_cannot_be_joined():
-    weight = make_weight((3, 70))
-    for other in (
-        make_weight((3, 70), 5),
-        make_weight((3, 71)),
-        make_weight((3, 70), steps=True),
-        make_weight((3, 70), dtype=torch.bfloat16),
-    ):
-        with pytest.raises(ValueError, match="weights cannot be joined"):
-            QuantizedWeight.joined([weight, other])
-
-
-@pytest.mark.parametrize("bits", [2, 3, 8])
 def test_looking_up_rows(bits):
-    weight = make_weight((150, 70), bits, torch.bfloat16, steps=True)
+    weight = nearest((150, 70), bits, torch.bfloat16, steps=True)
     ids = torch.tensor([[0, 33, 149], [149, 64, 1]])
     found = weight.look_up(ids)
     assert found.dtype == torch.bfloat16 and torch.equal(found, weight.unpack()[ids])
@@ -206,17 +158,11 @@ def test_a_stack_of_matrices():
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_as_files_hold_it(steps):
-    weight = make_weight((5, 70), steps=steps)
+    weight = nearest((5, 70), steps=steps)
     stored = weight.stored()
     assert set(stored) == {f"packed_{part}" for part in ("codes", "scales", *["steps"] * steps)}
     assert stored["packed_scales"].dtype == torch.uint8 and stored["packed_scales"].shape == (10,)
     assert sum(part.nbytes for part in stored.values()) == weight.nbytes == quantized_bytes((5, 70), 4, steps)
-
-
-def test_another_dtype_keeps_codes_and_scales():
-    weight = make_weight((5, 70), dtype=torch.bfloat16)
-    wide = weight.to(dtype=torch.float32)
-    assert wide.scales.dtype == torch.bfloat16 and torch.equal(wide.unpack().bfloat16(), weight.unpack())
 
 
 def test_what_cannot_be_quantized():
@@ -252,7 +198,7 @@ def damage(weight, part, index, value) -> QuantizedWeight:
     ("codes", (0, 1, 0, 0), 2, "bits set behind the 3 rows and 5 columns"),
 ])  # fmt: skip
 def test_damaged_contents(part, index, value, message):
-    weight = replace(make_weight((3, 5)), steps=torch.ones(5).bfloat16())
+    weight = replace(nearest((3, 5)), steps=torch.ones(5).bfloat16())
     weight.check()
     with pytest.raises(ValueError, match=message):
         damage(weight, part, index, value).check()
@@ -260,12 +206,12 @@ def test_damaged_contents(part, index, value, message):
 
 def test_damaged_bytes():
     with pytest.raises(ValueError, match="its codes have -128 among them: expected -127 to 127"):
-        damage(make_weight((300, 5), 8), "codes", (299, 4), -128).check()
+        damage(nearest((300, 5), 8), "codes", (299, 4), -128).check()
 
 
 def test_rows_behind_the_last_of_a_block_are_empty():
     """Of 40 rows the last 8 are in high halves."""
-    weight = make_weight((40, 4))
+    weight = nearest((40, 4))
     weight.check()
     with pytest.raises(ValueError, match="bits set behind"):
         damage(weight, "codes", (0, 0, 0, 8), 0x10).check()
@@ -285,13 +231,7 @@ def test_rows_behind_the_last_of_a_block_are_empty():
     ({"shape": "35"}, "its shape is"),
 ])  # fmt: skip
 def test_damaged_headers(change, message):
-    weight = make_weight((3, 5))
+    weight = nearest((3, 5))
     weight.check()
     with pytest.raises(ValueError, match=message):
         replace(weight, **change).check()
-
-
-def test_parts_that_lie_askew():
-    weight = make_weight((3, 128), 8)
-    with pytest.raises(ValueError, match="not contiguous"):
-        replace(weight, codes=weight.codes.t().contiguous().t()).check()

@@ -1,21 +1,16 @@
 """Sparse weights: a bitmask and the values that are kept."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
+from weights import bits, sparse
 
 from optimum_neuronal.packed.formats import packed_matrix
 from optimum_neuronal.packed.formats.sparse import SparseWeight, count_kept, sparse_bytes, sparse_bytes_in_memory
-
-
-sys.path.append(str(Path(__file__).parents[1] / "inference"))
-from weights import bits, sparse  # noqa: E402
 
 
 def test_known_layout():
@@ -81,11 +76,3 @@ def test_damage_is_found(damage, message):
     weight.check()
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(weight, **damage(weight)).check()
-
-
-def test_rows_are_shared_where_they_can_be():
-    weight = SparseWeight.pack(sparse((12, 128)))
-    part = weight.rows(3, 7)
-    for name in ("mask", "values"):
-        shared = getattr(part, name).untyped_storage().data_ptr()
-        assert shared == getattr(weight, name).untyped_storage().data_ptr()
