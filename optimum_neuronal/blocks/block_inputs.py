@@ -77,7 +77,6 @@ def capture_inputs(
         for index, batch in enumerate(ids.split(batch_size)):
             padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
             decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
-            _check_shape(decoder, inputs.hidden[-1], batch)
             if max_hidden_bytes is not None and hidden_bytes([Stream(inputs.hidden)]) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
@@ -89,14 +88,6 @@ def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) ->
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(replaced_forward(block.module, forward_of(index)))
         yield
-
-
-def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) -> None:
-    if hidden.shape[:-1] != batch.shape:
-        raise ValueError(
-            f"The blocks of {type(decoder.module).__name__} receive hidden states of shape {tuple(hidden.shape)}, expected "
-            f"{tuple(batch.shape)} and the hidden size. This model family is not supported."
-        )
 
 
 def _intern(call: Call, known: list[torch.Tensor]) -> Call:
@@ -162,7 +153,7 @@ def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str
 def next_token_logits(
     decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the model's logits for the last block's output, including all that the head does. Call it inside [`inference`].
+    """Return the model's logits for the last block's output, inside [`inference`].
 
     `ids` (int64, shape (sequences, tokens)) and `hidden` (sequences, tokens, hidden size) give float32 of shape
     (sequences, tokens, vocabulary).

@@ -117,7 +117,7 @@ def on_cpu(streams: Streams) -> Streams:
 
 
 def grouped(streams: Streams, shared: bool) -> list[list[int]]:
-    """Return the indices of streams in groups of the same stream, or in one group if `shared`. Abandoned ones are left out."""
+    """Return the indices of the same streams in groups, or of all in one group if `shared`."""
     groups: dict[Stream | None, list[int]] = {}
     for index, stream in enumerate(streams):
         if stream is not None:

@@ -140,7 +140,7 @@ class _Child:
 
 
 class ChildOutputs:
-    """Outputs of the children of a block that hold projections, for one stream. Each run is of all batches, in order."""
+    """Outputs of the children of a block that hold projections. Each run is of all batches, in order."""
 
     def __init__(
         self, block: Block, children: Collection[nn.Module], batches: int, device: torch.device | None = None

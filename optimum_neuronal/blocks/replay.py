@@ -18,7 +18,7 @@ def replay(
     record: type[SquaredNorms] | None = SquaredNorms,
     skipped: Sequence[Projection] = (),
 ) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
-    """Run one block, with its current weights, on the hidden states of every batch, shape (batch, tokens, hidden size) each.
+    """Run one block on the hidden states of every batch, shape (batch, tokens, hidden size) each.
 
     Return the outputs by batch, and the statistics of the projections' inputs (class `record`, None for no statistics)
     by name. `skipped` projections, which may only feed the block's output, return zeros.

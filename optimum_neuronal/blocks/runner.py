@@ -70,9 +70,9 @@ class BlockRunner:
         label: str | None = None,
         release: bool = False,
     ) -> Streams:
-        """Visit all blocks in order, and return every stream behind the last one. Each starts with the hidden states of `inputs`.
+        """Visit all blocks in order, and return every stream behind the last one.
 
-        Without a `label` there is no progress bar. `release` drops the hidden states from `inputs`.
+        Each stream starts with the hidden states of `inputs`. Without a `label` there is no progress bar. `release` drops the hidden states from `inputs`.
         """
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:

@@ -127,7 +127,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def activation(squared_norms: torch.Tensor) -> torch.Tensor:
-    """Return the activation of a projection, `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`, float32, (in,).
+    """Return the activation `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`, float32, shape (in,).
 
     `squared_norms` has shape (sequences, in).
     """

@@ -20,7 +20,7 @@ from .projections import Experts, Projection
 def expert_projections(
     name: str, module: nn.Module, key: str, role: str, architecture: Architecture, takes
 ) -> list[Projection]:
-    """Return the projections of all experts in the stacked weight `key` of a module. `takes(name)`: True to prune one."""
+    """Return the projections of all experts in the stacked weight `key`, pruned where `takes(name)` is True."""
     role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
     transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
     names = [f"{name}.{index}.{key}" for index in range(len(getattr(module, key)))]
@@ -28,7 +28,7 @@ def expert_projections(
 
 
 class RecordingExperts:
-    """A forward of an MoE layer's experts that records the inputs of each expert. `skipped` projections return zeros."""
+    """A forward of an MoE layer that records the inputs of each expert. `skipped` projections return zeros."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Patterns:
 
 
 class Recorded:
-    """The pruned projections that a `sparsity_config` names, without running its patterns. `blocks` names the model's list."""
+    """The pruned projections that a `sparsity_config` names; its patterns are not run."""
 
     def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
         self._blocks = f"{blocks}."
@@ -174,7 +174,7 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 def _find_projections(
     full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
 ) -> list[Projection]:
-    """Return the projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
+    """Return the projections in the parameter `key` of a module: one, one per expert, or none if it is left out."""
     weight = getattr(module, key)
     known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
     named = full if key == "weight" else f"{full}.{key}"

@@ -21,6 +21,7 @@ from .find_blocks import find_decoder
 OF_TOKENIZERS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
+MOST_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
@@ -36,7 +37,7 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     if config is None:
         attention = _chosen(kwargs, ("attn_implementation",))
         config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, OF_CONFIGS), **attention)
-        _refuse_kernels(hf_private.attention_names(config) - {str(name) for name in attention.values()})
+        _check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
     check_kind(loader if own else _made_by(loader.__name__, config), config)
@@ -55,7 +56,10 @@ def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConf
         raise ValueError(f"{name} reads {read!r}: only models that read token ids can be pruned.")
 
 
-def _refuse_kernels(attention: Collection[str]) -> None:
+def _check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ValueError(f"config.json names {layers:,} layers, expected at most {MOST_LAYERS:,}: it is damaged.")
     if kernels := sorted(name for name in attention if "/" in name):
         raise ValueError(
             f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and pass "

@@ -20,7 +20,7 @@ def has_steps(rows: int, bits: int, shared: bool) -> bool:
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Bytes of all weights with pruned projections, or low-bit ones. What is not smaller when packed counts as dense."""
+    """Bytes of pruned and low-bit weights. A weight that is not smaller when packed counts as dense."""
 
     dense: int
     saved: int  # in the packed format

@@ -140,7 +140,7 @@ class Block:
         return {(p.parent, p.role): p for p in self.projections.values()}
 
     def reader(self, projection: Projection, role: str) -> Projection | None:
-        """Return the projection of a role in the same module, or else in the nearest module around it with exactly one."""
+        """Return the projection of a role in the same module, or in the nearest module around it with exactly one."""
         if sibling := self.siblings.get((projection.parent, role)):
             return sibling
         readers = [p for p in self.projections.values() if p.role == role]
@@ -177,7 +177,7 @@ class Decoder:
         return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
 
     def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
-        """Return the input that the projection's rows feed, None without a role. Raise `ValueError` if nothing reads it."""
+        """Return the input that the projection's rows feed, None without a role."""
         if projection.role is None:
             return None
         if self.feeds_next_block(block, projection):
@@ -194,7 +194,7 @@ class Decoder:
         return Place(reader.name, reader.shape[1])
 
     def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """Return groups of the projection's rows, with the features that they feed. The list is empty if they are unknown."""
+        """Return groups of the projection's rows with the features that they feed, none without a role."""
         place = self.place_fed_by(block, projection)
         if place is None:
             return []

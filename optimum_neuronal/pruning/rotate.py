@@ -80,7 +80,7 @@ def _learn(context: PruneContext, weights: RotatedWeights) -> Finding:
 
 
 def _token_losses(context: PruneContext, runner: BlockRunner) -> torch.Tensor:
-    """Return the negative log-likelihood of every token of the alignment sequences but the first: float32, on the CPU."""
+    """Return the negative log-likelihood of each token of the alignment sequences but the first."""
     ids, losses = context.ids[: context.config.num_alignment_samples], []
     (last,) = runner.run(runner.capture(ids), 1, runner.pass_on, release=True)
     for own, hidden in zip(ids.split(1), last):

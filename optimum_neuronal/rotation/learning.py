@@ -117,7 +117,7 @@ class Rotation:
         heads: Sequence[torch.Tensor],
         drawn_by: torch.Generator | None,
     ) -> float:
-        """Take a step and return the objective before it. Gradients flow block by block, to hold one block in memory."""
+        """Take a step and return the objective before it. Gradients flow block by block, to save memory."""
         optimizer.zero_grad()
         rotation = None if stream is None else cayley(stream)
         leaf = None if rotation is None else rotation.detach().requires_grad_()

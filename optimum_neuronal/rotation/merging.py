@@ -55,7 +55,7 @@ class Originals:
         self._offset = rotated.decoder.architecture.norm_offset
 
     def merge(self, rotations: Rotations) -> None:
-        """Set the model's weights to the rotated originals, computed in float64. Norms are folded, the head is untied."""
+        """Set the model's weights to the rotated originals, fold the norms and untie the head."""
         rotated, stream = self.rotated, unless_identity(rotations.stream)
         head, embeddings = rotated.model.get_output_embeddings(), rotated.model.get_input_embeddings()
         self._untie(head)

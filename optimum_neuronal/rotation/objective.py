@@ -104,7 +104,7 @@ class Term:
         return weight.square() / diagonal
 
     def lost(self, importance: torch.Tensor, share: float) -> torch.Tensor:
-        """Return the importance that a cut of this share loses, estimated from the drawn rows. The quantile gets no gradient."""
+        """Return the importance that a cut loses, estimated from drawn rows. The quantile gets no gradient."""
         flat = importance.flatten()
         if self.cut is None:
             self.cut = flat.detach().kthvalue(max(1, int(share * flat.numel()))).values

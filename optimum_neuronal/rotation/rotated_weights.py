@@ -1,4 +1,4 @@
-"""Finds the weights that a rotation changes: those that read or write the residual stream or attention heads' values."""
+"""Finds the weights that a rotation changes: readers and writers of the residual stream and of heads' values."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -123,9 +123,10 @@ def bias_of(projection: Projection) -> nn.Parameter | None:
 
 
 def find_rotated(decoder: Decoder, unties: bool = True) -> RotatedWeights:
-    """Return the weights that rotations of a model change; only those of heads if `unties` is False and the head is tied.
+    """Return the weights that rotations of a model change.
 
-    Raise `ValueError` unless it is a causal RMS-norm decoder with its weights in memory.
+    With `unties=False`, the stream is not rotated if the head is tied. Raise `ValueError` unless the model is a causal
+    RMS-norm decoder with its weights in memory.
     """
     model, rotates = decoder.model, decoder.architecture.rotates
     known = (

@@ -18,7 +18,7 @@ def turn_weight(
     stream: torch.Tensor | None,
     heads: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a projection's rotated weight from the original, shape (out, in), in the widest type; it may change in place.
+    """Return a projection's rotated weight. The original, shape (out, in), in the widest type, may change in place.
 
     `scale`, shape (in,), is of the norm in front; `stream` is R1, `heads` is R2 of shape (key-value heads, size,
     size).

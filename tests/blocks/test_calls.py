@@ -5,7 +5,6 @@ from optimum_neuronal.blocks.calls import (
     Call,
     Stream,
     grouped,
-    hidden_bytes,
     keep_shared,
     on_cpu,
     restore_shared,
@@ -35,13 +34,6 @@ def test_every_stream_has_contents_of_its_own():
 
 
 FIRST, SECOND = torch.ones(2, 3, 4), torch.ones(1, 3, 4)  # 96 and 48 bytes
-
-
-def test_a_stream_is_of_the_sequences_of_its_batches_and_what_several_share_counts_once():
-    one, other = Stream([FIRST, SECOND]), Stream([FIRST])
-    assert one.sequences == 3 and [states is own for states, own in zip(one, (FIRST, SECOND))] == [True, True]
-    assert hidden_bytes([one, None, other, one]) == 96 + 48
-    assert hidden_bytes([None]) == 0
 
 
 def test_streams_that_were_the_same_stay_so_in_cpu_memory(monkeypatch):

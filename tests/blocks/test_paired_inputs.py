@@ -52,11 +52,6 @@ class TestStages:
         assert [sorted(stage) for stage in found[2:]] == experts
         assert [len(stage) for stage in found[:2]] == [3, 1]
 
-    def test_all_are_in_one_stage_each(self, any_model, ids):
-        for index, block in enumerate(find_decoder(any_model).blocks):
-            found = [f"{block.name}.{name}" for stage in order(any_model, ids[:5], index) for name in stage]
-            assert sorted(found) == sorted(block.pruned_names)
-
 
 def hooked(block, module, stream, calls) -> torch.Tensor:
     """What a module receives in whole forwards of the block: (all tokens, in)."""

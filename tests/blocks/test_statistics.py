@@ -17,15 +17,6 @@ from optimum_neuronal.blocks.statistics import (
 INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
 
 
-def test_squared_norms_keep_sequences_apart():
-    norms, flat = SquaredNorms(), SquaredNorms()
-    norms.update(INPUTS, 2)
-    assert norms.value.tolist() == [[10.0, 20.0], [0.0, 2.0]]
-    assert torch.allclose(activation(norms.value), torch.tensor([5.0, 11.0]).sqrt())
-    flat.update(INPUTS.flatten(0, 1), 2)  # as OPT's MLP receives it
-    assert torch.equal(flat.value, norms.value)
-
-
 def test_hessian_and_moments_by_hand():
     hessian, moments = Hessian(), InputSums()
     for statistic in (hessian, moments):
