@@ -49,14 +49,13 @@ def test_factors_are_linear():
     assert scale_factors(torch.tensor([2.0, 2.0]), 0.3).tolist() == [1.0, 1.0]
 
 
-def test_sparsities_are_in_proportion():
-    """Two blocks of 1 and 3 weights, factors 0.7 and 1.3: their weighted mean is 1.15."""
-    factors, sizes = torch.tensor([0.7, 1.3], dtype=torch.float64), torch.tensor([1.0, 3.0])
-    assert scaled_sparsities(0.46, factors, sizes).tolist() == pytest.approx([0.28, 0.52])
-
-
 def test_what_would_exceed_the_largest_goes_to_the_others():
     """Factors 0.7, 1.0, 1.3 at 90 %: 1.17 becomes 0.99, and the others, still as 0.7 to 1.0, make up for the 0.18."""
+    pair, sizes = (
+        torch.tensor([0.7, 1.3], dtype=torch.float64),
+        torch.tensor([1.0, 3.0]),
+    )  # their weighted mean is 1.15
+    assert scaled_sparsities(0.46, pair, sizes).tolist() == pytest.approx([0.28, 0.52])
     factors = torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
     found = scaled_sparsities(0.9, factors, torch.ones(3))
     assert found.tolist() == pytest.approx([0.72, 0.99, 0.99])  # 1.0 is cut off as well

@@ -4,8 +4,9 @@ import pytest
 import torch
 from by_hand import FakeTrials, by_block, make_block
 from conftest import make_model
+from trial_helpers import make_trials
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
 
@@ -39,20 +40,9 @@ def test_lowest_error_wins_and_the_first_of_equals():
     assert [candidate["error"] for candidate in decision["candidates"]] == [3.0, 2.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_single_block_leaves_no_choice(layers, ids):
+@pytest.mark.parametrize("layers, candidates", [(1, 0), (2, 3)])
+def test_a_single_block_leaves_no_choice(layers, candidates, ids):
     model = make_model("llama", num_hidden_layers=layers)
-    config = NeuronALConfig(
-        0.7,
-        topup="atp",
-        topup_args={"trials": 3},
-        num_samples=6,
-        num_alignment_samples=2,
-        seq_length=16,
-        saliency="wanda",
-    )
-    pruner = NeuronALPruner(config)
-    pruner.prune(model, dataset=ids[:6])
-    candidates = pruner.report.decisions["atp"]["candidates"]
-    assert len(candidates) == (0 if layers == 1 else 3)
-    assert all(math.isfinite(candidate["error"]) for candidate in candidates)
+    with inference(model):
+        found = ATP(trials=3).allocate(make_trials(model, ids), 0.7).decisions["atp"]["candidates"]
+    assert len(found) == candidates and all(math.isfinite(candidate["error"]) for candidate in found)

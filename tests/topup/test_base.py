@@ -38,14 +38,6 @@ def test_contract(name, ids):
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(plans[-1].sparsity[projection]))
 
 
-@pytest.mark.parametrize("name", TOPUPS.names())
-def test_the_default_refinement_or_its_own_keeps_the_counts(name):
-    mask = torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    projection = next(iter(find_decoder(make_model("llama")).projections.values()))
-    refined = TOPUPS.get(name)().refine(projection, mask, mask.float(), None)
-    assert torch.equal(refined.sum(dim=1), mask.sum(dim=1))
-
-
 @pytest.mark.parametrize(
     "name, fields, message",
     [

@@ -38,12 +38,6 @@ class FakeTrials:
         return Deviation(self.errors["base"], places)
 
 
-def test_defaults_are_the_papers():
-    topup = NeuronAL()
-    assert topup.block_lambdas == LAMBDAS and topup.row_lambdas == (0.0, *LAMBDAS) and len(LAMBDAS) == 14
-    assert (topup.steps, topup.reference, topup.alignment_scope) == ("both", "sparse-stream", "sequence")
-
-
 @pytest.mark.parametrize(
     "schedule, middle", [("linear", 0.5), ("exponential", (math.e**0.5 - 1) / (math.e - 1)), ("logarithmic", 0.6201)]
 )
@@ -60,13 +54,6 @@ def test_schedules_by_hand(llama, schedule, middle):
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
     ((_, (asked,)),) = trials.asked
     assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
-
-
-def test_the_default_schedule_is_linear_and_spares_early_blocks(llama):
-    decoder = find_decoder(llama)
-    assert by_block(decoder.blocks, block_plan(decoder, 0.7, 0.1)) == pytest.approx([0.6, 0.7, 0.8])
-    single = find_decoder(make_model("llama", num_hidden_layers=1))
-    assert set(block_plan(single, 0.7, 0.25).sparsity.values()) == {0.7}
 
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):

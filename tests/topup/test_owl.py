@@ -17,15 +17,6 @@ def test_outliers_by_hand():
     assert outlier_ratio(block, activations, 5) == 0
 
 
-def test_the_mean_is_the_blocks_not_the_projections():
-    """Alone, the second projection has outliers, 8 at a mean of 3; beside the first, whose metric is 100, none."""
-    second = [[1.0, 1.0, 1.0, 1.0, 8.0, 1.0, 8.0]]
-    alone = make_block(second)
-    assert outlier_ratio(alone, {"block.0": torch.ones(7)}, 2) == 2 / 7
-    both = make_block([[100.0]], second)
-    assert outlier_ratio(both, {"block.0": torch.ones(1), "block.1": torch.ones(7)}, 2) == 1 / 8
-
-
 def test_blocks_with_more_outliers_are_spared():
     """Ratios 1/8, 0 and 1/16: sparsities in a window of 0.16, from the most outliers to the fewest."""
     rows = torch.ones(3, 1, 16)

@@ -11,7 +11,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run
+from optimum_neuronal.topup.search import Search
 from optimum_neuronal.topup.search_space import Space
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.solved import SolvedSparsities
@@ -159,31 +159,3 @@ def test_levels_go_with_the_search(ids, tmp_path):
     assert unchanged(models["disk"], expected) and unchanged(models["recorded"], expected)
     assert torch.equal(logits["offloaded"], logits["memory"])
     assert not torch.equal(logits["none"], logits["memory"])
-
-
-def test_the_step_follows_the_line(llama):
-    space = Space.of(find_decoder(llama), 0.7)
-    run = _Run(None, space, "kl", 58)
-    run.adapt_step([3.0, 2.0, 1.0], before=2.5)
-    assert run.steps == [pytest.approx(1.4 * FIRST_STEP), FIRST_STEP]
-    run.adapt_step([1.0, 2.0, 3.0], before=2.5)
-    assert run.steps[0] == pytest.approx(0.7 * 1.4 * FIRST_STEP)
-    run.adapt_step([3.0, 3.0, 3.0], before=2.5)
-    assert run.steps[0] == pytest.approx(0.4 * 0.7 * 1.4 * FIRST_STEP)
-    run.rounds = 1
-    for _ in range(20):
-        run.adapt_step([3.0, 3.0, 3.0], before=2.5)
-    assert run.steps[1] == LAST_STEP
-
-
-def test_a_round_that_is_too_expensive_makes_way_for_one_that_is_not(llama):
-    space = Space.of(find_decoder(llama), 0.7)
-    run = _Run(None, space, "kl", 58)
-    cheap, dear = run.cost_of_round(0), run.cost_of_round(1)
-    assert cheap < dear
-    run.rounds = 1
-    assert run.skips_to_a_round_within(dear) and run.rounds == 1
-    assert run.skips_to_a_round_within(cheap) and run.rounds == 2
-    assert not run.skips_to_a_round_within(cheap - 0.5)
-    run.spent = 10.0
-    assert not run.skips_to_a_round_within(cheap)
