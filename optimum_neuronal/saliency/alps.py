@@ -7,6 +7,7 @@ import torch
 
 from ..common.machine import full_precision
 from ..common.validation import check_count, check_number
+from ..packed.change import Change, NewWeight
 from .admm import NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, register_saliency
 from .masks import ColumnPattern
@@ -42,7 +43,12 @@ class ALPS(WeightUpdate):
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         return self.prune_together({name: weight}, hessian, {name: sparsity}, pattern)[name]
 
-    def prune_together(self, weights, hessian, sparsities, pattern=None):
+    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+        sparse = self.prune_together(weights, hessian, amounts, pattern)
+        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
+
+    def prune_together(self, weights, hessian, sparsities, pattern=None) -> dict[str, torch.Tensor]:
+        """Return the sparse weights of projections with the same input, by name. Each has its own sparsity."""
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))

@@ -129,19 +129,11 @@ class WeightUpdate(Solver):
             `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
-    def prune_together(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        hessian: torch.Tensor,
-        sparsities: Mapping[str, float | torch.Tensor],
-        pattern: ColumnPattern | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Return the sparse, updated weights of projections with the same input. Arguments: see `prune`, by name."""
-        return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
-
     def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
-        sparse = self.prune_together(weights, hessian, amounts, pattern)
-        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
+        sparse = (
+            (name, self.prune(weight, hessian, amounts[name], pattern, name)) for name, weight in weights.items()
+        )
+        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse}
 
 
 class DampenedHessian:

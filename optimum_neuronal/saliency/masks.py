@@ -61,10 +61,7 @@ def sort_rows(saliency: torch.Tensor) -> torch.Tensor:
 def find_cut(sorted_rows: torch.Tensor, counts: torch.Tensor) -> Cut:
     """Return the cut that prunes `counts` weights, int64 of shape (out,), of rows from [`sort_rows`]."""
     counts = counts.to(sorted_rows.device)[:, None]
-    return _cut(sorted_rows.gather(1, (counts - 1).clamp(min=0)), counts)
-
-
-def _cut(threshold: torch.Tensor, counts: torch.Tensor) -> Cut:
+    threshold = sorted_rows.gather(1, (counts - 1).clamp(min=0))
     return Cut(torch.where(counts > 0, threshold, -torch.inf), counts)
 
 
@@ -82,7 +79,8 @@ def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
     groups = np.split(order, np.flatnonzero(np.diff(positions[order])) + 1)
     parts = [rows[start : start + ROWS_AT_A_TIME] for rows in groups for start in range(0, len(rows), ROWS_AT_A_TIME)]
     _in_threads(select, parts, values.size)
-    return _cut(torch.from_numpy(threshold), counts[:, None])
+    counts = counts[:, None]
+    return Cut(torch.where(counts > 0, torch.from_numpy(threshold), -torch.inf), counts)
 
 
 def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
@@ -93,8 +91,7 @@ def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
             function(part)
         return
     with ThreadPoolExecutor(threads) as pool:
-        shares = [parts[first::threads] for first in range(threads)]
-        list(pool.map(lambda share: [function(part) for part in share], shares))
+        list(pool.map(function, parts))
 
 
 def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:

@@ -127,9 +127,9 @@ def test_projections_with_the_same_input_are_solved_together():
 
     @dataclass(frozen=True)
     class Noted(Update):
-        def prune_together(self, weights, hessian, sparsities, pattern=None):
+        def solve(self, weights, hessian, *args):
             together.append((list(weights), hessian is first.hessian))
-            return super().prune_together(weights, hessian, sparsities, pattern)
+            return super().solve(weights, hessian, *args)
 
     norms = {"q": first, "o": second, "k": first}
     found, _ = prune_projections(Noted([]), projections, norms, SparsityPlan(dict.fromkeys("qok", 0.5)))
