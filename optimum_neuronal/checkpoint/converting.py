@@ -14,7 +14,7 @@ from ..packed.sparsify import densify, sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import make_card
 from .hub import find_checkpoint
-from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES, is_of_weights
+from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .own_files import MARK, may_write_card
 from .packed_files import is_packed, read_json
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
@@ -62,7 +62,7 @@ def convert_checkpoint(
     if embedding_bits is not None:
         record_embedding_bits(model.config, token_weights(densify(model)))
         sparsify(model, embedding_bits=embedding_bits)
-    with replaced_checkpoint(target, is_of_weights) as staging:
+    with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size)
         if not is_same(source, target):
             _copy_others(source, staging)

@@ -31,3 +31,8 @@ WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
 def is_of_weights(name: str) -> bool:
     """Return True for a file of weights, or an index, that this package or transformers wrote."""
     return any(fnmatchcase(name, pattern) for pattern in WEIGHT_FILES)
+
+
+def belongs_to_model(name: str) -> bool:
+    """Return True for a file of an old model that a save removes."""
+    return is_of_weights(name) or name == GENERATION_CONFIG

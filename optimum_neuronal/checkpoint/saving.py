@@ -3,7 +3,7 @@
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ..packed.sparsify import pack_weight
 from ..report import PruningReport
 from .card import make_card
 from .hub import explained
-from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_FILES, belongs_to_model
 from .own_files import may_write_card
 from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
@@ -70,15 +70,15 @@ def save_pretrained(
         `OSError`: the directory cannot be written, or the disk is full.
     """
     check_choice("format", format, FORMATS)
-    with replaced_checkpoint(check_writable(save_directory, "save to"), is_of_weights) as staging:
+    with replaced_checkpoint(check_writable(save_directory, "save to")) as staging:
         write_model(model, staging, format, max_shard_size)
 
 
 @contextmanager
-def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+def replaced_checkpoint(path: Path) -> Iterator[Path]:
     """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
     try:
-        with replaced_directory(path, belongs, last=CONFIG) as staging:
+        with replaced_directory(path, belongs_to_model, last=CONFIG) as staging:
             yield staging
     except FileExistsError:  # its message says what is in the way
         raise
@@ -166,7 +166,7 @@ def save_pruned(
     format = check_saveable(model, format, report.config.get("embedding_bits"))
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
-    with replaced_checkpoint(path, lambda name: is_of_weights(name) or name == GENERATION_CONFIG) as staging:
+    with replaced_checkpoint(path) as staging:
         write_model(model, staging, format, max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)

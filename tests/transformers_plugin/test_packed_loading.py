@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import peft
 import pytest
 import torch
 import transformers
@@ -93,13 +92,6 @@ def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
     assert vars(loaded).keys() ^ vars(plain).keys() == {"_weight_conversions"}  # of the names in its files
     loaded(IDS, labels=IDS).loss.backward()
     assert all(parameter.grad is not None for parameter in loaded.parameters())
-
-
-def test_an_adapter_over_it(packed, tmp_path):
-    save_to = tmp_path / "adapter"
-    plain = densify(LlamaForCausalLM.from_pretrained(packed))
-    peft.get_peft_model(plain, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(save_to)
-    assert not list(save_to.glob("packed*")) and not list(save_to.glob("model*"))
 
 
 def test_configs_that_are_passed(packed):
