@@ -48,14 +48,13 @@ def capture_inputs(
     ids: torch.Tensor,
     batch_size: int,
     device: torch.device,
-    attention_mask: torch.Tensor | None = None,
     wrap: Wrap | None = None,
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
     """Run the decoder once per batch, its blocks passing their hidden states through. Call it inside [`inference`].
 
-    `ids` and the attention mask (0 at padding) have shape (sequences, tokens). Hidden states beyond `max_hidden_bytes`
-    are kept in CPU memory. The inputs are bit-equal to the model's own, since no block computes anything.
+    `ids` has shape (sequences, tokens). Hidden states beyond `max_hidden_bytes` are kept in CPU memory. The inputs are
+    bit-equal to the model's own, since no block computes anything.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
@@ -74,9 +73,8 @@ def capture_inputs(
         return forward
 
     with _replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
-        for index, batch in enumerate(ids.split(batch_size)):
-            padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
-            decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
+        for batch in ids.split(batch_size):
+            decoder.module(input_ids=batch.to(device), use_cache=False)
             if max_hidden_bytes is not None and hidden_bytes([Stream(inputs.hidden)]) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
