@@ -72,7 +72,6 @@ class StoredProjection:
     block: str  # full name
     kind: str  # see `kind_of`
     left_out: frozenset[str] = frozenset()  # numbers of the experts in a stacked weight that were not pruned
-    transposed: bool = False  # True if the model's parameter has the layout (in, out)
 
 
 class PrunedWeights:
@@ -82,7 +81,6 @@ class PrunedWeights:
         self.blocks = sparsity_config.get("block_sparsity", {})
         self.left_out = set(sparsity_config.get("left_out", []))
         kinds = sparsity_config.get("projections", {})
-        self._transposed = {kind for kind, about in kinds.items() if about.get("transposed")}
         self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
         self._block = with_stars(next(iter(self.blocks), ""))
         for kind in kinds:  # names in packed files: those of the model
@@ -109,4 +107,4 @@ class PrunedWeights:
         before, star, behind = full.partition("*")  # a star: all experts are in one weight
         left_out = {own for own in self.left_out if star and own.startswith(before) and own.endswith(behind)}
         left_out = frozenset(own.removeprefix(before).removesuffix(behind) for own in left_out)
-        return StoredProjection(block, kind, left_out, kind in self._transposed)
+        return StoredProjection(block, kind, left_out)
