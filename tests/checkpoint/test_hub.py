@@ -25,7 +25,7 @@ def model():
         ("../my dense/", None, "my dense"),
     ],
 )
-def test_no_folder_is_told(model, origin, on_the_hub, name):
+def test_names_hold_no_folder(model, origin, on_the_hub, name):
     model.config._name_or_path = origin
     assert (hub_id(model), public_name(model)) == (on_the_hub, name)
 

@@ -52,7 +52,7 @@ def test_packed_and_sharded(tmp_path):
 
 
 def test_zeros_that_are_not_there(tmp_path):
-    """One weight that has grown back is told; so are many that were not recorded."""
+    """A single weight that grew back is reported, and so are zeros beyond the record."""
     save_pruned(tmp_path)
     tensors, name = tensors_of(tmp_path), "model.layers.1.mlp.up_proj.weight"
     zeros = (tensors[name] == 0).nonzero()
