@@ -1,7 +1,6 @@
 """An example of every figure, and what is written in one."""
 
 import itertools
-import math
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -60,26 +59,6 @@ DRAWN = {
     "seconds": lambda: by_seconds(results((0.6, 0.7))),
     "bits": lambda: by_bits(results_with_bits()),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
-}
-
-LONG = "owner/a-model-with-a-name-that-goes-on-for-ever-and-beyond-the-width-of-any-figure-2025-01-22-bf16"
-TUNED = [f"neuronal:steps=block,block_lambdas=[{','.join(f'0.{i + j:02}' for i in range(14))}]" for j in range(12)]
-# As much of everything as anyone may ask for.
-HARD = {
-    "seconds": lambda: by_seconds(
-        [
-            *(result("alps:iterations=60", topup, perplexity=(30 + i, 40)) for i, topup in enumerate(TUNED)),
-            *(
-                result(name, "owl", 0.8, (math.inf, 40))
-                for name in ("magnitude", "wanda", "sparsegpt", "ria", "multiflow")
-            ),
-        ],
-        LONG,
-    ),
-    "bits": lambda: by_bits(results_with_bits(TUNED), LONG),
-    "one run": lambda: by_seconds([result()], "model", Result(0.0, "dense", "dense", {"wikitext2": 9, "c4": 9})),
-    "blocks": lambda: by_block({name: np.linspace(0.6, 0.7 + 0.01 * i, 80) for i, name in enumerate(TUNED)}, LONG),
-    "blocks alike": lambda: by_block({"uniform": [0.7] * 3}),
 }
 
 

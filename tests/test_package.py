@@ -1,7 +1,9 @@
-"""What the sdist and the wheel contain."""
+"""How the package is laid out, and what the sdist and the wheel contain."""
 
+import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,19 @@ NOTICE = "optimum_neuronal/demo/tiny_model/NOTICE"
 pytestmark = pytest.mark.skipif(
     not (ROOT / "setup.py").exists(), reason="the package is installed without its setup.py"
 )
+
+
+def test_the_layout():
+    package = ROOT / "optimum_neuronal"
+    files = list(package.rglob("*.py"))
+    top = {path.relative_to(package).parts[0] for path in files} - {"__init__.py"}
+    assert len(top) <= 24, sorted(top)
+    counts = Counter(path.name for path in files if path.name not in ("__init__.py", "base.py"))
+    assert not [name for name, count in counts.items() if count > 1]
+    for path in files:
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+        assert not used & {"print", "torch.cuda"}, path
 
 
 @pytest.fixture(scope="module")

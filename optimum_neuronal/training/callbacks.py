@@ -23,12 +23,6 @@ class SparsityCallback(TrainerCallback):
 
     keeper: SparsityKeeper | None = None  # of the last training; None for a dense model
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._about()})"
-
-    def _about(self) -> str:
-        return "keeps zeros" if self.keeper is None else f"keeps the zeros of {len(self.keeper.weights)} weights"
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:

@@ -70,11 +70,6 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
 
-    def _about(self) -> str:
-        method = f"{self.config.saliency} + {self.config.topup}"
-        stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
-        return "; ".join([*stages, super()._about()])
-
     def state(self) -> dict:
         """Return the state of the callback for a checkpoint."""
         schedule = {str(step): sparsity for step, sparsity in self.schedule.items()}

@@ -3,7 +3,6 @@ from optimum_neuronal.common.display import (
     format_bytes,
     format_count,
     format_duration,
-    format_html,
     format_markdown,
     format_table,
 )
@@ -32,20 +31,6 @@ def test_columns_are_aligned_numbers_to_the_right():
     ]
 
 
-def test_a_table_may_be_empty():
-    assert format_table(["a", "b"], []) == "a    b\n---  ---"
-    assert format_markdown(["a"], []) == "| a   |\n|-----|"
-
-
-def test_a_cell_is_one_line_whatever_it_holds():
-    table = format_table(["", "from\na file"], [["source", "x\n\nVerified\x1b[2J"]])
-    assert table.split("\n") == [
-        r"        from\na file",
-        "------  --------------------",
-        r"source  x\n\nVerified\x1b[2J",
-    ]
-
-
 ROWS = [["wanda | ria", "39.08", "-"], ["<b>", "1,234", "60.00%"]]
 
 
@@ -56,14 +41,6 @@ def test_markdown():
         "| wanda \\| ria |    **39.08** |          - |",
         "| <b>          |        1,234 |     60.00% |",
     ]
-
-
-def test_html():
-    page = format_html(["method", "perplexity"], [row[:2] for row in ROWS], bold={(1, 1)}).replace("  ", "")
-    right = 'style="text-align: right;"'
-    assert f"<tr><td>wanda | ria</td><td {right}> 39.08</td></tr>" in page
-    assert f"<tr><td>&lt;b&gt;</td><td {right}><b>1,234</b></td></tr>" in page.replace("&gt; <", "&gt;<")
-    assert f"<tr><th>method</th><th {right}>perplexity</th></tr>" in page.replace("d <", "d<")
 
 
 def test_quantities():

@@ -1,21 +1,16 @@
-import itertools
 import sys
 import xml.etree.ElementTree as ElementTree
 from io import BytesIO
 
 import matplotlib
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from optimum_neuronal.common.figure_style import (
-    WIDTH,
-    add_legend,
     check_matplotlib,
     make_styles,
     new_figure,
     show_percent,
-    show_round_numbers,
 )
 
 
@@ -52,28 +47,8 @@ def test_matplotlib_is_not_installed(monkeypatch):
             call()
 
 
-def test_a_legend_makes_the_figure_taller_by_its_lines():
-    for names, lines in ((["a", "b"], 1), (["a" * 60, "b", "c"], 3)):
-        with new_figure(2) as (figure, files):
-            axes = figure.subplots()
-            for name in names:
-                axes.plot([0, 1], [0, 1], label=name)
-            add_legend(figure, axes.lines)
-            assert figure.get_size_inches().tolist() == pytest.approx([WIDTH, 2 + 0.25 * lines])
-        assert set(names) <= set(texts(files))
-
-
 def test_forty_methods_differ_and_depend_on_their_order_alone():
     names = [f"method {index}" for index in range(40)]
     styles = make_styles(names)
     assert len({(style["color"], style["mfc"]) for style in styles.values()}) == 40
     assert make_styles(["b", "a", "b"]) == make_styles(["b", "a"]) and make_styles(["b"])["b"] == styles[names[0]]
-
-
-def test_at_least_three_ticks_on_a_log_axis():
-    for low, times in itertools.product([1e-3, 0.7, 31.4, 2e5], [1.001, 1.1, 2, 13, 1e3, 1e15]):
-        axes = Figure().subplots()
-        axes.set(yscale="log", ylim=(low, low * times))
-        show_round_numbers(axes.yaxis)
-        ticks = [tick for tick in axes.get_yticks() if low <= tick <= low * times]
-        assert 3 <= len(ticks) <= 10, (low, times, ticks)

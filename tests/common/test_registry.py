@@ -4,13 +4,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.registry import Registry, parse_method
 from optimum_neuronal.common.validation import did_you_mean
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
-from optimum_neuronal.topup import TOPUPS, TopUp
-
-
-def test_methods_are_found_without_being_imported():
-    assert {"magnitude", "wanda", "multiflow"} <= set(SALIENCIES.names())
-    assert {"uniform", "neuronal"} <= set(TOPUPS.names())
-    assert issubclass(SALIENCIES.get("wanda"), Saliency) and issubclass(TOPUPS.get("neuronal"), TopUp)
+from optimum_neuronal.topup import TopUp
 
 
 def test_unknown_name_suggests_the_closest():
@@ -39,16 +33,6 @@ def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
     with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.wanda.Wanda"):
         register_saliency("wanda")(type("Wanda", (Saliency,), {"__module__": "mine", "score": None}))
     assert SALIENCIES.get("wanda") is wanda and NeuronALConfig(0.5, "wanda").make_methods().saliency == wanda()
-
-
-def test_a_class_statement_may_run_again():
-    made = [type("Own", (Saliency,), {"__module__": "mine", "score": None}) for _ in range(2)]
-    try:
-        for own in made:
-            register_saliency("test-only-again")(own)
-        assert SALIENCIES.get("test-only-again") is made[1]
-    finally:
-        del SALIENCIES._classes["test-only-again"]
 
 
 def test_what_is_no_method_is_not_registered():

@@ -12,10 +12,8 @@ from optimum_neuronal.common.validation import (
     check_embedding_bits,
     check_flag,
     check_number,
-    check_numbers,
     check_path,
     check_several,
-    check_texts,
 )
 
 
@@ -33,14 +31,6 @@ def test_several_of_anything_that_holds_some():
     for value in (0.5, "0.5", {"a": 1}, dict, None):
         with pytest.raises(TypeError, match=r"sparsities is .*: expected a list, such as \[0.6\]"):
             check_several("sparsities", value, "[0.6]")
-
-
-def test_texts_are_texts_and_long_values_are_not_shown():
-    assert check_texts("tasks", ("boolq", "rte"), "['boolq']") == ["boolq", "rte"]
-    with pytest.raises(TypeError, match="tasks holds 3: expected text"):
-        check_texts("tasks", ["boolq", 3], "['boolq']")
-    with pytest.raises(TypeError, match="tasks holds a list: expected text"):
-        check_texts("tasks", [list(range(100))], "['boolq']")
 
 
 def test_counts():
@@ -64,18 +54,6 @@ def test_numbers():
         check_number("rate", math.inf, 0.5)
     with pytest.raises(ValueError, match="rate is 0: expected a number above 0, at most 1"):
         check_number("rate", 0, 0, 1, above=True)
-
-
-def test_several_numbers():
-    assert check_numbers("widths", [0, np.float64(0.5)], 0, 1) == (0.0, 0.5)
-    for value, error, message in (
-        ("ab", TypeError, "expected a list"),
-        ((), ValueError, "widths is empty: expected at least one number from 0 to 1"),
-        ([0.1, 2], ValueError, "widths is 2: expected a number from 0 to 1"),
-        ([0.1, "a"], TypeError, "widths is 'a'"),
-    ):
-        with pytest.raises(error, match=message):
-            check_numbers("widths", value, 0, 1)
 
 
 def test_choices_flags_and_bits():

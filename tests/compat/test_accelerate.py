@@ -31,9 +31,3 @@ def test_weights_elsewhere():
         assert is_offloaded(linear) and execution_device(linear) == torch.device("cpu")
         stored = Projection("up", "up", linear, True, transposed=transposed).stored_weight
         assert torch.equal(stored, weight.T if transposed else weight) and stored.data_ptr() == weight.data_ptr()
-
-
-def test_a_hook_that_offloads_nothing_changes_nothing():
-    linear = nn.Linear(3, 2, device=META)
-    linear._hf_hook = SimpleNamespace(offload=False, execution_device="cpu")
-    assert not is_offloaded(linear) and execution_device(linear) == META

@@ -1,13 +1,11 @@
-import json
 from types import SimpleNamespace
 
-import peft
 import pytest
 import torch
 import transformers
 from conftest import make_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from optimum_neuronal.compat import hf_private
@@ -58,12 +56,6 @@ def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_p
     assert all(torch.equal(found[name], value) for name, value in written.items())
 
 
-def test_tied_names():
-    assert not hf_private.tied_names(make_model("llama"))
-    tied = hf_private.tied_names(make_model("llama", tie_word_embeddings=True))
-    assert tied == {"lm_head.weight", "model.embed_tokens.weight"}
-
-
 def test_what_computes_a_mixture():
     model, hidden = make_model("mixtral"), torch.randn(5, 32)
     experts = model.model.layers[0].mlp.experts
@@ -94,18 +86,6 @@ def test_known_as_offloaded():
     with hf_private.known_as_offloaded(model):
         assert model.hf_device_map != {"": "cpu"}
     assert model.hf_device_map == {"": "cpu"}
-
-
-def test_what_a_model_tells_of_itself(tmp_path):
-    model = make_model("llama")
-    assert hf_private.unsplit_modules(model) == {"LlamaDecoderLayer"}
-    assert hf_private.unsplit_modules(SimpleNamespace(_no_split_modules=None)) == set()
-    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
-    make_model("llama").save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert set(hf_private.OF_THE_FILE) >= written.keys() & {"architectures", "dtype", "transformers_version"}
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert again.config.to_dict()["_name_or_path"] == again.config.name_or_path == str(tmp_path)
 
 
 def test_experts():

@@ -1,5 +1,4 @@
 import copy
-import gc
 from functools import partial
 
 import pytest
@@ -116,32 +115,6 @@ def test_the_own_error_of_a_loop_is_not_hidden():
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-def test_one_bit_per_weight():
-    model = make_sparse()
-    gc.collect()
-    keeper = keep_sparsity(model)
-    weights = sum(zero.numel() for zero in zeros_of(model).values())
-    assert sum(weight.mask.bits.nbytes for weight in keeper.weights) == weights // 8
-    assert keeper.sparsity == pytest.approx(0.7, abs=1e-3)
-
-
-def test_accumulation_autocast_and_loss_scaling(ids):
-    model = make_sparse()
-    zeros = zeros_of(model)
-    optimizer, scaler = Restless(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
-    model.gradient_checkpointing_enable()
-    model.train()
-    with keep_sparsity(model):
-        for part in ids.split(3):
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(input_ids=part, labels=part).loss
-            scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        assert all((model.get_parameter(name).grad[zero] == 0).all() for name, zero in zeros.items())
-        scaler.step(optimizer)
-    assert same_zeros(model, zeros)
-
-
 def test_accelerate(ids):
     model = make_sparse()
     zeros, accelerator = zeros_of(model), Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -171,20 +144,6 @@ def test_frozen_tied_and_resized(ids):
         step(model, Restless((p for p in model.parameters() if p.requires_grad), lr=0.1), ids[:2])
     assert same_zeros(model, zeros) and not torch.equal(embeddings, before)
     assert all(torch.equal(value, frozen[key]) for key, value in model.transformer.h[0].state_dict().items())
-
-
-def test_the_optimizers_memory_is_cleared(ids):
-    model = make_sparse()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
-    step(model, optimizer, ids[:2])
-    keeper = keep_sparsity(make_sparse())
-    for weight in keeper.weights:  # of another model of the same zeros
-        weight.module = model.get_submodule(weight.name)
-    keeper.clear_state(optimizer)
-    for name, zero in zeros_of(make_sparse()).items():
-        for value in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
-            memory = optimizer.state[model.get_parameter(name)][value]
-            assert (memory[zero] == 0).all() and (memory[~zero] != 0).any()
 
 
 def _train_sharded(rank, count, ids):

@@ -104,23 +104,6 @@ def test_saved_and_loaded_as_any_adapter(ids, tmp_path):
         PeftModel.from_pretrained(sparsify(make_zeroed()), tmp_path)
 
 
-def test_two_adapters(ids):
-    packed, dense = adapted()
-    torch.manual_seed(0)
-    packed.add_adapter(
-        "other", lora_for_packed(packed, LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    )
-    dense.add_adapter("other", LoraConfig(target_modules="all-linear"))
-    dense.load_state_dict({n: value for n, value in packed.state_dict().items() if "lora_" in n}, strict=False)
-    for active in ("other", ["default", "other"]):
-        for model in (packed, dense):
-            model.base_model.set_adapter(active)
-        assert_same(gradients(packed, ids), gradients(dense, ids))
-    packed.delete_adapter("other")
-    packed.set_adapter("default")
-    assert gradients(packed, ids)
-
-
 def test_merging_is_refused_until_the_model_is_dense_and_then_keeps_zeros(ids):
     model = make_sparse()
     zeros = zeros_of(model)
