@@ -31,12 +31,8 @@ def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def all_adapter_layers(model: nn.Module) -> Iterator[Any]:
-    """Yield PEFT's layers, including nested ones."""
-    layer: Any  # with attributes of PEFT's
-    for layer in adapter_layers(model).values():
-        while hasattr(layer, "get_base_layer"):
-            yield layer
-            layer = layer.base_layer
+    """Return PEFT's layers, including nested ones, the outer before the inner."""
+    return (module for module in model.modules() if hasattr(module, "get_base_layer"))
 
 
 def updated_parameter(layer: Any) -> tuple[nn.Module, str]:
@@ -58,15 +54,16 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     """Put the modules that PEFT's layers replaced back into the model while the context lasts."""
     replaced = {name: updated_parameter(layer)[0] for name, layer in adapter_layers(model).items()}
     replaced |= copied_modules(model)
-    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in replaced}
-    layers = {name: parents[name]._modules[name.rpartition(".")[2]] for name in replaced}
+    paths = [name.rpartition(".") for name in replaced]
+    places = [(model.get_submodule(parent), child) for parent, _, child in paths]
+    layers = [getattr(parent, child) for parent, child in places]
     try:
-        for name, module in replaced.items():
-            parents[name]._modules[name.rpartition(".")[2]] = module
+        for (parent, child), module in zip(places, replaced.values()):
+            setattr(parent, child, module)
         yield
     finally:
-        for name, layer in layers.items():
-            parents[name]._modules[name.rpartition(".")[2]] = layer
+        for (parent, child), layer in zip(places, layers):
+            setattr(parent, child, layer)
 
 
 def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
