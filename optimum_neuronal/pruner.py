@@ -127,8 +127,8 @@ class NeuronALPruner(OptimumQuantizer):
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
-                Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
-                are measured on them; report and model card show them. They are read before the work starts.
+                Test sets, each as for [`evaluate_perplexity`], or name -> test set. Report and model card show the
+                perplexities before and after the prune.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
@@ -280,9 +280,6 @@ class NeuronALPruner(OptimumQuantizer):
         config, found = self.config, "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}"
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as a JSON-serializable dict."""

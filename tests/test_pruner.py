@@ -305,10 +305,8 @@ def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
     assert llama.config.sparsity_config["sparsity"] == 0.7
 
 
-def test_short_and_in_notebooks():
+def test_repr():
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"))
     assert repr(pruner) == "NeuronALPruner(magnitude + uniform, 70.00%, nothing pruned yet)"
-    assert pruner._repr_html_() == f"<p>{pruner!r}</p>"
     pruner.prune(make_model("llama"))
     assert repr(pruner) == "NeuronALPruner(magnitude + uniform, 70.00%, pruned: 69.96% zeros)"
-    assert pruner._repr_html_() == f"<p>{pruner!r}</p>{pruner.report._repr_html_()}"

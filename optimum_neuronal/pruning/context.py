@@ -215,8 +215,6 @@ def _check_head(model: PreTrainedModel, loaded: bool) -> None:
             "the saved model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
         )
     for name, weight in found.items():
-        if hasattr(weight, "device_mesh"):
-            raise ValueError(f"{name} is spread over processes: load the model without tp_plan.")
         check_changeable(name, weight)
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(f"{name} cannot be rounded to 8 bits: it contains NaN or infinity.")

@@ -13,7 +13,6 @@ from ..blocks.offload import change_offloaded
 from ..blocks.paired_inputs import PairedRuns
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
 from ..compat.accelerate import is_offloaded
-from ..config.methods import Methods
 from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..model.weight_names import token_weights
@@ -45,12 +44,6 @@ class FinalPruning:
     statistic: type[SquaredNorms] = SquaredNorms  # of the inputs that `refine` needs
     refit: Refit | None = None
     toward_dense: bool = False
-
-    @classmethod
-    def by(cls, methods: Methods, trials: Trials, plan: Plan, refit: Refit | None) -> "FinalPruning":
-        """Return the final pass of a prune with these methods."""
-        refine = methods.topup.refine if methods.topup.refines else None
-        return cls(trials, plan, refine, methods.topup.statistic, refit, methods.needs_dense_stream)
 
     def find(self) -> tuple[dict[str, Change], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""

@@ -86,7 +86,10 @@ def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
     allocation = methods.topup.allocate(trials, config.amount)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    changes, starved = FinalPruning.by(methods, trials, allocation.plan, refit).find()
+    topup = methods.topup
+    refine = topup.refine if topup.refines else None
+    final = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
+    changes, starved = final.find()
     clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 

@@ -13,7 +13,6 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
 from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.blocks.statistics import Hessian, activation
-from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.masks import mask_rows
@@ -52,15 +51,6 @@ def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):
     on_disk = make_model_on_disk(tmp_path, family)
     assert prune(on_disk, ids, {**METHODS[method], "max_hidden_bytes": 0}).report.projections == expected.projections
     assert torch.equal(on_disk(ids).logits, first(ids).logits)
-
-
-def test_updated_weights_wait_packed(llama, ids, monkeypatch):
-    found, original = [], FinalPruning.find
-    monkeypatch.setattr(FinalPruning, "find", lambda self: found.append(original(self)) or found[-1])
-    prune(llama, ids, SPARSEGPT)
-    for name, packed in found[0][0].items():
-        assert isinstance(packed, SparseWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
-        assert torch.equal(packed.unpack(), llama.get_parameter(f"{name}.weight"))
 
 
 def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):

@@ -135,10 +135,3 @@ def test_what_cannot_be_quantised_is_refused_before_any_work(spoil, message, ids
     monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
     with pytest.raises(ValueError, match=message):
         quantise(model, ids)
-
-
-def test_a_mixture_without_a_packed_form_is_refused_with_what_leaves_it_out(ids):
-    with pytest.raises(ValueError, match=r"a Llama4TextExperts has no packed form.*ignore=\['experts'\]"):
-        quantise(make_model("llama4_text"), ids)
-    model = make_model("llama4_text")
-    assert quantise(model, ids, ignore=["experts"]).report.bits_per_weight <= 6

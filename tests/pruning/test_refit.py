@@ -8,7 +8,7 @@ from itertools import count
 import authors
 import pytest
 import torch
-from conftest import make_model, make_model_on_disk, memory_of
+from conftest import make_model, memory_of
 from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -155,14 +155,6 @@ def test_what_a_block_should_put_out(reconstruct, beside, ids, monkeypatch):
     for (expected, made), own in list(zip(seen, outputs))[1:]:
         assert torch.allclose(expected, own, atol=1e-4) is beside
         assert torch.allclose(expected, made, atol=1e-4) is not beside
-
-
-@pytest.mark.usefixtures("last_epoch")
-def test_weights_on_disk(ids, tmp_path):
-    model, in_memory = make_model_on_disk(tmp_path, "llama"), make_model("llama")
-    prune(model, ids, **ALPS, max_hidden_bytes=0)
-    prune(in_memory, ids, **ALPS)
-    assert torch.equal(model(ids).logits, in_memory(ids).logits)
 
 
 @lru_cache

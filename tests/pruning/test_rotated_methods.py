@@ -34,15 +34,6 @@ def test_every_kind_of_method_prunes_the_rotated_model(method, ids):
     assert "rotation" in report.seconds
 
 
-def test_what_is_left_out_is_rotated_and_stays_dense(ids):
-    model, before = make_model("llama"), make_model("llama")
-    prune(model, ids, targets=["mlp"], ignore=[r"layers\.0\."])
-    for name in ("layers.1.self_attn.q_proj", "layers.0.mlp.up_proj"):
-        found, dense = (own.get_parameter(f"model.{name}.weight") for own in (model, before))
-        assert bool((found != 0).all()) and not torch.equal(found, dense)
-    assert bool((model.model.layers[1].mlp.up_proj.weight == 0).any())
-
-
 @pytest.mark.parametrize("dtype, allowed", [(torch.bfloat16, 0.2), (torch.float64, 1e-3)])
 def test_other_dtypes(dtype, allowed, ids):
     model = make_model("llama").to(dtype)

@@ -54,14 +54,3 @@ def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message
     assert all(
         torch.equal(w, before[n]) for n, w in llama.state_dict().items() if not w.is_meta and "lm_head" not in n
     )
-
-
-def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
-    message = "embedding_bits is 8, but the format is 'dense': use format='packed'"
-    with pytest.raises(ValueError, match=message):
-        pruner.quantize(tmp_path / "sparse", format="dense")
-    assert pruner.report is None and not (tmp_path / "sparse").exists()
-    pruner.save(pruner.prune(pruner.model), tmp_path / "sparse")
-    assert list((tmp_path / "sparse").glob("packed-*.safetensors"))
