@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
@@ -252,17 +251,12 @@ def push_pruned(
 def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
     """Return the format to save a model in, by default packed if it computes with packed weights.
 
-    Raise `ValueError` if the format is unknown or cannot hold 8-bit embeddings, or transformers cannot save the model.
+    Raise `ValueError` if the format is unknown or cannot hold 8-bit embeddings.
     """
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
-    if not hf_private.saves_offloaded_experts() and any(p.is_meta and p.ndim == 3 for p in model.parameters()):
-        raise ValueError(
-            f"transformers {transformers.__version__} cannot save offloaded experts. Install "
-            f"{hf_private.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
-        )
     return format
 
 

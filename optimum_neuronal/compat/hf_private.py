@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
@@ -21,8 +19,7 @@ from transformers.utils.hub import cached_file, convert_file_size_to_int
 # Keys of config.json that describe the file, not the model.
 OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")
 WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
-SAVES_OFFLOADED_EXPERTS = "5.17"  # first release whose save_pretrained reads experts that are on disk
-OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a map that names one
+OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: some releases ignore a map that names one
 
 
 def made_by(auto_class: type, config_class: type) -> type | None:
@@ -65,7 +62,7 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
 class EarlyQuantizer(HfQuantizer):
     """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
 
-    transformers 5.13 calls `update_tp_plan` and `update_ep_plan`, 5.18 to 5.20 all three hooks, 5.23 only the last.
+    transformers 5.17 calls `update_tp_plan` and `update_ep_plan`, 5.18 to 5.20 all three hooks, 5.23 only the last.
     """
 
     def see_config(self, config: PreTrainedConfig) -> None:
@@ -146,11 +143,6 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
             del model.hf_device_map
         else:
             model.hf_device_map = before
-
-
-def saves_offloaded_experts() -> bool:
-    """Return True if this release's `save_pretrained` writes experts whose weights are offloaded."""
-    return Version(transformers.__version__) >= Version(SAVES_OFFLOADED_EXPERTS)
 
 
 def bytes_of(size: int | str) -> int:

@@ -3,7 +3,6 @@ import torch
 import transformers
 from conftest import make_model
 from kinds import make_config, make_kind
-from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -16,11 +15,10 @@ from optimum_neuronal.model.load_model import (
 )
 
 
-OLD = Version(transformers.__version__) < Version("5.17")
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"] if OLD else ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(
