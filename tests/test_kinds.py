@@ -87,9 +87,7 @@ def test_refused_in_a_sentence_before_weights_are_read(name, tmp_path):
         lambda: plan_prune(tmp_path, config()),
         lambda: NeuronALPruner(config()).prune(make_kind(name)),
     ):
-        with pytest.raises(
-            ValueError, match=rf"^{name} (reads 'pixel_values'|is an encoder-decoder)"
-        ) as caught:
+        with pytest.raises(ValueError, match=rf"^{name} (reads 'pixel_values'|is an encoder-decoder)") as caught:
             attempt()
         messages.append(str(caught.value))
     assert len(set(messages)) == 1 and len(messages[0]) < 150
@@ -118,29 +116,17 @@ def test_a_pooler_is_no_final_norm(ids):
     assert found["BertModel"] is None and type(found["ModernBertForMaskedLM"]).__name__ == "LayerNorm"
 
 
-def test_what_rows_of_encoders_feed():
-    for name, prefix, fed in [
-        (
-            "BertModel",
-            "encoder.layer.0.",
-            {
-                "attention.self.value": "attention.output.dense",
-                "attention.output.dense": "intermediate.dense",
-                "intermediate.dense": "output.dense",
-            },
-        ),
-        (
-            "DistilBertForMaskedLM",
-            "distilbert.transformer.layer.0.",
-            {"attention.k_lin": "attention.out_lin", "ffn.lin1": "ffn.lin2"},
-        ),
-        (
-            "ModernBertForMaskedLM",
-            "model.layers.0.",
-            {"attn.Wqkv": "attn.Wo", "attn.Wo": "mlp.Wi", "mlp.Wi": "mlp.Wo"},
-        ),
-    ]:
-        decoder = find_decoder(make_kind(name))
-        block = decoder.blocks[0]
-        for feeding, reader in fed.items():
-            assert decoder.place_fed_by(block, block.projections[prefix + feeding]).name == prefix + reader
+@pytest.mark.parametrize(
+    "name, block, chain",
+    [
+        ("BertModel", "encoder.layer.0", "attention.self.value attention.output.dense intermediate.dense output.dense"),
+        ("DistilBertForMaskedLM", "distilbert.transformer.layer.0", "attention.k_lin attention.out_lin ffn.lin1 ffn.lin2"),
+        ("ModernBertForMaskedLM", "model.layers.0", "attn.Wqkv attn.Wo mlp.Wi mlp.Wo"),
+    ],
+)  # fmt: skip
+def test_what_rows_of_encoders_feed(name, block, chain):
+    decoder = find_decoder(make_kind(name))
+    names = [f"{block}.{local}" for local in chain.split()]
+    for feeding, reader in zip(names, names[1:]):
+        own = decoder.blocks[0]
+        assert decoder.place_fed_by(own, own.projections[feeding]).name == reader
