@@ -23,18 +23,10 @@ def find_combinations(
     dataset: Any = "c4",
     config: Mapping[str, Any] | None = None,
 ) -> list[tuple[Result, NeuronALConfig | None]]:
-    """Return each combination with its config, or with an error and None if the combination is impossible.
-
-    [`compare`] has the arguments. `config` holds further fields of all configs.
-
-    Raises:
-        `ValueError`, `TypeError`: unknown methods, presets or fields, or no combination that is possible.
-    """
-    saliencies, topups = (
-        check_texts("saliencies", saliencies, "['wanda']"),
-        check_texts("topups", topups, "['search']"),
-    )
-    sparsities, presets = list(dict.fromkeys(sparsities)), check_texts("presets", presets, "['paper']")
+    """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
+    saliencies = check_texts("saliencies", saliencies, "['wanda']")
+    topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
+    sparsities = list(dict.fromkeys(sparsities))
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,8 @@ from ..common.notes import get_logger
 from ..compat.accelerate import is_offloaded
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import as_token_ids
-from ..evaluation.evaluated_model import as_model
-from ..evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
+from ..data.documents import check_datasets
+from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import evaluate_tasks, load_tasks
 from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
@@ -87,6 +88,7 @@ def compare(
     """
     combinations = find_combinations(saliencies, topups, sparsities, presets, bits_per_weight, dataset, config)
     tests = name_test_sets(evaluate)
+    check_datasets([dataset, *tests.values()])
     if output is not None:
         check_output(output, overwrite)
     if tasks:
@@ -96,8 +98,7 @@ def compare(
     first = max(configs, key=lambda config: config.make_methods().needs_calibration)
     context = check(model, first, batch_size, max_hidden_bytes)
     context = replace(context, calibration=draw_calibration(model, first, tokenizer, dataset))
-    options = {"tasks": tasks, "limit": limit, "include_path": include_path}
-    runs = Runs(context, tokenizer, tests, max_windows, options)
+    runs = Runs(context, tokenizer, tests, max_windows, {"tasks": tasks, "limit": limit, "include_path": include_path})
     records = Records(output, overwrite, runs.depends_on())
     with exclusive(model):
         drawn = {} if context.calibration is None else context.calibration.to_dict()
@@ -115,33 +116,19 @@ def compare(
 
 
 class Runs:
-    """Prunes of one model that share the work on the dense model. The weights are restored after each.
+    """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
-    Args:
-        context ([`PruneContext`]): of any of the prunes, with calibration sequences.
-        tokenizer, tests, max_windows, tasks: what to measure on; `tasks` are arguments of [`evaluate_tasks`].
-    """
-
-    def __init__(
-        self,
-        context: PruneContext,
-        tokenizer: Any,
-        tests: Mapping[str, Any],
-        max_windows: int | None,
-        tasks: dict[str, Any],
-    ):
-        self.context, self.model, self.tasks = context, context.model, tasks
+    def __init__(self, context: PruneContext, tokenizer, tests: Mapping[str, Any], max_windows, tasks: dict[str, Any]):
+        self.context, self.model, self.tasks = context, context.model, tasks  # tasks: arguments of evaluate_tasks
         if any(is_offloaded(projection.module) for projection in context.decoder.projections.values()):
             raise ValueError("compare tries weights in memory: load the model without offloading.")
         self.tokenizer = tokenizer or (context.calibration and context.calibration.tokenizer)
-        needed = tasks["tasks"] or any(as_token_ids(test) is None for test in tests.values())
-        if self.tokenizer is None and needed:
+        if self.tokenizer is None and (tasks["tasks"] or any(as_token_ids(test) is None for test in tests.values())):
             self.tokenizer = own_tokenizer(self.model)
-        length, config = context.config.seq_length, self.model.config
-        windows = {
-            name: load_windows(config, self.tokenizer, test, length, max_windows) for name, test in tests.items()
+        options = {"seq_length": context.config.seq_length, "max_windows": max_windows}
+        self.windows = {
+            name: load_windows(self.model.config, self.tokenizer, test, **options) for name, test in tests.items()
         }
-        self.windows = windows
         self.caches: dict[Any, Cache] = {}  # the latest rotation's: another has other hidden states
 
     def depends_on(self) -> dict[str, Any]:
@@ -165,17 +152,18 @@ class Runs:
         return Result(0.0, DENSE, DENSE, **self.measure(), bits_per_weight=size.bits_per_weight)
 
     def run(self, combination: Result, config: NeuronALConfig) -> Result:
-        """Return the figures of one combination."""
+        """Return the figures of one combination, or its error."""
         reset_peak_memory()
         try:
-            context = PruneContext(self.context.decoder, config, config.make_methods())
-            rotation = context.methods.rotation
-            self.caches = {rotation: self.caches.get(rotation) or Cache(lasting=True)}
+            methods = config.make_methods()
+            self.caches = {methods.rotation: self.caches.get(methods.rotation) or Cache(lasting=True)}
             shared = {name: getattr(self.context, name) for name in ("calibration", "batch_size", "max_hidden_bytes")}
-            context = replace(context, cache=self.caches[rotation], **shared)
+            context = PruneContext(
+                self.context.decoder, config, methods, cache=self.caches[methods.rotation], **shared
+            )
             with rotated(context, always_undo=True) as facts:
                 outcome = find_changes(context)
-                report = make_report(context, outcome, {}, facts)
+                report = make_report(context, outcome, rotation=facts)
                 projections = list(context.decoder.projections.values())
                 with trial_weights(projections, lambda p: outcome.changes[p.name]):
                     figures = self.measure()
@@ -193,22 +181,21 @@ class Runs:
 
 
 class Records:
-    """Finished results in a directory, one per line. Each has a digest of its config and of what else it depends on."""
+    """Finished results in a directory, one per line, each with a digest of all that it depends on."""
 
     def __init__(self, output: str | Path | None, overwrite: bool, depends_on: Mapping[str, Any]):
         self.path = None if output is None else Path(output) / RECORDS
         self.depends_on = depends_on
         self.known: dict[str, Result] = {}
-        if self.path is not None and self.path.exists():
-            if overwrite:
-                self.path.unlink()
-            else:
-                for line in self.path.read_text(encoding="utf-8").splitlines():
-                    try:
-                        record = json.loads(line)
-                        self.known[record["digest"]] = Result(**record["result"])
-                    except (ValueError, TypeError, KeyError):  # an interruption left half a line
-                        continue
+        if self.path is None or not self.path.exists():
+            return
+        if overwrite:
+            self.path.unlink()
+            return
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # an interruption left half a line
+                record = json.loads(line)
+                self.known[record["digest"]] = Result(**record["result"])
 
     def find(self, combination: Result, config: Mapping[str, Any], make: Callable[[], Result]) -> Result:
         """Return a recorded result, or make and record it. Failures are not recorded."""

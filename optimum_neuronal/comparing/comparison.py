@@ -167,7 +167,7 @@ class Comparison:
         return [folder / name for name in TABLES]
 
     def plot(self, directory: str | Path) -> list[Path]:
-        """Draw all figures that the results allow, see [`draw_figures`], into a directory; return their paths."""
+        """Draw all figures that the results allow into a directory; return their paths."""
         paths = []
         for name, files in draw_figures(self.model, self.dense, self.results).items():
             for suffix, content in files.items():
@@ -178,10 +178,8 @@ class Comparison:
 
 
 def _short(value: float) -> str:
-    """Return a perplexity or a factor with two decimals, as a power of ten from 10,000."""
     return f"{value:.2f}" if value < 10000 else f"{value:.2e}"
 
 
 def _with_error(task: Mapping[str, Any]) -> str:
-    """Return a task's accuracy with its standard error, if there is one: `"60.00% ± 1.00%"`."""
     return f"{task['accuracy']:.2%}" + ("" if task["stderr"] is None else f" ± {task['stderr']:.2%}")

@@ -6,17 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common.figure_style import (
-    GRAY,
-    MARKERS,
-    Files,
-    add_legend,
-    make_styles,
-    new_figure,
-    show_percent,
-    show_round_numbers,
-    wrapped,
-)
+from ..common import figure_style as style
 from .results import Result, grouped
 
 
@@ -27,13 +17,10 @@ POINT = {"ls": "none", "ms": 8, "alpha": 0.8}
 Styles = Mapping[str, Mapping[str, Any]]  # label of a result -> options of its lines
 
 
-def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, Files]:
-    """Draw all figures that the results of a comparison allow: name -> files.
-
-    `perplexity-by-bits` needs several sparsities or budgets of bits. A top-up has the same color in all figures. Failed
-    results are left out.
-    """
-    styles = make_styles(result.label for result in results)  # also of failed ones, so that a later run keeps them
+def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, style.Files]:
+    """Draw all figures that the results of a comparison allow: name -> files. Failed results are left out."""
+    # also of failed ones, so that a later run keeps them
+    styles = style.make_styles(result.label for result in results)
     results = [result for result in results if result.error is None]
     if not results:
         return {}
@@ -49,21 +36,19 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
     return figures
 
 
-def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles: Styles, by_bits: bool) -> Files:
-    """Draw perplexity on a log axis. The color shows the top-up, the marker the saliency.
-
-    By bits per weight, a line per method joins its sparsities or budgets. By runtime, on a log axis, a method is a
-    point, and each sparsity or budget has a panel.
-    """
+def plot_perplexity(
+    model: str, dense: Result, results: Sequence[Result], styles: Styles, by_bits: bool
+) -> style.Files:
+    """Draw perplexity by bits (a line per method) or by seconds (a panel per amount); markers show the saliency."""
     if by_bits:
         panels, axis, line = [list(results)], {"xlabel": "Bits per weight of the pruned projections"}, "-"
     else:
         results = sorted(results, key=lambda result: (result.sparsity, -(result.budget or 99)))
         panels = list(grouped(results, "sparsity", "budget").values())
         axis, line = {"xlabel": "Seconds: rotation, allocation and pruning", "xscale": "log"}, "none"
-    markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(MARKERS)))
+    markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(style.MARKERS)))
     names = ", ".join(sorted(results[0].perplexity))
-    with new_figure(1 + 3.2 * len(panels), f"{model}: perplexity on {names}") as (figure, files):
+    with style.new_figure(1 + 3.2 * len(panels), f"{model}: perplexity on {names}") as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
             for (saliency, label), runs in grouped(members, "saliency", "label").items():
@@ -74,34 +59,36 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
             if not by_bits:
                 infinite = [r.method for r in members if math.isinf(r.mean_perplexity)]
                 title = members[0].target + (f" (infinite: {'; '.join(infinite)})" if infinite else "")
-                axes.set_title(wrapped(title), loc="left")
+                axes.set_title(style.wrapped(title), loc="left")
             axes.set(yscale="log", ylabel="Perplexity (lower is better)", **axis)
             axes.margins(0.06, 0.12)
             axes.label_outer()
-            show_round_numbers(axes.yaxis)
-        show_round_numbers(all_axes[0].xaxis)
+            style.show_round_numbers(axes.yaxis)
+        style.show_round_numbers(all_axes[0].xaxis)
         figure.align_ylabels(all_axes)
         from matplotlib.lines import Line2D  # new_figure has checked that it is there
 
         shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.label for r in results)]
-        shown += [(name, {"color": GRAY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
+        shown += [
+            (name, {"color": style.GRAY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()
+        ]
         shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
-        add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
+        style.add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
     return files
 
 
-def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> Files:
+def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> style.Files:
     """Draw the sparsity of every decoder block: a line per top-up."""
     count = len(results[0].block_sparsity)
     step = 1 + count // 16
-    with new_figure(3.6, title) as (figure, files):
+    with style.new_figure(3.6, title) as (figure, files):
         axes = figure.subplots()
         for index, result in enumerate(results):
             own = {"label": result.label, "markevery": (index % step, step)}  # lines get markers at different blocks
             axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, **styles[result.label], **own)
         axes.set(xlabel="Decoder block", ylabel="Sparsity")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=min(3, count))
-        show_round_numbers(axes.yaxis)
-        show_percent(axes.yaxis)
-        add_legend(figure, axes.lines)
+        style.show_round_numbers(axes.yaxis)
+        style.show_percent(axes.yaxis)
+        style.add_legend(figure, axes.lines)
     return files

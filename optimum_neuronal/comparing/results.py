@@ -14,45 +14,26 @@ PRESET = "preset"  # in place of a saliency; the name of the preset is then in p
 
 @dataclass(repr=False)
 class Result:
-    """Result of one combination: a row of the table.
+    """Result of one combination: a row of the table."""
 
-    Args:
-        sparsity (`float`): share of zeros asked for, in [0, 1). 0 for the dense model and for quantized ones.
-        saliency, topup (`str`): methods with their hyper-parameters; or `"dense"`; or `"quantized"` and `"rates"`; or
-            `"preset"` and its name.
-        perplexity (`dict[str, float]`): test set -> perplexity of at least 1, lower is better.
-        accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
-        achieved_sparsity (`float`): share of zeros, counted in the weights.
-        block_sparsity (`list[float]`): share of zeros in every block.
-        rotation_seconds, allocation_seconds, pruning_seconds (`float`): time of the rotation, the top-up and the final
-            pruning. Of several results with the same rotation, the first has the time to learn it.
-        peak_memory (`dict[str, int]`): bytes by device during the prune, the model included.
-        block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
-        decisions (`dict`): candidates and decisions of the top-up.
-        config (`dict`): the `NeuronALConfig`.
-        error (`str`, *optional*): why there are no figures.
-        budget (`float`, *optional*): bits per weight asked for. None: weights are not quantized.
-        bits_per_weight (`float`, *optional*): storage of the pruned projections in the packed format.
-    """
-
-    sparsity: float
-    saliency: str
-    topup: str
-    perplexity: dict[str, float] = field(default_factory=dict)
-    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
-    achieved_sparsity: float = 0.0
-    block_sparsity: list[float] = field(default_factory=list)
-    rotation_seconds: float = 0.0
+    sparsity: float  # share of zeros asked for, in [0, 1); 0 for the dense model and for quantized ones
+    saliency: str  # with hyper-parameters; or "dense", "quantized" or "preset"
+    topup: str  # with hyper-parameters; or "dense", "rates" or the name of the preset
+    perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
+    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
+    achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
+    block_sparsity: list[float] = field(default_factory=list)  # share of zeros in every block
+    rotation_seconds: float = 0.0  # of several results with the same rotation, the first has the time to learn it
     allocation_seconds: float = 0.0
     pruning_seconds: float = 0.0
-    peak_memory: dict[str, int] = field(default_factory=dict)
-    block_lambda: float | None = None
+    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model
+    block_lambda: float | None = None  # NeuronAL's choices
     row_lambda: float | None = None
-    decisions: dict[str, Any] = field(default_factory=dict)
+    decisions: dict[str, Any] = field(default_factory=dict)  # candidates and decisions of the top-up
     config: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    budget: float | None = None
-    bits_per_weight: float | None = None
+    error: str | None = None  # why there are no figures
+    budget: float | None = None  # bits per weight asked for; None: weights are not quantized
+    bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
 
     def __repr__(self) -> str:
         found = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
@@ -84,12 +65,11 @@ class Result:
 
     @property
     def mean_perplexity(self) -> float:
-        """Geometric mean of the perplexities, NaN if there are none."""
+        """The geometric mean over the test sets, NaN without any."""
         return geometric_mean(list(self.perplexity.values()), math.nan)
 
     @property
     def mean_accuracy(self) -> float | None:
-        """Mean accuracy over the tasks, in [0, 1]."""
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
@@ -103,16 +83,12 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up or preset at one sparsity or budget of bits over `saliencies` (paper, section 5.3).
-
-    The factor is the geometric mean of perplexity over the dense model's, the retention that of mean accuracy. None: no
-    result.
-    """
+    """Aggregate of a top-up or preset at one sparsity or budget over several saliencies (paper, section 5.3)."""
 
     sparsity: float
     topup: str
-    perplexity_factor: float | None
-    accuracy_retention: float | None
+    perplexity_factor: float | None  # geometric mean of perplexity over the dense model's; None: no result
+    accuracy_retention: float | None  # geometric mean of mean accuracy over the dense model's
     saliencies: int
     budget: float | None = None
 

@@ -17,21 +17,13 @@ POSITIONS_BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-pr
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Sequences of token ids and their origin.
+    """Sequences of token ids and their origin."""
 
-    Args:
-        ids (`Tensor`): int64, shape (num_samples, seq_length), on the CPU.
-        source (`str`): the dataset.
-        drawn_from (`str`): `"documents"`, `"stream"` (the joined text) or `"token ids"` (from the caller).
-        seed (`int`, *optional*): of the draw. None if nothing was drawn.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): the one that made the ids.
-    """
-
-    ids: torch.Tensor
-    source: str
-    drawn_from: str
-    seed: int | None = None
-    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
+    ids: torch.Tensor  # int64, shape (num_samples, seq_length), on the CPU
+    source: str  # the dataset
+    drawn_from: str  # "documents", "stream" (the joined text) or "token ids" (from the caller)
+    seed: int | None = None  # of the draw; None if nothing was drawn
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)  # that made the ids
 
     def to_dict(self) -> dict:
         """Return the origin for a report, in JSON types, with a `sha256` of the ids."""
@@ -62,12 +54,8 @@ def draw_windows(
 
     Documents are visited in random order. Each one that is long enough gives one random window. If these are too few,
     the long documents give further windows, provided that they hold `num_samples * seq_length` tokens together.
-    Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text.
-
-    Equal arguments give equal ids. In each of the three cases the first sequences do not depend on `num_samples`.
-
-    Raises:
-        `ValueError`: too little text, or ids outside the vocabulary; and what [`load_documents`] raises.
+    Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give
+    equal ids. In each of the three cases the first sequences do not depend on `num_samples`.
     """
     documents, windows = load_documents(dataset, tokenizer=tokenizer), None
     if not documents.joined:
@@ -120,10 +108,7 @@ def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
 
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
-    """Return the caller's token ids: int64, shape (N, L), on the CPU. Return None if the dataset is of another kind.
-
-    Token ids are a tensor, an array, or a list of rows. If `seq_length` is given, L must equal it.
-    """
+    """Return a tensor, array or list of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets."""
     arrays = (torch.Tensor, np.ndarray)
     is_list = isinstance(dataset, (list, tuple)) and dataset and not is_conversation(dataset[0])
     if not isinstance(dataset, arrays) and not (is_list and isinstance(dataset[0], (*arrays, list, tuple))):
@@ -145,17 +130,12 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
     """Raise `ValueError` if an id lies outside [0, vocab_size)."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"Token ids range from {low} to {high}, but the model's vocabulary has {vocab_size} entries: use the model's own "
-            "tokenizer."
-        )
+        found = f"Token ids range from {low} to {high}, but the model's vocabulary has {vocab_size} entries"
+        raise ValueError(f"{found}: use the model's own tokenizer.")
 
 
 def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
-    """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less.
-
-    Without `max_position_embeddings` in the model's config any length works.
-    """
+    """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less."""
     text = model_config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
     if most and text.model_type in POSITIONS_BEHIND_PADDING:

@@ -29,21 +29,17 @@ ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or 
 
 @dataclass(frozen=True)
 class TextDataset:
-    """Arguments of `datasets.load_dataset` for a text dataset, and how the literature uses it.
-
-    `splits` and `files` are those for calibration and for evaluation. Documents such as lines make sense only when
-    `joined`, with the `separator` between them. An evaluation takes at most `test_documents` and `test_windows`.
-    """
+    """Arguments of `datasets.load_dataset` for a text dataset, and how the literature uses it."""
 
     path: str
     config: str | None = None
-    splits: tuple[str, str] = ("train", "test")
-    files: tuple[str | None, str | None] = (None, None)
+    splits: tuple[str, str] = ("train", "test")  # for calibration and for evaluation
+    files: tuple[str | None, str | None] = (None, None)  # for calibration and for evaluation
     revision: str | None = None
     column: str | None = None
     separator: str = "\n\n"
-    joined: bool = False
-    test_documents: int | None = None
+    joined: bool = False  # True: documents such as lines, which make sense only together
+    test_documents: int | None = None  # the most documents and windows of an evaluation
     test_windows: int | None = None
 
 
@@ -82,7 +78,7 @@ class Documents(Sequence):
 
     @property
     def templated(self) -> bool:
-        """True if a chat template makes the texts, which then hold all special tokens."""
+        """True if a chat template makes the texts, with all special tokens."""
         return self.tokenizer is not None
 
     def __len__(self) -> int:
@@ -95,7 +91,6 @@ class Documents(Sequence):
         return (self._text(index, entry) for index, entry in enumerate(self.entries))
 
     def join(self) -> str:
-        """Return all documents as one text, with the separator between them."""
         return self.separator.join(self)
 
     def _text(self, index: int, entry: Any) -> str:
@@ -113,14 +108,9 @@ def is_conversation(entry: Any) -> bool:
 
 
 def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) -> Documents:
-    """Open a text dataset of any kind that this module's docstring lists; at least one document is not blank.
+    """Open a text dataset of any kind that this module's docstring lists; raise if it holds no text.
 
     `split` is `"train"` or `"test"`, for datasets that do not name one. `tokenizer` is for its chat template.
-
-    Raises:
-        `RuntimeError`: a dataset could not be loaded, for example without a network.
-        `FileNotFoundError`, `ValueError`, `TypeError`: no such file, name or column; no text; or conversations without
-            a chat template.
     """
     if isinstance(dataset, (str, os.PathLike)):
         documents = _load(os.fspath(dataset), split == "test")

@@ -13,10 +13,12 @@ from transformers.utils import logging
 
 from ..blocks.block_inputs import inference
 from ..common.validation import check_count
+from ..compat import hf_private
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
+from ..model.load_model import load_model
+from ..pruning.prune import find_tokenizer
 from ..pruning.reporting import without_folders
-from .evaluated_model import as_model, check_language_model
 
 
 def evaluate_perplexity(
@@ -64,7 +66,7 @@ def evaluate_perplexity(
 
 def load_windows(
     model_config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer,
     dataset: Any,
     seq_length: int | None = None,
     max_windows: int | None = None,
@@ -116,11 +118,14 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
     """Return the mean NLL in nats of all tokens except the first of each window, of shape (windows, seq_length)."""
     total = 0.0
-    for start in logging.tqdm(
-        range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False, disable=None
-    ):
+    starts = range(0, len(windows), batch_size)
+    for start in logging.tqdm(starts, desc="Perplexity", unit="batch", leave=False, disable=None):
         batch = windows[start : start + batch_size]
-        loss = _summed_nll(model, batch.to(device))
+        ids = batch.to(device)
+        logits = model(input_ids=ids, use_cache=False).logits
+        targets = ids[:, 1:].flatten().to(logits.device)
+        loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
+        del logits  # before the next forward
         if not math.isfinite(loss):
             raise ValueError(
                 f"The loss is {loss} in windows {start} to {start + len(batch) - 1}: the weights hold NaN or inf, or the "
@@ -130,8 +135,19 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
     return total / (len(windows) * (windows.shape[1] - 1))
 
 
-def _summed_nll(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Return the summed NLL of ids of shape (batch, seq_length), in float32; logits are freed before the next forward."""
-    logits = model(input_ids=ids, use_cache=False).logits
-    targets = ids[:, 1:].flatten().to(logits.device)
-    return cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
+def as_model(model, tokenizer=None) -> tuple[Any, Any]:
+    """Return the model and its tokenizer. A model named by a path or id is loaded in its own dtype."""
+    if not isinstance(model, (str, os.PathLike)):
+        return model, tokenizer
+    tokenizer = find_tokenizer(model) if tokenizer is None else tokenizer
+    return load_model(model, dtype="auto"), tokenizer
+
+
+def check_language_model(model) -> None:
+    """Raise `TypeError` or `ValueError` unless a model predicts the next token and has its weights."""
+    if not hasattr(model, "get_input_embeddings"):
+        raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
+    if not model.can_generate():
+        raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+    if model.get_input_embeddings().weight.device.type == "meta" and not hf_private.has_device_map(model):
+        raise ValueError("The model's weights are on the meta device: load them before you evaluate it.")

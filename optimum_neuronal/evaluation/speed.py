@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,16 +21,12 @@ FASTER = 1.02  # a smaller ratio may be chance
 
 @dataclass(frozen=True)
 class Timing:
-    """Speed of one kind of work, `"decode, batch 4"` or `"prefill, 512 tokens"`.
+    """Speed of one kind of work."""
 
-    `dense` and `packed` are tokens per second of the whole batch, medians. `ratio` is the median of the rounds' ratios of
-    packed to dense speed, `lowest` and `highest` their extremes.
-    """
-
-    work: str
-    dense: float
+    work: str  # "decode, batch 4" or "prefill, 512 tokens"
+    dense: float  # median tokens per second of the whole batch
     packed: float
-    ratio: float
+    ratio: float  # median over the rounds of packed to dense speed, with its extremes
     lowest: float
     highest: float
 
@@ -48,12 +44,10 @@ class SpeedReport:
     packed_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report, JSON-serializable."""
         return asdict(self)
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence or two."""
         slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
         faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
         kinds = [("faster", faster), ("slower", slower)]
@@ -89,21 +83,20 @@ def measure_speed(
     Args:
         dense, packed (`PreTrainedModel`): with dense weights, and with packed ones.
         batches (`Sequence[int]`): numbers of sequences to generate at a time.
-        prompt_tokens (`int`): length of the prefill.
-        new_tokens (`int`): tokens to generate for each sequence.
+        prompt_tokens, new_tokens (`int`): length of the prefill, and tokens to generate for each sequence.
         rounds (`int`): timings of each kind of work. One more comes first, to warm up.
     """
     for value in (*batches, prompt_tokens, new_tokens, rounds):
         check_count("batches, prompt_tokens, new_tokens or rounds", value, 1)
     with inference(dense), inference(packed):
-        timings = [
-            _time(
-                f"decode, batch {batch}", batch * new_tokens, rounds, dense, packed, decode_seconds, batch, new_tokens
-            )
-            for batch in batches
-        ]
-        name = f"prefill, {prompt_tokens} tokens"
-        timings.append(_time(name, prompt_tokens, rounds, dense, packed, prefill_seconds, prompt_tokens))
+        timings = []
+        for batch in batches:
+            times = [
+                [decode_seconds(model, batch, new_tokens) for model in (dense, packed)] for _ in range(rounds + 1)
+            ]
+            timings.append(_summarize(f"decode, batch {batch}", batch * new_tokens, times[1:]))
+        times = [[prefill_seconds(model, prompt_tokens) for model in (dense, packed)] for _ in range(rounds + 1)]
+        timings.append(_summarize(f"prefill, {prompt_tokens} tokens", prompt_tokens, times[1:]))
     return SpeedReport(
         model=public_name(dense),
         dtype=str(dense.dtype).removeprefix("torch."),
@@ -120,19 +113,11 @@ def footprint(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
 
-def _time(
-    work: str,
-    tokens: int,
-    rounds: int,
-    dense: PreTrainedModel,
-    packed: PreTrainedModel,
-    seconds: Callable[..., float],
-    *arguments: int,
-) -> Timing:
-    times = [(seconds(dense, *arguments), seconds(packed, *arguments)) for _ in range(rounds + 1)][1:]
-    slow, fast = (tokens / statistics.median(own) for own in zip(*times))
-    ratios = [one / other for one, other in times]
-    return Timing(work, slow, fast, statistics.median(ratios), min(ratios), max(ratios))
+def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
+    """Return the speed of work on so many tokens, from the seconds [dense, packed] of each round."""
+    dense, packed = (tokens / statistics.median(own) for own in zip(*times))
+    ratios = [slow / fast for slow, fast in times]
+    return Timing(work, dense, packed, statistics.median(ratios), min(ratios), max(ratios))
 
 
 class _TokenTimes(StoppingCriteria):

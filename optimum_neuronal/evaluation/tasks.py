@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
 from ..common.validation import check_count, check_texts, did_you_mean
-from .evaluated_model import check_language_model
+from .perplexity import check_language_model
 
 
 METRIC = "acc"

@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from optimum_neuronal import densify, save_pretrained
 from optimum_neuronal.data.documents import Documents
 from optimum_neuronal.evaluation import perplexity as evaluation
-from optimum_neuronal.evaluation.evaluated_model import as_model
-from optimum_neuronal.evaluation.perplexity import evaluate_perplexity, name_test_sets
+from optimum_neuronal.evaluation.perplexity import as_model, evaluate_perplexity, name_test_sets
 
 
 CONFIG = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
