@@ -163,7 +163,7 @@ class Runs:
             )
             with rotated(context, always_undo=True) as facts:
                 outcome = find_changes(context)
-                report = make_report(context, outcome, rotation=facts)
+                report = make_report(context, outcome, {}, facts)
                 projections = list(context.decoder.projections.values())
                 with trial_weights(projections, lambda p: outcome.changes[p.name]):
                     figures = self.measure()

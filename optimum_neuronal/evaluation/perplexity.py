@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from ..blocks.block_inputs import inference
 from ..common.validation import check_count
-from ..compat import hf_private
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..model.load_model import load_model
@@ -149,5 +148,5 @@ def check_language_model(model) -> None:
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     if not model.can_generate():
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
-    if model.get_input_embeddings().weight.device.type == "meta" and not hf_private.has_device_map(model):
+    if model.get_input_embeddings().weight.device.type == "meta" and not hasattr(model, "hf_device_map"):
         raise ValueError("The model's weights are on the meta device: load them before you evaluate it.")

@@ -1,13 +1,12 @@
 import csv
 import io
 import json
-import math
 import re
 
 import pytest
 
 from optimum_neuronal.comparing.comparison import Comparison, check_output
-from optimum_neuronal.comparing.results import Result, geometric_mean
+from optimum_neuronal.comparing.results import Result
 
 
 def result(sparsity, saliency, topup, *perplexities, accuracy=None, **others):
@@ -46,13 +45,6 @@ def test_aggregates_by_hand(comparison):
     assert owl.accuracy_retention == pytest.approx(1.0) and owl.saliencies == 1
 
 
-@pytest.mark.parametrize(
-    ("values", "mean"), [([2, 8], 4), ([5], 5), ([0, 7], 0), ([math.inf, 2], math.inf), ([], None)]
-)
-def test_geometric_means(values, mean):
-    assert geometric_mean(values) == (mean if mean is None else pytest.approx(mean))
-
-
 def test_tables(comparison):
     line = next(line for line in str(comparison).splitlines() if "owl" in line)
     expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% - 2.00 0.1"
@@ -65,13 +57,6 @@ def test_tables(comparison):
     assert comparison._repr_html_().count("<table>") == 2
     comparison.model = "<script>"
     assert "<script>" not in comparison._repr_html_()
-
-
-def test_a_topup_that_failed_everywhere_has_no_aggregate(comparison):
-    comparison.results = comparison.failed
-    (aggregate,) = comparison.aggregates()
-    assert aggregate.perplexity_factor is None and aggregate.accuracy_retention is None
-    assert str(comparison).splitlines()[-1].split() == ["owl", "-", "-"]
 
 
 def test_budgets_of_bits_and_presets(comparison):
@@ -121,17 +106,3 @@ def test_tables_of_others_are_not_replaced(comparison, tmp_path):
         assert (tmp_path / "comparison.json").read_text() == content and len(list(tmp_path.iterdir())) == 1
     comparison.save(tmp_path, overwrite=True)
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_figures_are_written(comparison, tmp_path):
-    comparison.results = [
-        result(0.5, "wanda", topup, 20.0, 40.0, block_sparsity=[0.4, 0.5, 0.6], pruning_seconds=1.0)
-        for topup in ("uniform", "owl")
-    ]
-    names = [
-        f"{name}{suffix}"
-        for name in ("perplexity-by-seconds", "block-sparsity-wanda-50")
-        for suffix in (".png", ".svg")
-    ]
-    assert [path.name for path in comparison.plot(tmp_path / "new")] == names
-    assert (tmp_path / "new" / names[0]).read_bytes().startswith(b"\x89PNG")

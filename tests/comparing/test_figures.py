@@ -65,13 +65,6 @@ def test_a_comparison_gets_the_figures_that_it_allows(calls):
     assert max(map(len, found)) < 150, "a method of many words has a file"
 
 
-def test_one_color_per_method(calls):
-    drawn([FAILED, result("owl", "ria"), result("owl"), result("best", "preset")])
-    styles = [given[3] for given in calls["plot_perplexity"]] + [given[-1] for given in calls["plot_by_block"]]
-    assert len(styles) == 4 and all(style == styles[0] for style in styles)
-    assert list(styles[0]) == ["uniform", "owl", "preset best"]
-
-
 def test_titles_name_the_model_the_saliency_and_the_target():
     found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
     assert len({files[".svg"] for files in found.values()}) == len(found) == 3

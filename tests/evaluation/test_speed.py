@@ -5,7 +5,7 @@ from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import speed
-from optimum_neuronal.evaluation.speed import SpeedReport, Timing, decode_seconds, measure_speed, prefill_seconds
+from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed, prefill_seconds
 
 
 @pytest.fixture
@@ -37,14 +37,3 @@ def test_tokens_are_generated_whatever_the_checkpoint_says(models):
     model.register_forward_hook(lambda module, args, output: steps.append(output.logits.shape[0]))
     assert decode_seconds(model, 2, 5) > 0 and prefill_seconds(model, 7) > 0
     assert steps == [2] * 6 + [1]
-
-
-def test_verdicts():
-    def report(*ratios):
-        timings = [Timing(f"work {index}", 1.0, ratio, ratio, ratio, ratio) for index, ratio in enumerate(ratios)]
-        return SpeedReport("model", "bfloat16", "cpu", 2, timings, 10**9, 4 * 10**8)
-
-    both = "Packed weights are faster here for: work 0. Packed weights are slower here for: work 1."
-    assert report(2.0, 0.5).verdict == both
-    assert report(1.0).verdict == "Packed weights are neither faster nor slower here."
-    assert "1.00 GB" in str(report(1.0)) and "400.00 MB" in str(report(1.0))

@@ -94,12 +94,6 @@ class TestResult:
         )["results"]["neuronal_words"]
         assert result.accuracy == stock["acc,none"] and result.stderr == pytest.approx(stock["acc_stderr,none"])
 
-    def test_one_question_of_a_task_named_twice_or_alone(self, llama, tokenizer):
-        once = evaluate(llama, tokenizer, limit=1)
-        assert once["neuronal_words"].samples == 1 and once["neuronal_words"].stderr is None
-        for names in (["neuronal_words"] * 2, "neuronal_words"):
-            assert evaluate(llama, tokenizer, names, limit=1) == once
-
     def test_modes_generators_and_tokenizer_are_left_alone(self, llama, tokenizer):
         llama.train()
         llama.model.layers[0].eval()
