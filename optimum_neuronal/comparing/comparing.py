@@ -70,8 +70,7 @@ def compare(
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model in memory, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if needed: `"owl:half_width=0.1"`.
-        sparsities (`Sequence[float]`): each in [0, 1).
-        presets (`Sequence[str]`): presets of [`NeuronALConfig`] to prune with too, at each sparsity.
+        sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
         bits_per_weight (`Sequence[float]`): budgets of quantized models to compare with.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.

@@ -41,29 +41,20 @@ def check_output(directory: str | Path, overwrite: bool) -> Path:
 
 @dataclass(repr=False)
 class Comparison:
-    """Outcome of [`compare`]. `print(comparison)` shows tables, `comparison.plot(directory)` draws figures.
+    """Outcome of [`compare`]. `print(comparison)` shows tables, `comparison.plot(directory)` draws figures."""
 
-    Args:
-        model (`str`): name of the pruned model.
-        dense (`Result`): figures of the dense model.
-        results (`list[Result]`): one per combination.
-        calibration (`dict`): source, number and length of the sequences, seed.
-        versions (`dict`): of this package, transformers, torch and Python.
-    """
-
-    model: str
-    dense: Result
-    results: list[Result]
-    calibration: dict[str, Any]
-    versions: dict[str, str]
+    model: str  # name of the pruned model
+    dense: Result  # figures of the dense model
+    results: list[Result]  # one per combination
+    calibration: dict[str, Any]  # source, number and length of the sequences, seed
+    versions: dict[str, str]  # of this package, transformers, torch and Python
 
     @property
     def failed(self) -> list[Result]:
-        """Results with an error in place of figures."""
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """Return one aggregate for each amount and top-up or preset."""
+        """Return an aggregate over the saliencies for each amount and top-up or preset."""
         found = []
         for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "label", "budget").items():
             members = [result for result in members if result.error is None]
