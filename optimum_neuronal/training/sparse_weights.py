@@ -164,19 +164,13 @@ def _weights_of(block: Block) -> list[SparseWeight]:
         check_changeable(name, owner)
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
-            pruned = _of_experts(pruned, owner, members, name)
+            if is_spread(owner):
+                raise ValueError(f"Only some experts of {name} are pruned, which FSDP does not support: use DDP.")
+            numbers = [projection.expert for projection in members]
+            zeros, pruned = pruned, torch.zeros_like(pruned)
+            pruned[numbers] = zeros[numbers]
         weights.append(SparseWeight(name, module, parameter, PackedMask.pack(~pruned)))
     return weights
-
-
-def _of_experts(pruned: torch.Tensor, owner: nn.Parameter, members: list[Projection], name: str) -> torch.Tensor:
-    """Return the zeros of the pruned experts alone."""
-    if is_spread(owner):
-        raise ValueError(f"Only some experts of {name} are pruned: their masks cannot be kept under FSDP. Use DDP.")
-    numbers = torch.tensor([projection.expert for projection in members], device=pruned.device)
-    chosen = torch.zeros_like(pruned)
-    chosen[numbers] = pruned[numbers]
-    return chosen
 
 
 def _count_zeros(weight: SparseWeight) -> int:
