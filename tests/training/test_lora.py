@@ -140,6 +140,20 @@ def test_a_merge_that_will_change_the_model_is_told_before_training(caplog):
     assert "the merged model will differ" in told and "keep_lora_sparse(model) before" in told
 
 
+def test_several_adapters(ids):
+    model = keep_lora_sparse(adapted("rslora", init_lora_weights=False))
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "other"])
+    zeros = zeros_of(model.eval())
+    trained = logits(model, ids)
+    model.merge_adapter()
+    torch.testing.assert_close(logits(model, ids), trained, rtol=0, atol=1e-5)
+    assert same_zeros(model, zeros)
+    model.unmerge_adapter()
+    with pytest.raises(ValueError, match="batches with several adapters"):
+        model(input_ids=ids[:2], adapter_names=["default", "other"])
+
+
 def test_what_is_refused(llama, monkeypatch):
     with pytest.raises(ValueError, match="has no adapters"):
         keep_lora_sparse(make_sparse())
