@@ -16,12 +16,7 @@ from ..trials import Trials
 
 @dataclass(frozen=True)
 class Allocation:
-    """Decision of a top-up.
-
-    Args:
-        plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
-        decisions (`dict`): how the plan was found, for the report; JSON-serializable.
-    """
+    """Decision of a top-up: sparsity of every projection or row, and how it was found, for the report (JSON)."""
 
     plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
@@ -54,11 +49,7 @@ class TopUp(ABC):
         """Raise `ValueError` if this top-up cannot serve the model. Called before any long work."""
 
     def suited_to(self, decoder: Decoder) -> "TopUp":
-        """Return a top-up that can serve the model: this one, or a copy with other hyper-parameters.
-
-        Raises:
-            `ValueError`: it cannot serve the model.
-        """
+        """Return this top-up, or a copy with hyper-parameters that suit the model. Raise `ValueError` if none do."""
         if self.compares_outputs and not decoder.predicts_next_token:
             raise ValueError(
                 f"The top-up {self.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "

@@ -164,7 +164,7 @@ class LearnedRate:
         return torch.zeros_like(kept).scatter_(1, self._order.long(), kept)
 
     def by_rank(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the rows of the gradients of each rank, (out, in) -> (in,)."""
+        """Return the sum over the rows of each rank's gradients, (out, in) -> (in,)."""
         return gradient.gather(1, self._order.long()).sum(dim=0)
 
 

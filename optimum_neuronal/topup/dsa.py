@@ -109,7 +109,7 @@ class Function:
     lam: float
 
     def __str__(self) -> str:
-        """Return the authors' notation: `"W:(ABSLOG)-(VAR)-(ATAN,ASIN)-(7)"`."""
+        """Return the authors' notation, such as `"W:(ABSLOG)-(VAR)-(ATAN,ASIN)-(7)"`."""
         parts = (self.pre, self.reduce, ",".join(self.transforms))
         return f"W:({')-('.join(part.upper() for part in parts)})-({self.lam * 100:g})"
 
@@ -176,15 +176,13 @@ class DSA(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         statistics, blocks = block_statistics(trials), pruned_blocks(trials.decoder)
         generator = torch.Generator().manual_seed(self.search_seed)
-        plans: dict[Function, SparsityPlan] = {}
-        errors: dict[Function, float] = {}  # of all functions so far
-        tried: set[tuple[float, ...]] = set()
+        plans: dict[Function, SparsityPlan] = {}  # of all functions so far
+        errors: dict[Function, float] = {}
 
         def untried(function: Function) -> Function | None:
             plan = function.plan(blocks, sparsity, statistics)
-            if plan is None or (shares := tuple(plan.sparsity.values())) in tried:
+            if plan is None or plan in plans.values():
                 return None
-            tried.add(shares)
             plans[function] = plan
             return function
 

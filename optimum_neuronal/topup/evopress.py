@@ -71,15 +71,12 @@ class EvoPress(TopUp):
             object.__setattr__(self, name, tuple(sizes))
         if len(self.survivors) != len(self.sequences):
             raise ValueError(
-                f"survivors is {self.survivors} and sequences is {self.sequences}: expected equally many numbers, one for "
-                "each step of the selection but the last."
+                f"survivors {self.survivors} and sequences {self.sequences}: expected equally many numbers."
             )
         check_choice("unit", self.unit, UNITS)
         check_number("step", self.step, 0)
         if not 0 < self.step * self.levels <= 1:
-            raise ValueError(
-                f"step is {self.step!r} and levels is {self.levels}: expected a step above 0, and step * levels of at most 1."
-            )
+            raise ValueError(f"step is {self.step!r}: expected a step above 0, and step * levels of at most 1.")
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))
