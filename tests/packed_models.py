@@ -1,12 +1,19 @@
 """Tiny models with random zeros, and packed ones."""
 
+import copy
+from functools import cache
+
 import torch
 from conftest import make_model
 
 from optimum_neuronal import sparsify
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.weight_names import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.packed.replacing import keeps_transposed, packable_parameter, packable_paths, put_packed
 from optimum_neuronal.packed.sparsify import finish_packing, pack_head
+from optimum_neuronal.pruning.final_pass import put_quantized
 
 
 DENSE = ("embed", "wte", "wpe", "lm_head", "router", "gate.weight", "norm")
@@ -56,3 +63,36 @@ def pack(model, bits=None, embedding_bits=None):
         put_packed(model, path, QuantizedWeight.nearest(dense.reshape(-1, dense.shape[-1]), bits))
     finish_packing(model, pack_head(model) if embedding_bits else None)
     return model
+
+
+def make_low_bit(family="llama", sparse=False, dtype=torch.float32, **overrides):
+    """Return a model whose projections have 2, 3, 4 and 8 bits in turn. `sparse`: those of the first block are sparse."""
+    return copy.deepcopy(_made(family, sparse, dtype, tuple(overrides.items())))
+
+
+@cache
+def _made(family, sparse, dtype, overrides):
+    model = make_zeroed(family, **dict(overrides)).to(dtype)
+    decoder, weights = find_decoder(model), {}
+    for number, (name, projection) in enumerate(decoder.projections.items()):
+        if not sparse or not name.startswith(decoder.blocks[0].name + "."):
+            weights[name] = _quantized(projection, (2, 3, 4, 8)[number % 4])
+    head = {name: QuantizedWeight.nearest(weight) for name, weight in token_weights(model).items()}
+    put_quantized(decoder, weights, head)
+    if sparse:
+        sparsify(model)
+    return model.eval()
+
+
+def _quantized(projection, bits: int) -> QuantizedWeight:
+    weight = projection.weight.contiguous()
+    if projection.expert is not None:
+        return QuantizedWeight.nearest(weight, 3)
+    steps = torch.linspace(0.5, 2, weight.shape[1]).bfloat16()
+    rounded = QuantizedWeight.nearest((weight.float() / steps.float()).to(weight.dtype), bits)
+    return QuantizedWeight(rounded.codes, rounded.scales, steps, bits, rounded.shape, rounded.dtype)
+
+
+def held(model) -> dict[str, str]:
+    """Return the format of every packed module by name."""
+    return {name: module.format for name, module in packed_modules(model)}

@@ -38,11 +38,7 @@ def installed_library() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """Return the compiler's command: the variable CC, or the first of cc, gcc and clang.
-
-    Raises:
-        [`BuildError`]: no compiler was found.
-    """
+    """Return the compiler's command: the variable CC, or the first of cc, gcc and clang."""
     if os.environ.get("CC"):
         command = shlex.split(os.environ["CC"])
         path = shutil.which(command[0])
@@ -56,15 +52,7 @@ def find_compiler() -> list[str]:
 
 
 def compile_library(target: Path) -> None:
-    """Compile the source. The library appears whole under its name, or not at all.
-
-    Args:
-        target (`Path`): the library; its folder exists.
-
-    Raises:
-        [`BuildError`]: there is no compiler, or it fails.
-        `OSError`: the folder cannot be written.
-    """
+    """Compile the source. The library appears whole under its name, or not at all."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built, errors = Path(folder) / target.name, []
@@ -90,11 +78,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def cached_library() -> Path:
-    """Return the compiled library in the user's cache, below XDG_CACHE_HOME or ~/.cache. Compile it if it is missing.
-
-    Raises:
-        [`BuildError`]: there is no compiler, it fails, or the cache cannot be written.
-    """
+    """Return the compiled library in the user's cache, below XDG_CACHE_HOME or ~/.cache. Compile it if it is missing."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     machine = "-".join((sys.platform, platform.machine(), *platform.libc_ver())).replace("/", "_")
     target = base / "optimum_neuronal" / "native" / f"{digest()}-{machine}.so"

@@ -5,7 +5,6 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 
 import ctypes
 import os
-import platform
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,14 +42,7 @@ FUNCTIONS = {
 
 
 class Library:
-    """The compiled kernels in a file. They do not check what tensors say about each other: callers do.
-
-    Args:
-        path (`Path`): of the library.
-
-    Raises:
-        `OSError`: it cannot be loaded.
-    """
+    """The compiled kernels in a file. They do not check that tensors fit each other: callers do."""
 
     def __init__(self, path: Path):
         self.path, self.functions = path, ctypes.CDLL(str(path))
@@ -66,16 +58,10 @@ class Library:
 
 
 class Kernel:
-    """The kernels of one instruction set, for tensors on the CPU. They use as many threads as torch.
-
-    Args:
-        library ([`Library`]): where they are.
-        name (`str`): a name in `KERNELS` that the processor can run.
-    """
+    """The kernels of one instruction set in `KERNELS`, for tensors on the CPU. They use as many threads as torch."""
 
     def __init__(self, library: Library, name: str):
-        self.library, self.name = library, name
-        self._code = KERNELS[name]
+        self.name, self._code = name, KERNELS[name]
         self._linear = library.functions.neuronal_linear
         self._unpack = library.functions.neuronal_unpack
         self._quantized_linear = library.functions.neuronal_quantized_linear
@@ -94,8 +80,8 @@ class Kernel:
         _check(
             self._linear(
                 self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], bits.data_ptr(), values.data_ptr(),
-                values.shape[0], offsets.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-                bits.shape[0], x.shape[1], torch.get_num_threads(),
+                values.shape[0], offsets.data_ptr(), _pointer(bias), y.data_ptr(), bits.shape[0], x.shape[1],
+                torch.get_num_threads(),
             )
         )  # fmt: skip
         return y
@@ -119,11 +105,7 @@ class Kernel:
         bias: torch.Tensor | None,
         y: torch.Tensor,
     ) -> None:
-        """Fill `y`, shape (count, rows), with `x @ W.T + bias` for at most `MAX_ROWS` rows of x, shape (count, columns).
-
-        Codes, scales and steps are those of a [`QuantizedWeight`]. x, y and bias, shape (rows,), have a dtype of
-        `DTYPES`. All are contiguous, on the CPU.
-        """
+        """Fill `y` (count, rows) with `x @ W.T + bias` of a [`QuantizedWeight`], at most `MAX_ROWS` rows of x (count, in)."""
         _check(
             self._quantized_linear(
                 self._code, DTYPES[x.dtype], x.data_ptr(), x.shape[0], codes.data_ptr(), bits, scales.data_ptr(),
@@ -132,12 +114,7 @@ class Kernel:
         )  # fmt: skip
 
     def unpack_quantized(
-        self,
-        codes: torch.Tensor,
-        bits: int,
-        scales: torch.Tensor,
-        steps: torch.Tensor | None,
-        dense: torch.Tensor,
+        self, codes: torch.Tensor, bits: int, scales: torch.Tensor, steps: torch.Tensor | None, dense: torch.Tensor
     ) -> None:
         """Fill `dense`, shape (rows, columns), of a dtype of `DTYPES`, with levels times scales and steps."""
         _check(
@@ -176,12 +153,7 @@ def find_library() -> Library | BuildError:
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """Return the kernels to compute with, or None for torch. They are chosen once.
-
-    Raises:
-        `ValueError`: OPTIMUM_NEURONAL_KERNEL is not a name in `KERNELS`, or "torch".
-        `RuntimeError`: it names kernels that cannot run here.
-    """
+    """Return the kernels to compute with, or None for torch. Raise an error if the variable names others."""
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
         return None
@@ -193,10 +165,8 @@ def find_kernel() -> Kernel | None:
             raise RuntimeError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
         return None
     if forced and forced not in library.kernels:
-        available = ", ".join((*library.kernels, TORCH))
-        raise RuntimeError(
-            f"{VARIABLE} is {forced!r}, which this processor ({platform.machine()}) cannot run: it can run {available}"
-        )
+        known = ", ".join((*library.kernels, TORCH))
+        raise RuntimeError(f"{VARIABLE} is {forced!r}, which this processor cannot run: expected one of {known}")
     return Kernel(library, forced or library.kernels[-1])
 
 

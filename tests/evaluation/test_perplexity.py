@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from conftest import make_model
-from few_bits import make_few_bits
+from packed_models import make_low_bit
 from texts import VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -147,13 +147,13 @@ def test_a_model_may_be_named(model, tokenizer, tmp_path):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_packed_weights_and_a_head_of_8_bits(ids, tmp_path, sparse):
     """The model is as it stands in memory, or named; densified, its perplexity differs by rounding."""
-    packed = make_few_bits(sparse=sparse)
+    packed = make_low_bit(sparse=sparse)
     save_pretrained(packed, tmp_path, format="packed")
     found = evaluate_perplexity(packed, dataset=ids)
     assert evaluate_perplexity(tmp_path, dataset=ids) == pytest.approx(found, rel=1e-3)
     assert evaluate_perplexity(densify(packed), dataset=ids) == pytest.approx(found, rel=5e-3)
     with pytest.raises(ValueError, match="vocabulary"):
-        evaluate_perplexity(make_few_bits(), dataset=ids + VOCAB)
+        evaluate_perplexity(make_low_bit(), dataset=ids + VOCAB)
 
 
 def test_every_test_set_keeps_a_name_of_its_own(tmp_path):

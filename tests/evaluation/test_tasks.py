@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import disk_offload
 from conftest import make_model
-from few_bits import make_few_bits
+from packed_models import make_low_bit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +74,7 @@ class TestResult:
         )
 
     def test_packed_weights_and_a_head_of_8_bits(self, tokenizer):
-        model = make_few_bits()
+        model = make_low_bit()
         found = evaluate(model, tokenizer, batch_size=4, limit=6)["neuronal_words"]
         assert found.accuracy == by_hand(model, QUESTIONS[:6])
 

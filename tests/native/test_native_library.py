@@ -105,7 +105,7 @@ def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
     if name in {kernel.name for kernel in kernels()}:
         assert library.find_kernel().name == name
     else:
-        with pytest.raises(RuntimeError, match=f"is '{name}', which this processor .* cannot run"):
+        with pytest.raises(RuntimeError, match=f"is '{name}', which this processor cannot run"):
             library.find_kernel()
 
 

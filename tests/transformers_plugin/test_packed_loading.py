@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from few_bits import make_few_bits
-from packed_models import make_zeroed
+from packed_models import make_low_bit, make_zeroed
 from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM
 
@@ -58,7 +57,7 @@ def test_what_sparsify_makes(family, overrides, size, device_map, tmp_path):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("family, overrides", by_day(FAMILIES, *FAMILIES[:2], *FAMILIES[3:4], FAMILIES[6]))
 def test_low_bit_weights_keep_their_codes(family, overrides, sparse, tmp_path):
-    model = make_few_bits(family, sparse, **overrides)
+    model = make_low_bit(family, sparse, **overrides)
     save_pretrained(model, tmp_path, "packed")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert_same(loaded, model)
@@ -66,7 +65,7 @@ def test_low_bit_weights_keep_their_codes(family, overrides, sparse, tmp_path):
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("make", [make_zeroed, make_few_bits])
+@pytest.mark.parametrize("make", [make_zeroed, make_low_bit])
 def test_another_dtype(make, tmp_path):
     save_pretrained(make("llama"), tmp_path, "packed")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -147,7 +146,7 @@ def test_the_pipeline_loads_it(packed, tokenizer):
     assert generator("w1 w2", max_new_tokens=2)[0]["generated_text"].startswith("w1 w2")
 
 
-@pytest.mark.parametrize("make, lost", [(make_few_bits, True), (make_zeroed, False)])
+@pytest.mark.parametrize("make, lost", [(make_low_bit, True), (make_zeroed, False)])
 def test_plain_saving_warns_that_codes_are_lost(make, lost, tmp_path, caplog):
     save_pretrained(make("llama"), tmp_path, "packed")
     AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path / "dense")
