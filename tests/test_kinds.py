@@ -65,7 +65,7 @@ def test_without_a_causal_head_the_search_goes_by_alignment_and_says_so(name, id
     causal = model.can_generate()
     assert pruner.report.decisions["search"]["objective"] == ("kl" if causal else "alignment")
     notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    told = f"{name} has no causal language-model head, so the top-up 'search' goes by objective='alignment'."
+    told = f"{name} has no causal language-model head, so the top-up 'search' uses objective='alignment'."
     assert (told in notes) == (not causal)
 
 
