@@ -25,8 +25,9 @@ from .files.records import WorkDirectory, work_directory
 from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
 from .pruning.context import PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
-from .pruning.reporting import expected_size, untied_bytes
+from .pruning.reporting import expected_size
 from .report import PruningReport, method_text
+from .rotation.rotated_weights import find_rotated
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -144,7 +145,8 @@ class NeuronALPruner(OptimumQuantizer):
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, exclusive(model):
             context = check(model, self.config, batch_size, max_hidden_bytes)
-            untied = untied_bytes(context)
+            rotation = context.methods.rotation
+            untied = 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
             check_space(model, save_dir, expected_size(context, untied > 0), format, untied)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
 

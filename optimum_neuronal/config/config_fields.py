@@ -63,9 +63,7 @@ class ConfigFields:
         None, "tokens in each sequence", unset="2048, or the model's longest sequence if that is shorter", least=2
     )
     min_expert_tokens: int = _field(
-        32,
-        "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active",
-        least=1,
+        32, "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active", least=1
     )
     seed: int = _field(0, "seed of the draw of calibration sequences", least=0)
     targets: Sequence[str] | None = _field(

@@ -140,7 +140,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
 
     def _check_methods(self) -> None:
-        """Raise `ValueError` unless the methods go together, and with the other fields."""
         methods, epochs = self.make_methods(), self.refit_epochs
         methods.check_together(self.sparsity)
         if epochs and not methods.saliency.updates_weights:

@@ -89,10 +89,7 @@ def check(
     max_hidden_bytes: int | None = None,
     loaded: bool = True,
 ) -> PruneContext:
-    """Raise `ValueError` or `TypeError` if the config does not fit the dense model; return the context of the prune.
-
-    With `loaded=False` the weights may be on the meta device, and only the structure is checked.
-    """
+    """Return the context. Raise if the config does not fit the model; `loaded=False`: weights may be on meta."""
     for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
         if value is not None:
             check_count(name, value, least)

@@ -27,10 +27,6 @@ from .refit import RUNS
 from .reporting import expected_size
 
 
-DENSE_TARGET_RUNS = 5  # of a block on one sequence, if weights are fitted to the dense model's outputs
-SPARSE_RUNS = 2  # otherwise: for its inputs and for the sparse output
-
-
 @dataclass(frozen=True)
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
@@ -107,7 +103,8 @@ def plan_prune(
 def count_forwards(context: PruneContext) -> int:
     methods, config, blocks = context.methods, context.config, len(context.decoder.blocks)
     aligned = min(config.num_alignment_samples, config.num_samples)
-    runs = DENSE_TARGET_RUNS if methods.needs_dense_stream else SPARSE_RUNS * methods.needs_final_runs
+    # Runs of a block on one sequence: 5 if weights are fitted to the dense model's outputs, otherwise 2.
+    runs = 5 if methods.needs_dense_stream else 2 * methods.needs_final_runs
     final = (runs + RUNS * config.refit_epochs) * config.num_samples * blocks
     return final + methods.topup.forwards(context.decoder, methods.saliency, aligned, config.num_samples)
 
@@ -141,9 +138,7 @@ def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
     copied = copy.deepcopy(decoder)
     index = next(index for index, block in enumerate(copied.blocks) if block.pruned)
     modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
-    for other in reversed(range(len(modules))):
-        if other != index:
-            del modules[other]
+    del modules[index + 1 :], modules[:index]
     hf_private.fill_at_random(copied.model)
     copied.model.to(device).eval()
     return replace(copied, blocks=[copied.blocks[index]])

@@ -52,7 +52,9 @@ class FinalPruning:
         def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
             value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
             starved.extend(value["starved"])
-            found.update({p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned})
+            for p in block.pruned:  # changes of offloaded weights wait in CPU memory
+                device = torch.device("cpu") if is_offloaded(p.module) else p.weight.device
+                found[p.name] = stored_change(p, tensors).to(device)
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             runs = PairedRuns(trials.runner, block, *streams, calls) if self.toward_dense else None
@@ -98,11 +100,7 @@ class FinalPruning:
     def prune_block(
         self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None = None
     ) -> Finding:
-        """Return the starved experts of a block, and the packed parts of its masks or weights.
-
-        `streams` are the hidden states in front of the block, of the sparse model and perhaps of the dense one; with
-        `runs`, weights are solved toward the dense model.
-        """
+        """Return the starved experts of a block, and the packed parts of its masks or weights; `streams` enter it."""
         if runs is None:
             norms = self.trials.runner.inputs_of(block, streams[0], calls, self._statistic)
             return self._solve(block, block.pruned, self.trials.joined(norms, self._statistic))
@@ -131,18 +129,10 @@ def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -
     return of_parts(tensors, projection.name, projection.shape, projection.owner.dtype)
 
 
-def _waiting_device(projection: Projection) -> torch.device:
-    """Return the device where a change waits: CPU memory for offloaded weights."""
-    return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
-
-
 def apply_changes(
     decoder: Decoder, changes: Mapping[str, Change], head: Mapping[str, QuantizedWeight] | None = None
 ) -> None:
-    """Change the weights, in place; offloaded ones whenever they are read from now on. Quantized ones become modules.
-
-    `changes` are by projection name, and `head` by name in the files: token embeddings and head in 8 bits.
-    """
+    """Change the weights, in place; offloaded ones whenever they are read from now on. Quantized ones become modules."""
     quantized = {name: change for name, change in changes.items() if isinstance(change, QuantizedWeight)}
     with torch.no_grad():
         for name, projection in decoder.projections.items():

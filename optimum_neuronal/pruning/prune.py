@@ -125,10 +125,7 @@ def draw_calibration(
     dataset: Any = None,
     revision: str | None = None,
 ) -> CalibrationSet | None:
-    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone.
-
-    The weights need not be loaded. `revision` is the model's on the Hub, if its tokenizer has to be loaded.
-    """
+    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
     if not config.make_methods().needs_calibration:
         return None
     dataset = config.dataset if dataset is None else dataset

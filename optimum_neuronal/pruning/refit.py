@@ -38,12 +38,7 @@ class Refit:
         return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
 
     def fit(
-        self,
-        block: Block,
-        changes: Mapping[str, Change],
-        inputs: Stream,
-        expected: Stream,
-        calls: Sequence[Call],
+        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
     ) -> dict[str, torch.Tensor]:
         """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
 

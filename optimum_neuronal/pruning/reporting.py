@@ -17,7 +17,6 @@ from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
 from ..packed.change import Change
 from ..report import PruningReport
-from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import RatePlan, row_sparsity
 from ..topup import Allocation
 from ..topup.rates import Rates
@@ -90,12 +89,6 @@ def expected_size(context: PruneContext, unties: bool, head: bool = True) -> Pac
     return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)
 
 
-def untied_bytes(context: PruneContext) -> int:
-    """Return the bytes of a head that a rotation will untie from the embeddings, 0 if it unties none."""
-    rotation = context.methods.rotation
-    return 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
-
-
 def without_folders(dataset: str) -> str:
     """Return the name of a dataset for a report, which is published, without folders of this machine."""
     # os.path.exists returns False for names that are too long and for paths that cannot be read.
@@ -106,10 +99,7 @@ def without_folders(dataset: str) -> str:
 def measure_sparsity(
     decoder: Decoder, changes: Mapping[str, Change] | None = None
 ) -> tuple[float, dict[str, float], dict[str, dict[str, float]]]:
-    """Return the share of zeros in all pruned projections, by block, and by projection with its extreme rows.
-
-    With `changes`, by projection name, zeros are counted as if the weights had been changed; one exists at a time.
-    """
+    """Return the share of zeros, with `changes` made, in all pruned projections, by block, and by projection and row."""
     projections: dict[str, dict[str, float]] = {}
     blocks: dict[str, float] = {}
     zeros = weights = 0

@@ -42,11 +42,15 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
         with inference(context.model):
             device = execution_device(context.model.get_input_embeddings())
             runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
-            before = _token_losses(context, runner)
+            before, records = _token_losses(context, runner), context.records
+
+            def learn() -> Finding:  # all processes get the first one's
+                return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, weights)))
+
             unties = weights.unties
             originals.merge(Rotations.identity(weights))
             key, cache = ("rotation", rotation, context.config.seed), context.cache or Cache()
-            value, tensors = cache.get(key, lambda: _recorded(context, weights))
+            value, tensors = cache.get(key, learn)
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
         weight = next(iter(context.decoder.projections.values())).weight
@@ -58,11 +62,6 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
             )
         context.clock.lap("rotation")
         yield {**value, "stream": weights.rotates_stream, "unties_head": unties, "nats_changed": difference}
-
-
-def _recorded(context: PruneContext, weights: RotatedWeights) -> Finding:
-    records = context.records  # all processes get the first one's
-    return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, weights)))
 
 
 def _learn(context: PruneContext, weights: RotatedWeights) -> Finding:
