@@ -11,9 +11,6 @@ from .lora import check_peft
 from .sparse_weights import unwrap
 
 
-ALL = "all-linear"  # PEFT's word for all linear layers but the head
-
-
 def lora_for_packed(model: nn.Module, config: Any) -> Any:
     """Return a `LoraConfig` that lets PEFT put LoRA around packed linear layers.
 
@@ -43,7 +40,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
             f"bias={config.bias!r}: biases of packed layers are not trained. Leave it 'none', or call "
             "optimum_neuronal.densify(model) first."
         )
-    if isinstance(config.target_modules, str) and config.target_modules.lower() == ALL:
+    if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
         head = getattr(model, "get_output_embeddings", lambda: None)()
         with peft.without_adapters(model):
             modules = [(name, module) for name, module in model.named_modules() if module is not head]

@@ -58,7 +58,6 @@ class SparseWeight:
         return self.mask.unpack()
 
     def apply(self) -> None:
-        """Set the pruned weights to zero, in place."""
         self.apply_to(self.tensor)
 
     def apply_to(self, tensor: torch.Tensor) -> None:

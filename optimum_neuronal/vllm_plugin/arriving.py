@@ -18,24 +18,17 @@ from .packed_rows import PackedRows
 
 @dataclass
 class ArrivingWeight:
-    """A weight of which some rows have arrived.
+    """A weight of which some rows have arrived."""
 
-    Args:
-        shape (`tuple[int, int]`), dtype (`torch.dtype`), device (`torch.device`): of the whole.
-        packs_sparse (`bool`): True if rows with many zeros are packed; False if only what is quantized stays packed.
-        parts (`dict[int, PackedMatrix | Tensor]`): number of the first row -> rows that arrived.
-        padding (`int`): rows at the end that no checkpoint has.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # of the whole weight
     dtype: torch.dtype
     device: torch.device
-    packs_sparse: bool
-    parts: dict[int, PackedMatrix | torch.Tensor] = field(default_factory=dict)
-    padding: int = 0
+    packs_sparse: bool  # True: pack rows with many zeros. False: only quantized rows stay packed.
+    parts: dict[int, PackedMatrix | torch.Tensor] = field(default_factory=dict)  # number of the first row -> rows
+    padding: int = 0  # rows at the end that no checkpoint has
 
     def take(self, first: int, rows: torch.Tensor) -> None:
-        """Keep rows, packed if that is smaller. When all are there they are joined, so that no more than a layer is held twice."""
+        """Keep rows, packed if that is smaller. Join them once all have arrived, so at most one layer is held twice."""
         self.parts[first] = self._held(rows)
         if self._count() == self.shape[0]:
             parts = _joined([self.parts[start] for start in sorted(self.parts)])
@@ -44,11 +37,7 @@ class ArrivingWeight:
     def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
         """Return all rows but the padding, in as few matrices as possible; one dense tensor if no row is packed.
 
-        Args:
-            name (`str`): of the layer, for the message.
-
-        Raises:
-            `ValueError`: some rows have not arrived.
+        Raise `ValueError` if some rows have not arrived.
         """
         expected = self.shape[0] - self.padding
         if self._count() != expected:
@@ -99,7 +88,7 @@ class ArrivingRows:
 
     @property
     def data(self) -> "ArrivingRows":
-        """Itself, as that of a parameter."""
+        """Return itself, as a parameter's `data`."""
         return self
 
     def size(self) -> torch.Size:
@@ -107,7 +96,7 @@ class ArrivingRows:
         return self.shape
 
     def narrow(self, dim: int, start: int, length: int) -> "ArrivingRows":
-        """Return some of the rows. Raise `ValueError` for columns: vLLM's loaders narrow these on the other side."""
+        """Return some of the rows. Raise `ValueError` for columns: vLLM's loaders narrow those in the loaded tensor."""
         if dim != 0:
             raise ValueError(f"a packed weight is narrowed along dimension {dim}: expected 0, its rows")
         return ArrivingRows(self.weight, self.first + start, length)
@@ -117,7 +106,7 @@ class ArrivingRows:
         return self.narrow(0, start, max(0, stop - start))
 
     def copy_(self, rows: torch.Tensor) -> None:
-        """Keep rows. Raise `ValueError` if their shape is another."""
+        """Keep rows. Raise `ValueError` if they have another shape."""
         if rows.shape != self.shape:
             raise ValueError(
                 f"the checkpoint has {list(rows.shape)} elements of a weight: expected {list(self.shape)}"
@@ -125,17 +114,17 @@ class ArrivingRows:
         self.weight.take(self.first, rows)
 
     def fill_(self, value: float) -> None:
-        """Take these rows, the last ones, for padding."""
+        """Treat the last rows as padding."""
         self.weight.padding = self.shape[0]
 
 
 def _owned(matrix: PackedMatrix) -> PackedMatrix:
-    """Return a matrix whose tensors keep no larger ones alive, of which they are parts."""
+    """Return a matrix whose tensors are not parts of larger ones in memory."""
     tensors = {name: _own(tensor) for name, tensor in matrix.tensors().items()}
     return type(matrix).of_tensors(tensors, matrix.shape, matrix.dtype)
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor that has its memory to itself: a copy of a part of another, or of a mapped file."""
+    """Return a contiguous tensor with memory of its own: a copy of a part of another, or of a mapped file."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

@@ -34,11 +34,7 @@ class PackedLoader(DefaultModelLoader):
             super().download_model(model_config)
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights; packed ones are [`PackedRows`]s.
-
-        Raises:
-            `ValueError`: the checkpoint is damaged, or does not fit its model.
-        """
+        """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
         if not _is_packed(model_config):
             yield from super().get_all_weights(model_config, model)
             return

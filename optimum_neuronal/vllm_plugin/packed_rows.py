@@ -11,11 +11,7 @@ SAME = {aten.detach.default, aten.alias.default}
 
 
 class PackedRows(torch.Tensor):
-    """A tensor of shape (rows, columns) that stays packed when it is sliced, and is unpacked for anything else.
-
-    Args:
-        matrix ([`PackedMatrix`]): its content; shared, not copied.
-    """
+    """A tensor of shape (rows, columns) that stays packed when it is sliced, and is unpacked for anything else."""
 
     matrix: PackedMatrix
 

@@ -22,11 +22,7 @@ from .arriving import ArrivingRows, ArrivingWeight
 
 @register_quantization_config(QUANT_METHOD)
 class PackedQuantization(QuantizationConfig):
-    """The quantization of a packed checkpoint, or of a dense one with zeros that is packed as it arrives.
-
-    Args:
-        packed (`bool`): True if the checkpoint is packed.
-    """
+    """The quantization of a packed checkpoint (`packed=True`), or of a dense one with zeros that is packed as it arrives."""
 
     def __init__(self, packed: bool = False):
         super().__init__()
@@ -34,7 +30,7 @@ class PackedQuantization(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PackedQuantization":
-        """Return that of a packed checkpoint's `quantization_config`. Raise `ValueError` if its version is unknown."""
+        """Return the quantization of a packed checkpoint. Raise `ValueError` if its version is unknown."""
         check_version(config)
         return cls(packed=True)
 
@@ -53,7 +49,7 @@ class PackedQuantization(QuantizationConfig):
         return []
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return how a layer holds its weight and computes with it; None for those that have none."""
+        """Return how a layer holds its weight and computes with it; None for layers that stay as they are."""
         if self.packed and get_current_vllm_config().load_config.load_format != QUANT_METHOD:
             raise ValueError(
                 f"The checkpoint is packed by optimum_neuronal: serve it with --load-format {QUANT_METHOD}, or in Python "
@@ -70,11 +66,7 @@ class PackedQuantization(QuantizationConfig):
 
 
 class PackedLinearMethod(LinearMethodBase):
-    """A linear layer's method: it holds the weight packed, or, if no row is smaller packed, as vLLM's own layers do.
-
-    Args:
-        name (`str`): of the layer.
-    """
+    """A linear layer's method: it holds the weight packed, or, if no row is smaller packed, as vLLM's own layers do."""
 
     plain: type[QuantizeMethodBase] = UnquantizedLinearMethod
     packs_sparse = True
@@ -112,7 +104,7 @@ class PackedLinearMethod(LinearMethodBase):
             layer.weight, layer.quant_method = _without_gradients(padded), self.dense
             self.dense.process_weights_after_loading(layer)
             return
-        # Says dtype and device, as adapters want to know; whoever computes with it fails.
+        # Adapters read its dtype and device. Computing with it fails.
         layer.weight = _without_gradients(torch.empty(0, dtype=arriving.dtype, device=arriving.device))
         layer.packed = nn.ModuleList([PackedLinear(matrix) for matrix in rows])
         layer.padding = arriving.padding
