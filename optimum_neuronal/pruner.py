@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.own_files import check_other_directory
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
-from .common.clock import Clock
 from .common.machine import default_device, reset_peak_memory
 from .common.processes import Processes
 from .common.validation import check_path
@@ -23,7 +22,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
 from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
-from .pruning.context import PruneContext, check, check_model, exclusive
+from .pruning.context import Clock, PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .pruning.reporting import expected_size
 from .report import PruningReport, method_text

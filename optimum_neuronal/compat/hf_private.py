@@ -19,7 +19,6 @@ from transformers.utils.hub import cached_file, convert_file_size_to_int
 # Keys of config.json that describe the file, not the model.
 OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")
 WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
-OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: some releases ignore a map that names one
 
 
 def made_by(auto_class: type, config_class: type) -> type | None:
@@ -133,7 +132,7 @@ def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedCon
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
     before = model.__dict__.get("hf_device_map")
-    model.hf_device_map = dict(OFFLOADED)
+    model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")

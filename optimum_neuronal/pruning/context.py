@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..common.clock import Clock
 from ..common.processes import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
@@ -36,6 +36,20 @@ _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+
+
+class Clock:
+    """Wall time of consecutive phases."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}  # phase that has ended -> its seconds
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """End a phase, and begin the next one."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,10 +4,9 @@ from conftest import memory_of
 from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.common.clock import Clock
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
-from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.context import Clock, check
 from optimum_neuronal.pruning.prune import find_changes
 
 
