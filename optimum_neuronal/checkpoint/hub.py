@@ -53,10 +53,7 @@ def find_checkpoint(
     whole: bool = False,
     cache_dir: str | None = None,
 ) -> Path:
-    """Return the directory of a checkpoint. One on the Hub is downloaded into the cache.
-
-    `whole`: download all files except other tools' weights, not only config and weights.
-    """
+    """Return the directory of a checkpoint, downloaded if it is on the Hub. `whole`: not only config and weights."""
     check_path("directory_or_id", directory_or_id)
     if Path(directory_or_id).is_dir():
         return Path(directory_or_id)

@@ -14,10 +14,7 @@ MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved her
 
 
 def check_output(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
-    """Return the absolute path of a directory that a command may write a checkpoint to. Nothing is created.
-
-    The directory of the dense model, `source`, is never overwritten.
-    """
+    """Return the absolute path of a directory that a command may write a checkpoint to; never that of the dense `source`."""
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
     if not overwrite and path.is_dir() and any(path.iterdir()) and not _is_pruned(path):

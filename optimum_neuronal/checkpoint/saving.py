@@ -249,10 +249,7 @@ def push_pruned(
 
 
 def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
-    """Return the format to save a model in, by default packed if it computes with packed weights.
-
-    Raise `ValueError` if the format is unknown or cannot hold 8-bit embeddings.
-    """
+    """Return the checked format to save a model in, by default packed if it computes with packed weights."""
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
@@ -261,10 +258,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
 
 
 def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:
-    """Raise `OSError` if the disk of a directory is too small for the model that is about to be pruned.
-
-    `more`: bytes by which the prune makes the dense weights larger, by a head that it unties.
-    """
+    """Raise `OSError` if the disk is too small for a model and `more` bytes, by which an untied head makes it larger."""
     path = check_writable(directory, "save to")
     needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
     needed -= size.dense - size.saved if format == "packed" else 0

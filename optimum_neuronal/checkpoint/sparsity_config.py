@@ -28,10 +28,7 @@ TYPES = {  # of the keys that this package reads
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sparsity_config in a model's config, or in the content of config.json; None if it was not pruned.
-
-    Raise `ValueError` for another version, a missing key, or a value of the wrong type. Unknown keys are kept.
-    """
+    """Return the checked sparsity_config of a config, or of the content of config.json; None if it was not pruned."""
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
     if value is None:
         return None
@@ -59,10 +56,7 @@ def about_head(names: Iterable[str]) -> dict[str, Any]:
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    """Return what a pruned model's config keeps of the report: enough to verify and to repeat the prune.
-
-    `weight_names`: from [`stored_names`].
-    """
+    """Return what a pruned model's config keeps of the report; `weight_names` are those of [`stored_names`]."""
     kinds = _projections_by_kind(decoder, report, weight_names)
     return {
         "version": VERSION,

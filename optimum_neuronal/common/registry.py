@@ -17,10 +17,7 @@ Registered = TypeVar("Registered", bound=type)
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
-
-    Values that are not Python literals are text.
-    """
+    """Split a method's text: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`. Other than literals, values are text."""
     name, colon, rest = text.partition(":")
     if not colon:
         return name, {}

@@ -67,10 +67,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
-    """Let an adapter layer keep the zeros of its weight at merging; False if it does already and `exact` is None.
-
-    With `exact` the forward leaves out the update of pruned weights too.
-    """
+    """Let a layer keep zeros at merging, and in the forward if `exact`; False if it does already and `exact` is None."""
     layer.sparse_weight = weight
     if exact is None and isinstance(layer, _GuardedMerge):
         return False
