@@ -117,7 +117,9 @@ def compare(
 class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
-    def __init__(self, context: PruneContext, tokenizer, tests: Mapping[str, Any], max_windows, tasks: dict[str, Any]):
+    def __init__(
+        self, context: PruneContext, tokenizer: Any, tests: Mapping[str, Any], max_windows: Any, tasks: dict[str, Any]
+    ):
         self.context, self.model, self.tasks = context, context.model, tasks  # tasks: arguments of evaluate_tasks
         if any(is_offloaded(projection.module) for projection in context.decoder.projections.values()):
             raise ValueError("compare tries weights in memory: load the model without offloading.")

@@ -65,7 +65,7 @@ def evaluate_perplexity(
 
 def load_windows(
     model_config: PreTrainedConfig,
-    tokenizer,
+    tokenizer: Any,
     dataset: Any,
     seq_length: int | None = None,
     max_windows: int | None = None,
@@ -134,15 +134,15 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
     return total / (len(windows) * (windows.shape[1] - 1))
 
 
-def as_model(model, tokenizer=None) -> tuple[Any, Any]:
+def as_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
     """Return the model and its tokenizer. A model named by a path or id is loaded in its own dtype."""
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
-    tokenizer = find_tokenizer(model) if tokenizer is None else tokenizer
+    tokenizer = find_tokenizer(os.fspath(model)) if tokenizer is None else tokenizer
     return load_model(model, dtype="auto"), tokenizer
 
 
-def check_language_model(model) -> None:
+def check_language_model(model: Any) -> None:
     """Raise `TypeError` or `ValueError` unless a model predicts the next token and has its weights."""
     if not hasattr(model, "get_input_embeddings"):
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")

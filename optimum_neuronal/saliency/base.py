@@ -6,7 +6,7 @@ To add a method, add a file with a registered subclass of [`Saliency`] or [`Weig
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -129,7 +129,15 @@ class WeightUpdate(Solver):
             `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
-    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+    def solve(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        amounts: Mapping[str, Any],
+        dtype: torch.dtype,
+        pattern: ColumnPattern | None = None,
+        shared: bool = False,
+    ) -> dict[str, Change]:
         sparse = (
             (name, self.prune(weight, hessian, amounts[name], pattern, name)) for name, weight in weights.items()
         )

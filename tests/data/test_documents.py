@@ -138,7 +138,12 @@ class TestHub:
     def test_how_it_is_used(self, calls):
         c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
         assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
-        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined) == (1200, None, "\n\n", True)
+        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined) == (
+            1200,
+            None,
+            "\n\n",
+            True,
+        )
         assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
         assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
 
@@ -187,7 +192,9 @@ class TestConversations:
         assert all(options["add_special_tokens"] is False for options in seen)
 
     def test_mistakes(self, chatting):
-        with pytest.raises(ValueError, match="a list of 2 conversations.* holds conversations, but there is no chat temp"):
+        with pytest.raises(
+            ValueError, match="a list of 2 conversations.* holds conversations, but there is no chat temp"
+        ):
             load_documents(CHATS, tokenizer=make_tokenizer())
         with pytest.raises(TypeError, match="Document 2 of .* is a str: expected a conversation"):
             load_documents([*CHATS, "text"], tokenizer=chatting).join()
