@@ -3,6 +3,7 @@
 import copy
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ..blocks.block_inputs import inference
+from ..blocks.calls import Call, Streams
 from ..blocks.runner import BlockRunner
 from ..common.display import format_bytes, format_count, format_duration, format_table
 from ..common.machine import default_device
@@ -17,7 +19,7 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..model.load_model import load_skeleton
-from ..model.projections import Decoder
+from ..model.projections import Block, Decoder
 from ..report import method_text
 from ..saliency.plan import SparsityPlan
 from ..saliency.prune_projections import prune_projections
@@ -66,13 +68,9 @@ class PrunePlan:
 def plan_prune(
     model_or_path: str | Path, config: NeuronALConfig, device: torch.device | None = None, **options: Any
 ) -> PrunePlan:
-    """Return what [`NeuronALPruner.prune`] would do, and its rough cost. Only the checkpoint's config is read.
+    """Return what a prune would do, and its rough cost. Only the checkpoint's config is read.
 
-    Args:
-        model_or_path (`str` or `Path`): Hub id or directory of the dense model.
-        config ([`NeuronALConfig`]): how to prune.
-        device (`torch.device`, *optional*): where to time a block. None: the accelerator, or the CPU.
-        options: for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
+    A block is timed on `device`; `options` are for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
     """
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, model, device = context.decoder, context.model, device or default_device()
@@ -113,11 +111,11 @@ def _time_block(context: PruneContext, tokens: int, device: torch.device) -> tup
     """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
     decoder, names, topup = _one_block(context.decoder, device), context.decoder.projections, context.methods.topup
     runner, saliency = BlockRunner(decoder, 1, device, quiet=True), context.methods.saliency
-    even = isinstance(topup, Rates)
-    plan = topup.even(context.decoder) if even else SparsityPlan(dict.fromkeys(names, context.config.sparsity))
+    uniform = SparsityPlan(dict.fromkeys(names, context.config.sparsity or 0.0))
+    plan = topup.even(context.decoder) if isinstance(topup, Rates) else uniform
     seconds: list[float] = []
 
-    def visit(index, own, calls, streams):
+    def visit(index: int, own: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         start = _now(device)
         norms = runner.inputs_of(own, streams[0], calls, saliency.statistic)
         seconds.append(_now(device) - start)
