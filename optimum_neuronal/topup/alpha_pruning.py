@@ -41,10 +41,8 @@ class AlphaPruning(TopUp):
             return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
 
         alphas = block_alphas([found for found in trials.weight_scores(exponents, "Spectra") if found])
-        blocks, factors = (
-            pruned_blocks(trials.decoder),
-            scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread),
-        )
+        blocks = pruned_blocks(trials.decoder)
+        factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
         plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 

@@ -11,8 +11,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup.search import Search
-from optimum_neuronal.topup.search_space import Space
+from optimum_neuronal.topup.search import Search, Space
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.solved import SolvedSparsities
 

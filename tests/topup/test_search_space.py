@@ -6,8 +6,7 @@ from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, _Run
-from optimum_neuronal.topup.search_space import Space, kind_moved
+from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Space, _Run, kind_moved
 
 
 def test_directions_cover_every_kind():
