@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..packed.formats.quantized import quantized_bytes
-from ..packed.formats.quantized_checks import BYTE_BITS
+from ..packed.formats.quantized import BYTE_BITS, quantized_bytes
 from ..packed.formats.sparse import sparse_bytes, sparse_bytes_in_memory
 from .projections import Decoder, Projection
 from .weight_names import token_weights

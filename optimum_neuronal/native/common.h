@@ -1,5 +1,4 @@
-/* What all kernels share: the results of calls, numbers of three dtypes, and loops that compilers
- * unroll. */
+/* What all kernels share: the results of calls, numbers of three dtypes, and loops that compilers unroll. */
 #pragma once
 
 #include <stddef.h>
@@ -89,8 +88,8 @@ INLINE void store_number(void *numbers, int64_t index, int dtype, float number) 
         ((uint16_t *)numbers)[index] = dtype == BF16 ? to_bf16(number) : to_fp16(number);
 }
 
-/* Copies what is left between `p` and `end` to a buffer of `most` bytes, and fills it up with
- * zeros. Returns the buffer. */
+/* Copies what is left between `p` and `end` to a buffer of `most` bytes, and fills it up with zeros. Returns the
+ * buffer. */
 INLINE const void *copy_last(const void *p, const void *end, size_t most, void *buffer) {
     size_t left = (size_t)((const char *)end - (const char *)p);
     memset(buffer, 0, most);

@@ -54,9 +54,7 @@ EXPORT int neuronal_supports(int kernel) {
 #if defined(HAS_AVX_VNNI)
 static int avx_vnni = 0;
 
-/* Asks once, since virtual machines take long to answer, and without __builtin_cpu_supports, which
- * does not know the name in every compiler. An operating system that lets programs use AVX2 lets
- * them use AVX-VNNI. */
+/* Asks once: virtual machines take long to answer, and not every compiler's __builtin_cpu_supports knows the name. */
 static void __attribute__((constructor)) look_for_avx_vnni(void) {
     unsigned eax = 0, ebx, ecx, edx;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
@@ -64,8 +62,8 @@ static void __attribute__((constructor)) look_for_avx_vnni(void) {
 }
 #endif
 
-/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in
- * a build says no: for tests, and where the assembler does not know AVX-VNNI. */
+/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in a build says no:
+ * for tests, and where the assembler does not know AVX-VNNI. */
 INLINE int has_dot_products(void) {
 #if defined(NEURONAL_NO_DOT)
     return 0;

@@ -52,15 +52,14 @@ static QuantizedKernel quantized_kernel(int kernel, int bits) {
     return bits == BYTE_BITS ? bytes_kernel(kernel) : planes_kernel(kernel);
 }
 
-/* Returns the power of 2 that is at most a positive number, or the nearest one with which its
- * inverse is normal. */
+/* Returns the power of 2 that is at most a positive number, or the nearest one with which its inverse is normal. */
 static float power_below(uint32_t bits) {
     const uint32_t least = 1u << 23, most = 253u << 23;
     return from_bits(bits < least ? least : bits > most ? most : bits & 0x7f800000);
 }
 
-/* Writes steps as floats, all 1 if there are none. `normalize`: divides them by a power of 2, so
- * that the largest is about 1. Returns that power. */
+/* Writes steps as floats, all 1 if there are none. `normalize`: divides them by a power of 2, so that the largest is
+ * about 1. Returns that power. */
 static float widen_steps(const uint16_t *steps, int64_t columns, int normalize, float *to) {
     for (int64_t i = 0; i < columns; i++)
         to[i] = steps ? from_bf16(steps[i]) : 1;
@@ -70,9 +69,8 @@ static float widen_steps(const uint16_t *steps, int64_t columns, int normalize, 
     return power;
 }
 
-/* Writes a row of x, divided by a power of 2 so that its largest number is about 1, times steps.
- * Returns that power; or NaN, having written zeros, if not all of x is finite: the row's results
- * then are NaN. */
+/* Writes a row of x, divided by a power of 2 so that its largest number is about 1, times steps. Returns that power;
+ * or NaN, having written zeros, if not all of x is finite. */
 static float scale_inputs(const void *x, int dtype, int64_t row, int64_t columns, const float *steps, float *to) {
     if (dtype == BF16)
         for (int64_t i = 0; i < columns; i++)
@@ -91,8 +89,8 @@ static float scale_inputs(const void *x, int dtype, int64_t row, int64_t columns
     return power;
 }
 
-/* A product for each_chunk. A thread rounds inputs for itself: that takes less time than to fetch
- * tables from another one's cache. */
+/* A product for each_chunk. A thread rounds inputs for itself: that takes less time than to fetch tables from another
+ * one's cache. */
 typedef struct {
     QuantizedMatrix weight;
     QuantizedKernel how;
@@ -157,9 +155,8 @@ static void multiply_blocks(void *context, int64_t first, int64_t last) {
     }
 }
 
-/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS. x (taken, columns), bias (rows) or
- * NULL, and y (taken, rows) have one dtype; scales (rows) and steps (columns), or NULL where all
- * are 1, are bfloat16. */
+/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS. x (taken, columns), bias (rows) or NULL, and y (taken,
+ * rows) have one dtype; scales (rows) and steps (columns), or NULL where all are 1, are bfloat16. */
 EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *codes,
                                      int bits, const uint16_t *scales, const uint16_t *steps, const void *bias,
                                      void *y, int64_t rows, int64_t columns, int threads) {
@@ -205,8 +202,7 @@ static void copy_blocks(void *context, int64_t first, int64_t last) {
         copy->write(&copy->weight, copy->steps, block, copy->dense, copy->dtype);
 }
 
-/* Writes the dense matrix (rows, columns) of a dtype: every level times its scale and step, rounded
- * once. */
+/* Writes the dense matrix (rows, columns) of a dtype: every level times its scale and step, rounded once. */
 EXPORT int neuronal_quantized_unpack(int kernel, int dtype, const uint8_t *codes, int bits, const uint16_t *scales,
                                      const uint16_t *steps, void *dense, int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES || bits < 2 || bits > BYTE_BITS)

@@ -1,13 +1,10 @@
 /* What kernels of quantized weights are given and give back: how codes and rounded inputs lie.
  *
- * An element is scale[row] * step[column] * level. With 2 to 7 bits its level is the odd number
- * 2 * code - (2^bits - 1), and codes lie in bit planes. With 8 bits its level is its code, and
- * codes lie row by row.
+ * An element is scale[row] * step[column] * level. With 2 to 7 bits its level is 2 * code - (2^bits - 1), and codes
+ * lie in bit planes. With 8 bits its level is its code, and codes lie row by row.
  *
- * Kernels multiply whole numbers. A row of x and the steps are divided by powers of 2, so that the
- * largest numbers are about 1, multiplied with each other, and rounded with a scale for every 64 or
- * 128 columns. Sums of whole numbers are exact, and sums of floats are added in one order, so that
- * all instruction sets find the same bits. */
+ * Kernels multiply whole numbers: x and steps are scaled by powers of 2, multiplied, and rounded with a scale for
+ * every 64 or 128 columns. Sums of floats are added in one order, so all instruction sets find the same bits. */
 #pragma once
 
 #include "common.h"
@@ -25,9 +22,8 @@ typedef struct {
     const uint16_t *steps;  /* (columns), bfloat16; NULL: all are 1 */
 } QuantizedMatrix;
 
-/* Rows of x as whole numbers. For planes: numbers (tiles, count, groups of a tile, 32), the tables
- * of sums, and scales (tiles, count). For bytes: numbers (count, padded columns) and scales (count,
- * groups). */
+/* Rows of x as whole numbers. Planes: numbers (tiles, count, groups of a tile, 32), tables of sums; scales (tiles,
+ * count). Bytes: numbers (count, padded columns); scales (count, groups). */
 typedef struct {
     int count; /* rows of x */
     void *numbers;
@@ -36,11 +32,9 @@ typedef struct {
 
 /* Rounds rows of x, floats (count, apart) with zeros behind the columns. */
 typedef void (*RoundInputs)(const float *x, int64_t apart, RoundedInputs *to);
-/* Computes the products of a block of up to 64 rows with all rows of x, less the weight's scales:
- * sums (count, 64). */
+/* Computes the products of a block of up to 64 rows with all rows of x, less the weight's scales: sums (count, 64). */
 typedef void (*BlockSums)(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block, float *sums);
-/* Writes the elements of a block of up to 64 rows to dense (rows, columns) of a dtype; steps
- * (columns). */
+/* Writes the elements of a block of up to 64 rows to dense (rows, columns) of a dtype; steps (columns). */
 typedef void (*BlockElements)(const QuantizedMatrix *weight, const float *steps, int64_t block, void *dense,
                               int dtype);
 
@@ -68,17 +62,13 @@ INLINE uint32_t largest_bits(const float *x, int64_t count) {
 /* Rounds to the nearest whole number, of two to the even one. */
 INLINE int nearest_whole(float number) { return (int)(number + 0x1.8p23f - 0x1.8p23f); }
 
-/* Planes, of 2 to 7 bits. Rows lie in blocks of 64, columns in groups of 4, both filled up with
- * zeros:
+/* Planes, of 2 to 7 bits. Rows lie in blocks of 64, columns in groups of 4, both filled up with zeros:
  *
- *     codes[block][group][bit][i]: of row 64 * block + i the four bits of that place in the low
- *                                  half of the byte, the first column's lowest; of row
- *                                  64 * block + 32 + i in the high half. i < 32.
+ *     codes[block][group][bit][i], i < 32: four bits of row 64 * block + i in the low half of the byte, the first
+ *                                          column's lowest; of row 64 * block + 32 + i in the high half.
  *
- * So one load holds what 64 rows have for four inputs and one bit. Of these inputs a table has all
- * 16 sums of +x and -x, low bytes before high ones, and a byte shuffle looks up 32 rows of it at
- * once (T-MAC, arXiv 2407.00088). Inputs are whole numbers, in tiles of 64 columns with a scale:
- * four of them sum to 2047 at most, so that 16 bits hold the sums of a tile. */
+ * A table has all 16 sums of +x and -x of four inputs, low bytes before high ones; a byte shuffle looks up 32 rows at
+ * once (T-MAC, arXiv 2407.00088). Four inputs sum to 2047 at most, so that 16 bits hold the sums of a tile of 64. */
 
 enum { PLANE_GROUP = 4, PLANE_TILE = 64, TILE_GROUPS = 16, PLANE_BYTES = 32, LARGEST_SUM = 2045 };
 
@@ -108,8 +98,7 @@ static const int16_t SIGN[PLANE_GROUP][16] = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1
                                               {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
                                               {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1}};
 
-/* Fills the tables of all rows of x (count, apart), by a function for one tile of x (64) that
- * returns its scale. */
+/* Fills the tables of all rows of x (count, apart), by a function for one tile of x (64) that returns its scale. */
 INLINE void fill_tables(const float *x, int64_t apart, RoundedInputs *to,
                         float (*fill_tile)(const float *x, uint8_t *tables)) {
     for (int64_t tile = 0; tile < apart / PLANE_TILE; tile++)
@@ -126,8 +115,8 @@ INLINE void put_four(int8_t *to, uint32_t four) {
     memcpy(to, &four, 4);
 }
 
-/* Bytes: codes (rows, columns). Inputs are whole numbers of 8 bits, 128 columns with a scale. The
- * exact sums of these groups times their scales are added in eight lanes, group i to lane i % 8. */
+/* Bytes: codes (rows, columns). Inputs are whole numbers of 8 bits, 128 columns with a scale. The exact sums of these
+ * groups times their scales are added in eight lanes, group i to lane i % 8. */
 
 enum { BYTE_GROUP = 128, BYTE_LANES = 8, LARGEST_BYTE = 127 };
 
@@ -156,8 +145,8 @@ INLINE const int8_t *whole_codes(const int8_t *codes, const int8_t *stop, int8_t
 
 INLINE float sum_lanes(const float *l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
 
-/* Defines NAME, a BlockSums for bytes, from an inlined NAME_row(weight, inputs, row, m, sums, M),
- * which multiplies a row with M rows of x from row m on, and writes sums 64 apart. */
+/* Defines NAME, a BlockSums for bytes, from an inlined NAME_row(weight, inputs, row, m, sums, M), which multiplies a
+ * row with M rows of x from row m on, and writes sums 64 apart. */
 #define BYTE_SUMS(TARGET, NAME)                                                                                       \
     TARGET static void NAME(const QuantizedMatrix *weight, const RoundedInputs *inputs, int64_t block, float *sums) { \
         for (int64_t i = 0; i < rows_of_block(weight, block); i++, sums++) {                                          \

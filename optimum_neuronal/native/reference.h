@@ -1,14 +1,12 @@
-/* The kernels in plain C, for any processor, and what the others have to compute.
- *
- * Sparse products are added in an order of each instruction set's own. Quantized ones are the same
- * to the bit in all. */
+/* The kernels in plain C, for any processor. Sparse products are added in an order of each instruction set's own,
+ * quantized ones are the same to the bit in all. */
 #pragma once
 
 #include "quantized_job.h"
 #include "sparse_job.h"
 
-/* Spreads the values of 64 columns, whose kept ones begin at `p`, to dense (64) floats. Returns
- * where the next ones begin. */
+/* Spreads the values of 64 columns, whose kept ones begin at `p`, to dense (64) floats. Returns where the next ones
+ * begin. */
 INLINE const void *spread(uint64_t mask, const void *p, int dtype, float *dense) {
     memset(dense, 0, 64 * sizeof(float));
     int64_t used = 0;
@@ -17,9 +15,8 @@ INLINE const void *spread(uint64_t mask, const void *p, int dtype, float *dense)
     return (const char *)p + used * size_of(dtype);
 }
 
-/* Multiplies one row of a sparse weight (rows, columns) with x (M, columns), which lies in blocks
- * of 64 columns: sums (M). Every 16th column is added to the same of 16 sums, as compilers make
- * vectors of them. R is 1. */
+/* Multiplies one row of a sparse weight (rows, columns) with x (M, columns), which lies in blocks of 64 columns: sums
+ * (M). Every 16th column is added to the same of 16 sums, as compilers make vectors of them. R is 1. */
 INLINE void portable_step(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M,
                           const int careful, const int dtype) {
     float parts[MOST_ROWS][16] = {{0}}, dense[64];
@@ -127,9 +124,8 @@ INLINE void decode_tile(const uint8_t *planes, int groups, int bits, int8_t code
     }
 }
 
-/* Writes elements of one row from column `first` on, whose levels are factor * code - offset: codes
- * (count), steps (columns). No -0 of a scale of 0. To bfloat16 without a look for NaN, so that
- * compilers make vectors of the loop. */
+/* Writes elements of one row from column `first` on, whose levels are factor * code - offset: codes (count), steps
+ * (columns). No -0 of a scale of 0. To bfloat16 without a look for NaN, so that compilers make vectors of the loop. */
 INLINE void write_row(const QuantizedMatrix *weight, int64_t row, int64_t first, const int8_t *codes, int64_t count,
                       const int factor, const int offset, const float *steps, void *dense, int dtype) {
     const float scale = from_bf16(weight->scales[row]);
@@ -162,8 +158,7 @@ static void portable_plane_elements(const QuantizedMatrix *weight, const float *
     }
 }
 
-/* Rounds rows of x (count, apart) to whole numbers of 8 bits (count, apart), with a scale for every
- * 128. */
+/* Rounds rows of x (count, apart) to whole numbers of 8 bits (count, apart), with a scale for every 128. */
 INLINE void portable_round_bytes(const float *x, int64_t apart, RoundedInputs *to) {
     int8_t *whole = to->numbers;
     for (int64_t group = 0; group < to->count * apart / BYTE_GROUP; group++, x += BYTE_GROUP, whole += BYTE_GROUP) {

@@ -55,16 +55,15 @@ static const SparseSet SPARSE_SETS[KERNELS] = {
 #endif
 };
 
-/* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not
- * depend on it. */
+/* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not depend on it. */
 static int64_t chunk_rows(int64_t rows, int threads) {
     int64_t share = rows / (threads > 0 ? threads : 1);
     int64_t most = share / 4 < 32 ? (share < 32 ? share : 32) : share / 4;
     return most < 4 ? 4 : most > CHUNK_ROWS ? CHUNK_ROWS : most / 4 * 4;
 }
 
-/* Lays `taken` rows (taken, columns) of x out as a kernel wants them, for `count` of which it was
- * compiled: the others are zero. */
+/* Lays `taken` rows (taken, columns) of x out as a kernel wants them, for `count` of which it was compiled: the others
+ * are zero. */
 static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, int count, const SparseKernel *kernel,
                     void *to) {
     const int block = kernel->block, half = block / 2;
@@ -106,8 +105,7 @@ static void multiply_rows(void *context, int64_t first, int64_t last) {
         }
 }
 
-/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows),
- * all of one dtype. */
+/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), all of one dtype. */
 EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
                            const void *values, int64_t kept, const int64_t *offsets, const void *bias, void *y,
                            int64_t rows, int64_t columns, int threads) {

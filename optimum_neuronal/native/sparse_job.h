@@ -1,15 +1,12 @@
-/* What kernels of sparse weights are given and give back, and how they are made for several numbers
- * of rows.
- *
- * A sparse weight (rows, columns) has a bit for each element, set where it is kept, and the kept
- * values row by row. */
+/* What kernels of sparse weights are given and give back. A weight (rows, columns) has a bit for each element, set
+ * where it is kept, and the kept values row by row. */
 #pragma once
 
 #include "common.h"
 
 enum { CHUNK_ROWS = 256 }; /* of the weight, at most, that a thread takes at a time */
-/* Values that may be read behind a row's last one, where so many follow: kernels read whole
- * vectors. The last few rows are read with care. */
+/* Values that may be read behind a row's last one, where so many follow: kernels read whole vectors. The last few rows
+ * are read with care. */
 enum { SLACK = 64 };
 
 /* One product with a sparse weight. */
@@ -30,9 +27,9 @@ typedef void (*UnpackRow)(const uint8_t *bits, int64_t columns, const void *p, c
 /* Numbers of rows of x that kernels are compiled for; 8 only for halves. */
 static const int ROW_COUNTS[] = {1, 2, 4, 6, 8};
 
-/* A product's functions, and how these want x: in blocks of `block` columns, in each of them all
- * rows of x one after the other. `split`: the block's even columns come before its odd ones.
- * `half`: x stays in 16 bits; else it is float. */
+/* A product's functions, and how these want x: in blocks of `block` columns, in each of them all rows of x one after
+ * the other. `split`: the block's even columns come before its odd ones. `half`: x stays in 16 bits;
+ * else it is float. */
 typedef struct {
     int block, split, half;
     SparseRows rows[sizeof(ROW_COUNTS) / sizeof(int)];
@@ -53,14 +50,9 @@ INLINE uint64_t load_word(const uint8_t *bits) {
     return word;
 }
 
-/* Defines NAME_M, a SparseRows for M rows of x, from an inlined STEP(job, row, apart, sums, R, M,
- * careful, dtype), which computes R rows of the weight. `careful`: it reads no value behind the end
- * of the buffer.
- *
- * R rows at a time share every load of x. They are not neighbours but `apart` rows from each other,
- * so that each of the R streams of values goes on without a gap: prefetching then reaches across
- * the ends of rows, in software and in hardware. With neighbours, rows of 2048 columns took half as
- * long again. */
+/* Defines NAME_M, a SparseRows for M rows of x, from an inlined STEP(job, row, apart, sums, R, M, careful, dtype),
+ * which computes R rows of the weight, `apart` rows from each other: their streams of values then have no gaps, which
+ * speeds prefetching up. `careful`: it reads no value behind the end of the buffer. */
 #define SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R, M)                                                   \
     TARGET static void NAME##_##M(const SparseJob *job, int64_t row, int64_t last, float *sums) {      \
         const int64_t apart = (last - row) / R, end = row + apart, *offsets = job->offsets;            \
@@ -80,8 +72,7 @@ INLINE uint64_t load_word(const uint8_t *bits) {
     SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R6, 6)
 #define ROWS_OF(NAME) NAME##_1, NAME##_2, NAME##_4, NAME##_6
 
-/* Defines NAME, an UnpackRow for values of a TYPE, from WORD(mask, p, end, out, careful), which
- * writes 64 columns. */
+/* Defines NAME, an UnpackRow for values of a TYPE, from WORD(mask, p, end, out, careful), which writes 64 columns. */
 #define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                                                          \
     TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values, const void *end, void *dense) { \
         const TYPE *p = values, *stop = end;                                                                          \

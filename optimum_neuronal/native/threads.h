@@ -1,5 +1,4 @@
-/* Which thread computes what: rows of a weight, some at a time. Results depend neither on threads
- * nor on chunks. */
+/* Which thread computes what: rows of a weight, some at a time. Results depend neither on threads nor on chunks. */
 #pragma once
 
 #include "common.h"
@@ -11,8 +10,7 @@
 #include <omp.h>
 #endif
 
-/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for
- * ever. */
+/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for ever. */
 static int forked = 0;
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -34,8 +32,8 @@ typedef void (*Work)(void *context, int64_t first, int64_t last);
 /* Prepares a thread, by its number. Returns the context of its work. */
 typedef void *(*Start)(void *context, int thread);
 
-/* Calls `work` for all rows, `step` at a time, shared among threads, of which each calls `start`
- * first, unless that is NULL. */
+/* Calls `work` for all rows, `step` at a time, shared among threads, of which each calls `start` first, unless that is
+ * NULL. */
 static void each_chunk(int64_t rows, int64_t step, int threads, Start start, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
 #ifdef _OPENMP

@@ -1,7 +1,6 @@
 """Experts of MoE layers with packed weights, computed through transformers' registry of experts functions.
 
-The experts module keeps its class. Each of its stacked parameters, shape (experts, ., .), becomes a [`PackedStack`] of the
-same name, and its config names the function below, which reads only the experts that tokens are routed to.
+Each stacked parameter of an experts module becomes a [`PackedStack`], and its config names the function below.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,7 +16,6 @@ from .ops import block_gradient, linear, unpack
 class PackedModule(nn.Module):
     """A module that holds a packed matrix in its buffers `packed_mask`, `packed_values`, ...
 
-    `.to` moves and converts them, optimizers ignore them, and the state dict of a packed model is the content of its file.
     The matrix, (rows, columns), is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its
     last two dimensions swapped.
     """

@@ -36,10 +36,9 @@ class PackedHeader:
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
-    """Replace modules of a model on the meta device by empty packed ones, of another dtype if one is given.
+    """Replace modules, or parameters of experts modules, of a model on the meta device by empty packed ones, by their paths.
 
-    `headers`: path of a module, or of a parameter of an experts module -> what the file has for it. Raise `ValueError` if
-    they are damaged or don't fit the model.
+    Raise `ValueError` for headers that are damaged or don't fit the model.
     """
     for path, header in headers.items():
         try:

@@ -1,13 +1,7 @@
-"""Make a sparse model compute with packed weights, in place, and back.
-
-```python
-model = sparsify(AutoModelForCausalLM.from_pretrained("llama-70"))
-model.generate(...)
-densify(model)
-```
-"""
+"""Make a sparse model compute with packed weights, in place, and back."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer
 
+from ..common.display import format_bytes, format_html
 from ..common.machine import hand_back_freed
 from ..common.notes import get_logger
 from ..common.validation import check_embedding_bits
@@ -26,7 +21,6 @@ from .formats.sparse import SparseWeight, count_kept, sparse_bytes_in_memory
 from .packed_embedding import is_embedding, is_head
 from .packed_module import dense_state, packed_modules
 from .replacing import has_own_forward, keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
-from .summary import summarize
 
 
 logger = get_logger(__name__)
@@ -96,11 +90,33 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-class DenseSaving(HfQuantizer):
-    """Makes transformers' `save_pretrained` write a packed model dense, so that plain transformers can load it.
+@dataclass
+class PackingSummary:
+    """What a model holds packed: `model.packing`. It prints as a sentence, and shows as a table in a notebook."""
 
-    `save_pretrained` asks `model.hf_quantizer` for the tensors to write.
-    """
+    packed: int = 0  # weights; a layer of experts has two
+    packed_bytes: int = 0
+    dense_bytes: int = 0  # that the same weights would take dense
+    left_dense: dict[str, str] = field(default_factory=dict)  # modules that stay dense -> why
+
+    def __str__(self) -> str:
+        text = f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
+        if self.left_dense:
+            text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())
+        return text
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ["packed weights", f"{self.packed:,}"],
+            ["bytes packed", format_bytes(self.packed_bytes)],
+            ["bytes dense", format_bytes(self.dense_bytes)],
+            *([f"left dense: {name}", why] for name, why in self.left_dense.items()),
+        ]
+        return format_html(["", "packed model"], rows)
+
+
+class DenseSaving(HfQuantizer):
+    """Makes transformers' `save_pretrained`, which asks `model.hf_quantizer` for tensors, write a packed model dense."""
 
     def __init__(self, quantization_config: Any = None, **kwargs: Any):
         super().__init__(quantization_config, **kwargs)
@@ -136,8 +152,11 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = None) -> None:
-    """Sum up what was packed in `model.packing`, and let `model.save_pretrained` write dense weights."""
-    summarize(model, left_dense or {})
+    """Set `model.packing` and log it, and let `model.save_pretrained` write dense weights."""
+    modules = [module for _, module in packed_modules(model)]
+    packed, dense = (sum(sizes) for sizes in ((m.packed_bytes for m in modules), (m.dense_bytes for m in modules)))
+    model.packing = PackingSummary(len(modules), packed, dense, left_dense or {})
+    logger.info(f"{type(model).__name__}: {model.packing}.")
     model.hf_quantizer = DenseSaving()
     hand_back_freed()
 

@@ -1,8 +1,7 @@
 """Multiplying with quantized weights on GPUs, by Triton: codes are read as files hold them.
 
-A program computes 32 rows, with a fixed order of sums. Of bit planes these are the rows of 16 neighbouring bytes: 16 in their
-low halves, and 16 in their high halves, 32 rows further. Inputs stay floating: results are close to those of processors, not
-equal to the bit. Imports triton, so `accelerator.py` imports this module only for a tensor on such a device.
+A program computes 32 rows, of bit planes those of 16 neighboring bytes: 16 in their low halves, and 16 in their high halves,
+32 rows further. Inputs stay floating: results are close to those of processors, not equal to the bit. Imports triton.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """Multiplying with packed rows on GPUs, by Triton: the same layout, read as it lies.
 
-A row's bits are words of 32. The kept elements before one of them are those of the words before, by a scan over the
-words' counts, and those of its own word, by counting under a mask: so every element finds its value by itself, 64-bit
-offsets included. Imports triton, so `accelerator.py` imports this module only for a tensor on such a device.
+A row's bits are words of 32. A scan over the words' counts, and a count under a mask in its own word, tell every element
+where its value is. Imports triton.
 """
 
 import torch

@@ -42,7 +42,7 @@ def test_what_is_left_dense_is_named(caplog, ids):
     layer.self_attn.k_proj.weight = layer.self_attn.q_proj.weight  # tied
     down.forward = lambda x: 2 * torch.nn.functional.linear(x, down.weight)
     expected = logits(model, ids)
-    with caplog.at_level(logging.INFO, "transformers.optimum_neuronal.packed.summary"):
+    with caplog.at_level(logging.INFO, "transformers.optimum_neuronal.packed.sparsify"):
         sparsify(model)
     assert model.packing.left_dense == {
         "model.layers.1.mlp.up_proj": "not smaller packed",

@@ -1,5 +1,5 @@
-/* Kernels for codes of 8 bits with AVX2. Sums of products of bytes take one instruction where the
- * processor has AVX-VNNI, else three. */
+/* Kernels for codes of 8 bits with AVX2. Sums of products of bytes take one instruction where the processor has
+ * AVX-VNNI, else three. */
 #pragma once
 
 #include "../reference.h"
@@ -21,8 +21,8 @@ AVX2 INLINE __m256 avx2_scaled(const __m256i *whole, const float *x_scales) {
     return _mm256_mul_ps(_mm256_loadu_ps(x_scales), _mm256_cvtepi32_ps(avx2_whole_sums(whole)));
 }
 
-/* Adds to eight sums four products each, of bytes without a sign and bytes with one. Products of
- * levels fit 15 bits, so that a sum of two fits 16. */
+/* Adds to eight sums four products each, of bytes without a sign and bytes with one. Products of levels fit 15 bits,
+ * so that a sum of two fits 16. */
 AVX2 INLINE __m256i avx2_dot(__m256i sums, __m256i sizes, __m256i x) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, x), _mm256_set1_epi16(1)));
 }

@@ -11,8 +11,8 @@ VNNI INLINE __m256i vnni_halves(__m512i v) {
     return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
 }
 
-/* The instruction multiplies bytes without a sign by bytes with one: x is raised by 128, and 128
- * times the levels' sum taken off again. */
+/* The instruction multiplies bytes without a sign by bytes with one: x is raised by 128, and 128 times the levels' sum
+ * taken off again. */
 VNNI INLINE void vnni_bytes_row(const QuantizedMatrix *weight, const RoundedInputs *inputs, int64_t row, int m,
                                 float *sums, const int M) {
     const int8_t *codes = bytes_of_row(weight, row), *stop = codes + weight->columns,

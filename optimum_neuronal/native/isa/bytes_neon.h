@@ -1,5 +1,5 @@
-/* Kernels for codes of 8 bits with NEON. Sums of products of bytes take one instruction where the
- * processor has dot products, else three. */
+/* Kernels for codes of 8 bits with NEON. Sums of products of bytes take one instruction where the processor has dot
+ * products, else three. */
 #pragma once
 
 #include "../processors.h"

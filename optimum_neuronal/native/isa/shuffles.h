@@ -1,6 +1,5 @@
-/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte
- * shuffles, in which 0x80 gives zero. Processors without an instruction that expands do it by
- * looking masks up. */
+/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte shuffles, in which
+ * 0x80 gives zero. For processors without an instruction that expands. */
 #pragma once
 
 #include "../common.h"

@@ -1,5 +1,5 @@
-/* Kernels of sparse weights for AVX2, FMA and F16C: eight columns are spread by a byte shuffle that
- * is looked up for eight bits. */
+/* Kernels of sparse weights for AVX2, FMA and F16C: eight columns are spread by a byte shuffle that is looked up for
+ * eight bits. */
 #pragma once
 
 #include "../sparse_job.h"
@@ -25,8 +25,7 @@ AVX2 INLINE __m256i avx2_spread32(uint8_t mask, const uint32_t *p, const uint32_
     return _mm256_andnot_si256(_mm256_srai_epi32(where, 31), spread);
 }
 
-/* One row's 64 columns: x has blocks of 16 columns for bfloat16, the even ones before the odd ones,
- * else of 8. */
+/* One row's 64 columns: x has blocks of 16 columns for bfloat16, the even ones before the odd ones, else of 8. */
 AVX2 INLINE void avx2_word(uint64_t mask, const void *values, const void *end, const float *x, __m256 *sums,
                            const int M, const int dtype, const int careful) {
     if (dtype == BF16) {

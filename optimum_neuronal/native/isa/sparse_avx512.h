@@ -1,9 +1,7 @@
-/* Kernels of sparse weights for AVX-512. Three: with F, BW and VL alone, 16 values at a time are
- * widened to floats and spread by vexpandps; with VBMI2, vpexpandw spreads 32 values of 16 bits;
- * with BF16 also, vdpbf16ps multiplies them with an x of 16 bits.
- *
- * An expansion that zeroes falsely depends on what its register held, on Zen 4 and 5: hence one
- * that merges into zero, which the empty asm keeps the compiler from making a zeroing one of. */
+/* Kernels of sparse weights for AVX-512: with F, BW and VL, vexpandps spreads 16 floats; with VBMI2, vpexpandw spreads
+ * 32 values of 16 bits; with BF16 also, vdpbf16ps multiplies them. An expansion that zeroes waits for its register's
+ * old content on Zen 4 and 5: hence one that merges into zero, which the empty asm keeps the compiler from changing.
+ */
 #pragma once
 
 #include "../sparse_job.h"

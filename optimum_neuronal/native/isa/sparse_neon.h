@@ -1,13 +1,12 @@
-/* Kernels of sparse weights for NEON (every 64-bit Arm): eight columns are spread by a byte shuffle
- * that is looked up for eight bits. */
+/* Kernels of sparse weights for NEON (every 64-bit Arm): eight columns are spread by a byte shuffle that is looked up
+ * for eight bits. */
 #pragma once
 
 #include "../processors.h"
 #include "../sparse_job.h"
 #include "shuffles.h"
 
-/* How many bits are set in the bytes of a mask before each byte: byte k of the result. The last is
- * in `all`. */
+/* How many bits are set in the bytes of a mask before each byte: byte k of the result. The last is in `all`. */
 INLINE uint64_t neon_before(uint64_t mask, uint64_t *all) {
     uint64_t counts = vget_lane_u64(vreinterpret_u64_u8(vcnt_u8(vcreate_u8(mask))), 0) * 0x0101010101010101ULL;
     *all = counts >> 56;
@@ -20,8 +19,8 @@ INLINE uint8x16_t neon_spread16(uint8_t mask, const uint16_t *p, const uint16_t 
     return vqtbl1q_u8(vld1q_u8(from), vld1q_u8(SHUFFLE16[mask]));
 }
 
-/* Eight columns of 32 bits: a lane's bytes are four times its number and 0 to 3; of -1 they lie
- * behind the table, which gives 0. */
+/* Eight columns of 32 bits: a lane's bytes are four times its number and 0 to 3; of -1 they lie behind the table,
+ * which gives 0. */
 INLINE uint8x16x2_t neon_spread32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
     uint32_t last[8];
     const uint8_t *from = careful && end - p < 8 ? copy_last(p, end, 32, last) : (const void *)p;

@@ -1,8 +1,7 @@
 """Codes of 2 to 7 bits as files and kernels hold them: in bit planes, in blocks of 64 rows and groups of 4 columns.
 
-`planes[block, group, bit, i]` is a byte. Its low half holds one bit of four codes: of row `64 * block + i` in the four
-columns of the group, the first column in the lowest bit. Its high half holds the same for row `64 * block + 32 + i`. Zeros
-fill the last block and the last group. native/quantized_job.h computes with planes.
+`planes[block, group, bit, i]` is a byte. Its low half holds one bit of four codes: of row `64 * block + i` in the group's
+columns, the first in the lowest bit; its high half the same of row `64 * block + 32 + i`. Zeros fill the last ones up.
 """
 
 from collections.abc import Iterator

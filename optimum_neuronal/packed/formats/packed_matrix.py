@@ -64,12 +64,7 @@ class PackedMatrix(Change):
 
     @abstractmethod
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, W of shape (rows, in).
-
-        Args:
-            x (`Tensor`): shape (count, in), contiguous, of the weight's dtype, on its device.
-            bias (`Tensor`, *optional*): shape (rows,), of the same dtype.
-        """
+        """Return `x @ W.T + bias`, W (rows, in), x (count, in) and bias (rows,) contiguous, of W's dtype and device."""
 
     @abstractmethod
     def rows(self, first: int, last: int) -> "PackedMatrix":
@@ -111,10 +106,7 @@ class PackedMatrix(Change):
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def stored(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as files and modules hold them: `"packed_" + name` -> tensor.
-
-        Derived tensors are left out. Tensors of a fixed dtype are viewed as uint8, which no loader and no `.to` casts.
-        """
+        """Return what files and modules hold, `"packed_" + name` -> tensor: of a fixed dtype as uint8, which nothing casts."""
         found = {name: tensor for name, tensor in self.tensors().items() if name not in self.derived}
         return {
             STORED + name: tensor.contiguous().view(torch.uint8) if name in self.fixed else tensor
@@ -125,11 +117,7 @@ class PackedMatrix(Change):
     def of_stored(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "PackedMatrix":
-        """Return the weight of the tensors that [`PackedMatrix.stored`] gave.
-
-        Raises:
-            `ValueError`: dtypes or shapes don't fit. [`PackedMatrix.check`] checks the contents.
-        """
+        """Return the weight of stored tensors. Raise `ValueError` if their dtypes or shapes don't fit."""
         found = {name: tensors[STORED + name] for name in cls.names if tensors.get(STORED + name) is not None}
         missing = [name for name in cls.names if name not in (*found, *cls.optional, *cls.derived)]
         if missing:

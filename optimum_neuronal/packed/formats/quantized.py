@@ -11,21 +11,32 @@ from typing import ClassVar
 
 import torch
 
-from ...native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
-from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
-from .packed_matrix import Header, PackedMatrix, check_places, headers_of, multiply_by_blocks, register_format
-from .quantized_checks import (
-    BYTE_BITS,
-    bits_of_codes,
-    check_bits,
-    check_contents,
-    check_dense,
-    check_headers,
-    codes_header,
-    largest_level,
+from ...native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from .bit_planes import (
+    BLOCK_ROWS,
+    chunk_rows,
+    decode_planes,
+    decode_rows,
+    encode_planes,
+    has_bits_behind,
+    planes_shape,
+)
+from .packed_matrix import (
+    DTYPES,
+    Header,
+    PackedMatrix,
+    check_places,
+    check_shape,
+    check_tensors,
+    headers_of,
+    multiply_by_blocks,
+    register_format,
 )
 
 
+BITS = range(2, 9)
+BYTE_BITS = 8  # codes of 8 bits are whole bytes, codes of fewer bits lie in bit planes
+LARGEST_BYTE = 127
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
 UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 
@@ -35,10 +46,9 @@ UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 class QuantizedWeight(PackedMatrix):
     """A dense low-bit weight. As a change, it replaces another weight.
 
-    An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The
-    level is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
-    `codes` of 2 to 7 bits have the shape (ceil(rows / 64), ceil(columns / 4), bits, 32), uint8, see `bit_planes`; those of
-    8 bits (rows, columns), int8, -127 to 127.
+    An element is `scale of its row * step of its column * level`, in float32, rounded once to `dtype`. The level is
+    `2 * code - (2**bits - 1)`, or with 8 bits the code. `codes` of 2 to 7 bits are bit planes, (ceil(rows / 64),
+    ceil(columns / 4), bits, 32), uint8; those of 8 bits (rows, columns), int8, -127 to 127.
     """
 
     names: ClassVar[tuple[str, ...]] = ("codes", "scales", "steps")
@@ -86,7 +96,15 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        check_headers(shape, bits_of_codes(headers["codes"]), dtype, headers)
+        check_shape(shape, dtype)
+        if dtype not in DTYPES:
+            raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
+        bits, rows, columns = bits_of_codes(headers["codes"]), math.prod(shape[:-1]), shape[-1]
+        check_bits(bits)
+        expected = {"codes": codes_header(rows, columns, bits), "scales": (torch.bfloat16, (rows,))}
+        if "steps" in headers:
+            expected["steps"] = (torch.bfloat16, (columns,))
+        check_tensors(headers, expected, shape, f"{bits} bits and a weight")
 
     @property
     def kept(self) -> int:
@@ -98,7 +116,20 @@ class QuantizedWeight(PackedMatrix):
     def check(self) -> None:
         self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
         check_places(self.tensors())
-        check_contents(self.codes, self.scales, self.steps, self.bits, self.shape, self.dtype)
+        codes, scales, steps, bits = self.codes, self.scales, self.steps, self.bits
+        if not bool((scales.isfinite() & (scales >= 0)).all()):
+            raise ValueError(f"its scales reach from {scales.min()} to {scales.max()}: expected finite, at least 0")
+        if steps is not None and not bool((steps.isfinite() & (steps > 0)).all()):
+            raise ValueError(f"its steps reach from {steps.min()} to {steps.max()}: expected finite, above 0")
+        largest = float(scales.max()) * (1.0 if steps is None else float(steps.max())) * largest_level(bits)
+        if largest > torch.finfo(self.dtype).max:
+            limit = f"{torch.finfo(self.dtype).max:.3g}, the largest of {self.dtype}"
+            raise ValueError(f"its scales and steps allow elements of {largest:.3g}: expected at most {limit}")
+        rows, columns = self.row_count, self.shape[-1]
+        if bits < BYTE_BITS and has_bits_behind(codes, rows, columns):
+            raise ValueError(f"its codes have bits set behind the {rows} rows and {columns} columns of the weight")
+        if bits == BYTE_BITS and any(bool((codes[part] < -LARGEST_BYTE).any()) for part in chunk_rows(rows, columns)):
+            raise ValueError("its codes have -128 among them: expected -127 to 127")
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
         codes, scales = self.codes.to(device=device), self.scales.to(device=device)
@@ -223,3 +254,39 @@ def _nearest_rows(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Te
     if bits == BYTE_BITS:
         return levels.round_().clamp_(-largest, largest).to(torch.int8), scales
     return levels.add_(largest).div_(2).round_().clamp_(0, largest).to(torch.uint8), scales
+
+
+def largest_level(bits: int) -> int:
+    """Return the largest number by which a scale is multiplied."""
+    return LARGEST_BYTE if bits == BYTE_BITS else 2**bits - 1
+
+
+def bits_of_codes(header: tuple[torch.dtype, tuple[int, ...]]) -> int:
+    """Return the bits of codes by dtype and shape of their tensor: 8 of bytes, else the third dimension of planes."""
+    dtype, shape = header
+    return shape[2] if dtype == torch.uint8 and len(shape) == 4 else BYTE_BITS
+
+
+def codes_header(rows: int, columns: int, bits: int) -> Header:
+    """Return dtype and shape of the codes of a matrix."""
+    if bits == BYTE_BITS:
+        return torch.int8, (rows, columns)
+    return torch.uint8, planes_shape(rows, columns, bits)
+
+
+def check_bits(bits: int) -> None:
+    """Raise `ValueError` unless codes can have so many bits."""
+    if type(bits) is not int or bits not in BITS:
+        raise ValueError(f"its codes have {bits!r} bits: expected a whole number from {BITS[0]} to {BITS[-1]}")
+
+
+def check_dense(weight: torch.Tensor) -> None:
+    """Raise `ValueError` unless a dense weight can be quantized."""
+    if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
+        expected = f"a matrix, or a stack of them, of one of {', '.join(map(str, DTYPES))}"
+        raise ValueError(
+            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantized: expected {expected}"
+        )
+    rows = weight.reshape(-1, weight.shape[-1])
+    if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):
+        raise ValueError("a weight with NaN or infinite values cannot be quantized: mend it first")
