@@ -70,8 +70,8 @@ def main():
         for target in args.bits or args.sparsity:
             dense, packed = two_models(shape, target, target if args.bits else None)
             report = measure_speed(dense, packed, args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
-            told = f"{target} bits" if args.bits else f"{target:.0%} sparse"
-            print(f"\n{shape} shapes, {told}: {report}\n", flush=True)
+            label = f"{target} bits" if args.bits else f"{target:.0%} sparse"
+            print(f"\n{shape} shapes, {label}: {report}\n", flush=True)
             del dense, packed
 
 

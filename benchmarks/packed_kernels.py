@@ -98,8 +98,8 @@ def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace, l
         medians = {name: statistics.median(found[name] for found in times[1:]) for name in times[0]}
         for name, median in medians.items():
             ratios = [medians[other] / median if other in medians else None for other in BESIDE]
-            told = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            table.append([str(tokens), name, sizes.get(name, "1"), f"{1e3 * median:.2f}", *told])
+            shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            table.append([str(tokens), name, sizes.get(name, "1"), f"{1e3 * median:.2f}", *shown])
         reached = weights[0].nbytes / medians["dense loop"] / 1e9 if tokens == 1 else reached
     return table, f"dense loop {reached:.0f} GB/s, merely reading {weights[0].nbytes / read / 1e9:.0f} GB/s"
 

@@ -59,7 +59,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     html = NAME.sub(lambda name: name[1].replace("~", ""), html)
-    return TYPE.sub(lambda told: re.sub("[`*]", "", told[0]), html)
+    return TYPE.sub(lambda match: re.sub("[`*]", "", match[0]), html)
 
 
 def _on_the_site(link: re.Match, origin: Path, page: str) -> str:

@@ -1,4 +1,4 @@
-"""Convert a dense sparse checkpoint to GGUF, quantise it, and check what llama.cpp makes of it.
+"""Convert a dense sparse checkpoint to GGUF, quantize it, and check what llama.cpp makes of it.
 
 python examples/export_gguf.py --model qwen3-70 --llama-cpp ~/llama.cpp --text wiki.test.raw --output qwen3-70-gguf
 
@@ -22,7 +22,7 @@ parser.add_argument("--model", required=True, help="directory of a sparse model 
 parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's repository, built in build/")
 parser.add_argument("--text", type=Path, required=True, help="file with test text")
 parser.add_argument("--output", type=Path, required=True, help="directory for the GGUF files")
-parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0"], help="quantised types (default: Q8_0 Q4_0)")
+parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0"], help="quantized types (default: Q8_0 Q4_0)")
 parser.add_argument("--length", type=int, default=512, help="tokens per window (default: 512)")
 args = parser.parse_args()
 

@@ -75,9 +75,7 @@ class Inspection:
     dense_bytes: int = 0  # of all weights, dense
     pruned_bytes: int = 0  # of the pruned projections, as stored
     pruned_numel: int = 0  # elements of the pruned projections
-    total: Share = field(
-        default_factory=Share
-    )  # of the pruned projections; if there are none, of all matrices in blocks
+    total: Share = field(default_factory=Share)  # of the pruned projections, or of all matrices in blocks
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # where weights and sparsity_config disagree

@@ -9,7 +9,7 @@ from .projections import Decoder, Projection
 from .weight_names import token_weights
 
 
-STEPS_FROM = 512  # rows of a quantised weight: fewer lose less by the bits that steps would take
+STEPS_FROM = 512  # rows of a quantized weight from which steps pay for their bits
 
 
 def has_steps(rows: int, bits: int, shared: bool) -> bool:

@@ -173,8 +173,8 @@ def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerB
 
 def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
     """Return the records of a prune. Raise `ValueError` if they were started with other settings, data or model."""
-    begun = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
-    return Records(folder.path, begun, Processes.current())
+    started = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
+    return Records(folder.path, started, Processes.current())
 
 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
