@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.display import format_table
-from optimum_neuronal.common.processes import Processes
+from optimum_neuronal.common.machine import Processes
 from tests import authors
 
 

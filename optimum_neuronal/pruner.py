@@ -12,8 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.own_files import check_other_directory
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
-from .common.machine import default_device, reset_peak_memory
-from .common.processes import Processes
+from .common.machine import Processes, default_device, reset_peak_memory
 from .common.validation import check_path
 from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet

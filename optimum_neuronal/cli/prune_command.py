@@ -105,7 +105,7 @@ class PruneCommand(Command):
         """Prune the model, save it, and write the report."""
         from ..checkpoint.hub import check_push
         from ..checkpoint.own_files import check_output
-        from ..common.processes import process_group
+        from ..common.machine import process_group
         from ..files.scratch import scratch_directory
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner

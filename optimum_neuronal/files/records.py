@@ -13,8 +13,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from ..common.machine import Processes
 from ..common.notes import get_logger
-from ..common.processes import Processes
 from .atomic import write_atomically
 from .directories import check_writable
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..common.processes import Processes
+from ..common.machine import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
 from ..compat.accelerate import is_offloaded

@@ -13,10 +13,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
-from ..common.interrupts import deferred_interrupt
-from ..common.machine import with_less_memory
+from ..common.machine import Processes, deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
-from ..common.processes import Processes
 from ..compat import hf_private
 from ..compat.accelerate import execution_device
 from ..config.methods import Methods

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..common.interrupts import deferred_interrupt
+from ..common.machine import deferred_interrupt
 from ..compat import hf_private
 from ..model.set_config import set_config
 from .rotated_weights import RotatedBlock, RotatedWeights, bias_of

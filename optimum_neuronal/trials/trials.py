@@ -11,7 +11,7 @@ from ..blocks.block_inputs import BlockInputs
 from ..blocks.calls import Call, Stream, Streams
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms, SquaredNorms
-from ..common.processes import Processes
+from ..common.machine import Processes
 from ..files.records import Finding, Records
 from ..model.projections import Block, ChangeOf, Decoder
 from ..saliency import Saliency

@@ -12,7 +12,7 @@ from several_processes import in_processes
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.common.processes import Processes
+from optimum_neuronal.common.machine import Processes
 from optimum_neuronal.rotation.learning import Rotation
 
 

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from optimum_neuronal.common.processes import Processes
+from optimum_neuronal.common.machine import Processes
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, work_directory
 
