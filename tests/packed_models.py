@@ -8,7 +8,7 @@ from conftest import make_model
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.weight_names import token_weights
+from optimum_neuronal.model.projections import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.packed.replacing import keeps_transposed, packable_parameter, packable_paths, put_packed

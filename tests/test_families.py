@@ -8,9 +8,8 @@ from profiles import by_day
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, inference
-from optimum_neuronal.blocks.calls import first_output
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, inference
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

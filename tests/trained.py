@@ -6,7 +6,7 @@ import authors
 import torch
 
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.model.find_blocks import find_decoder

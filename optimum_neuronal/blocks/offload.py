@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..common.machine import hand_back_freed
-from ..compat import accelerate
+from ..compat import hf_private
 from ..model.projections import Block, Projection
 from ..packed.change import Change
 
@@ -25,7 +25,7 @@ class BlockLoader:
 
     def __init__(self, blocks: Sequence[Block]):
         self._blocks = blocks
-        self.streams = any(accelerate.is_offloaded(module) for block in blocks for module in block.module.modules())
+        self.streams = any(hf_private.is_offloaded(module) for block in blocks for module in block.module.modules())
         self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
         self._ahead: tuple[int, Future] | None = None
 
@@ -59,9 +59,9 @@ class BlockLoader:
 def _read(block: Block) -> Weights:
     weights = []
     for module in block.module.modules():
-        if accelerate.is_offloaded(module):
-            stored, device = accelerate.weights_map(module), accelerate.execution_device(module)
-            names = accelerate.offloaded_names(module)
+        if hf_private.is_offloaded(module):
+            stored, device = hf_private.weights_map(module), hf_private.execution_device(module)
+            names = hf_private.offloaded_names(module)
             # Copied: the tensor is a view of a file, which would be read again whenever memory is short.
             weights.append((module, {name: stored[name].to(device, copy=True) for name in names}))
     return weights
@@ -77,7 +77,7 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
         meta[owner, last] = owner._parameters[last]
         owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
     try:
-        module.forward = accelerate.own_forward(module)
+        module.forward = hf_private.own_forward(module)
         yield
     finally:
         module.forward = hooked
@@ -113,8 +113,8 @@ class ChangedWeights(Mapping):
 
 def change_offloaded(projection: Projection, change: Change) -> None:
     """Make an offloaded projection sparse whenever it is read from now on."""
-    weights = accelerate.weights_map(projection.module)
+    weights = hf_private.weights_map(projection.module)
     if not isinstance(weights, ChangedWeights):
         weights = ChangedWeights(weights)
-        accelerate.set_weights_map(projection.module, weights)
+        hf_private.set_weights_map(projection.module, weights)
     weights.changes.setdefault(projection.parameter, []).append((projection, change))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..model.projections import Block, Projection, TrialWeights
-from .calls import Call, Stream, replaced_forward, restore_shared, shared_containers, to_device
+from .block_inputs import Call, Stream, replaced_forward, restore_shared, shared_containers, to_device
 from .runner import BlockRunner
 from .statistics import Hessian, Norms, SquaredNorms
 

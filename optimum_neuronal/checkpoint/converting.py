@@ -9,7 +9,7 @@ from typing import Any
 from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
-from ..model.weight_names import token_weights
+from ..model.projections import token_weights
 from ..packed.sparsify import densify, sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import make_card

@@ -11,7 +11,8 @@ import torch
 from transformers.utils import logging
 
 from ..common.display import escaped, format_bytes, format_html, format_table
-from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..model.projections import with_stars
+from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
 from ..packed.formats.packed_matrix import PackedMatrix, swapped
 from ..packed.formats.quantized import QuantizedWeight
 from .hub import find_checkpoint

@@ -6,9 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..model.projections import Decoder, Projection
-from ..model.set_config import set_config
-from ..model.weight_names import every_projection, kind_of
+from ..compat.hf_private import set_config
+from ..model.projections import Decoder, Projection, every_projection, kind_of
 from ..report import PruningReport
 from .hub import hub_id
 

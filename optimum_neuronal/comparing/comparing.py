@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..checkpoint.hub import public_name
 from ..common.machine import reset_peak_memory
 from ..common.notes import get_logger
-from ..compat.accelerate import is_offloaded
+from ..compat.hf_private import is_offloaded
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import as_token_ids
 from ..data.documents import check_datasets

@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from transformers import Conv1D, PreTrainedModel
+from transformers import Conv1D, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
 from .experts import expert_projections
-from .projections import Block, Decoder, Experts, Projection
-from .weight_names import with_stars
+from .projections import Block, Decoder, Experts, Projection, with_stars
 
 
 class Patterns:
@@ -82,6 +81,18 @@ class Recorded:
                 f"model.config.sparsity_config names {missing}, unlike the model. Load the model as it was pruned, or del "
                 "model.config.sparsity_config to keep all zeros."
             )
+
+
+def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
+    """Raise `ValueError` unless a model reads text. None, for a class with its own code, passes."""
+    name = config.model_type if model_class is None else model_class.__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} is an encoder-decoder ({config.model_type}): only decoders, and encoders such as BERT, can be pruned."
+        )
+    read = getattr(model_class, "main_input_name", "input_ids")
+    if read != "input_ids" and config.get_text_config(decoder=True) is config:
+        raise ValueError(f"{name} reads {read!r}: only models that read token ids can be pruned.")
 
 
 def find_decoder(

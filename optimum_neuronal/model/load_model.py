@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
-from .find_blocks import find_decoder
+from .find_blocks import check_kind, find_decoder
 
 
 # Arguments of `from_pretrained` that locate files: a tokenizer's, and a model's config.
@@ -42,18 +42,6 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     own = issubclass(loader, PreTrainedModel)
     check_kind(loader if own else _made_by(loader.__name__, config), config)
     return loader, config
-
-
-def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
-    """Raise `ValueError` unless a model reads text. None, for a class with its own code, passes."""
-    name = config.model_type if model_class is None else model_class.__name__
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{name} is an encoder-decoder ({config.model_type}): only decoders, and encoders such as BERT, can be pruned."
-        )
-    read = getattr(model_class, "main_input_name", "input_ids")
-    if read != "input_ids" and config.get_text_config(decoder=True) is config:
-        raise ValueError(f"{name} reads {read!r}: only models that read token ids can be pruned.")
 
 
 def _check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:

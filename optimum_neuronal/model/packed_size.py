@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from ..packed.formats.quantized import BYTE_BITS, quantized_bytes
 from ..packed.formats.sparse import sparse_bytes, sparse_bytes_in_memory
-from .projections import Decoder, Projection
-from .weight_names import token_weights
+from .projections import Decoder, Projection, token_weights
 
 
 STEPS_FROM = 512  # rows of a quantized weight from which steps pay for their bits

@@ -1,56 +1,10 @@
-"""Names of projections' weights in a checkpoint's files, and the projection of each stored weight."""
+"""The pruned projection of each weight in a checkpoint's files."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel
-
-from ..compat import hf_private
-from .projections import Block, Decoder, Projection
-
-
-def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
-    """Return kind of projection, see [`kind_of`] -> names of its weights in a checkpoint's files, `*` for every number.
-
-    They differ from the model's where transformers converts weights when it saves, as it does with many experts.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, list[str]] = {}
-    for block, projection in every_projection(decoder):
-        kind = kind_of(block, projection)
-        if kind not in found and projection.pruned:
-            stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = hf_private.as_stored(model, {names[id(projection.owner)]: stand_in})
-            found[kind] = sorted({with_stars(name) for name in stored})
-    return found
-
-
-def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return embeddings and head, if any, by their names in a checkpoint's files. Tied ones come once."""
-    modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    found = {
-        id(weight) for module in modules if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
-    }
-    named = model.named_parameters(remove_duplicate=False)
-    return hf_private.stored_tensors(model, {name: weight for name, weight in named if id(weight) in found})
-
-
-def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
-    for block in decoder.blocks:
-        for projection in block.projections.values():
-            yield block, projection
-
-
-def kind_of(block: Block, projection: Projection) -> str:
-    """Return the common name of a projection in all blocks and experts: `mlp.experts.*.down_proj`."""
-    return with_stars(projection.name.removeprefix(f"{block.name}."))
-
-
-def with_stars(name: str) -> str:
-    """Return a dotted name with `*` for every number."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+from .projections import with_stars
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:

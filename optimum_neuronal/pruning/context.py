@@ -15,15 +15,13 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.machine import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
-from ..compat.accelerate import is_offloaded
+from ..compat.hf_private import is_offloaded
 from ..config.methods import Methods
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..files.records import Records
-from ..model.find_blocks import find_decoder
-from ..model.load_model import check_kind
-from ..model.projections import Decoder, Projection
-from ..model.weight_names import token_weights
+from ..model.find_blocks import check_kind, find_decoder
+from ..model.projections import Decoder, Projection, token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..blocks.block_inputs import inference
-from ..blocks.calls import Call, Streams
+from ..blocks.block_inputs import Call, Streams, inference
 from ..blocks.runner import BlockRunner
 from ..common.display import format_bytes, format_count, format_duration, format_table
 from ..common.machine import default_device

@@ -8,14 +8,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..blocks.calls import Call, Streams
+from ..blocks.block_inputs import Call, Streams
 from ..blocks.offload import change_offloaded
 from ..blocks.paired_inputs import PairedRuns
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
-from ..compat.accelerate import is_offloaded
+from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
-from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
-from ..model.weight_names import token_weights
+from ..model.projections import Block, Decoder, Projection, TrialWeights, token_weights, trial_weights
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of

@@ -16,13 +16,12 @@ from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..common.machine import Processes, deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
 from ..compat import hf_private
-from ..compat.accelerate import execution_device
+from ..compat.hf_private import execution_device
 from ..config.methods import Methods
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records, WorkDirectory
-from ..model.projections import Decoder
-from ..model.weight_names import stored_names, token_weights
+from ..model.projections import Decoder, stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..trials import Trials

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.func import functional_call
 
-from ..blocks.calls import Call, Stream, first_output, restore_shared, to_device
-from ..blocks.replay import replay
+from ..blocks.block_inputs import Call, Stream, first_output, restore_shared, to_device
+from ..blocks.runner import replay
 from ..blocks.statistics import Norms
 from ..model.projections import Block, TrialWeights
 from ..packed.change import Change

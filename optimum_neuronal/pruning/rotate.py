@@ -10,7 +10,7 @@ from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
 from ..common.machine import with_less_memory
 from ..common.notes import get_logger
-from ..compat.accelerate import execution_device
+from ..compat.hf_private import execution_device
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations, restored_on_error
 from ..rotation.rotated_weights import RotatedWeights, find_rotated

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..blocks.calls import Call, Streams
+from ..blocks.block_inputs import Call, Streams
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Hessian, wide_dtype
 from ..common.validation import check_choice, check_count, check_flag, check_number

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..common.machine import deferred_interrupt
 from ..compat import hf_private
-from ..model.set_config import set_config
+from ..compat.hf_private import set_config
 from .rotated_weights import RotatedBlock, RotatedWeights, bias_of
 from .turns import turn_bias, turn_table, turn_weight, unless_identity, widened
 

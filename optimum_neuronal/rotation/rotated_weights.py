@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..compat import accelerate
+from ..compat import hf_private
 from ..model.architectures import STREAM
 from ..model.projections import Block, Decoder, Projection
 from ..model.rows import value_rows
@@ -134,7 +134,7 @@ def find_rotated(decoder: Decoder, unties: bool = True) -> RotatedWeights:
         and decoder.predicts_next_token
         and decoder.config is model.config  # otherwise images write into the stream too
         and not getattr(decoder.config, "clip_qkv", None)  # rotated values would be clipped elsewhere
-        and not any(accelerate.is_offloaded(module) for module in model.modules())
+        and not any(hf_private.is_offloaded(module) for module in model.modules())
     )
     if not known:
         raise _cannot_rotate(decoder)

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..blocks.block_inputs import next_token_logits
-from ..blocks.calls import Call, Stream, Streams, first_output, to_device
+from ..blocks.block_inputs import Call, Stream, Streams, first_output, next_token_logits, to_device
 from ..blocks.runner import BlockRunner
 from ..model.projections import Block
 

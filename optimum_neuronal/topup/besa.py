@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..blocks.calls import Call, Streams, to_device
-from ..blocks.replay import replay
-from ..blocks.runner import BlockRunner
+from ..blocks.block_inputs import Call, Streams, to_device
+from ..blocks.runner import BlockRunner, replay
 from ..blocks.statistics import Norms
 from ..common.validation import check_count, check_number
 from ..model.projections import Block, Decoder, Projection, trial_weights

@@ -14,7 +14,7 @@ from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_spars
 from ..common.notes import get_logger
 from ..common.validation import check_count, check_number
 from ..config.neuronal_config import NeuronALConfig
-from ..model.weight_names import stored_names
+from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity

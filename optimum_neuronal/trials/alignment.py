@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import normalize
 
-from ..blocks.calls import Call, Streams, grouped
+from ..blocks.block_inputs import Call, Streams, grouped
 from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
 from ..saliency.plan import SparsityPlan

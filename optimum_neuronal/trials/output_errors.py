@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..blocks.calls import Call, Stream, Streams, grouped
+from ..blocks.block_inputs import Call, Stream, Streams, grouped
 from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, trial_weights
 from ..saliency.plan import Plan, SparsityPlan

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..blocks.calls import Call, Streams, grouped
+from ..blocks.block_inputs import Call, Streams, grouped
 from ..blocks.statistics import Hessian, Norms, most_specific
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import SparsityPlan

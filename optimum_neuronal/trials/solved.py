@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
-from ..blocks.block_inputs import BlockInputs
-from ..blocks.calls import Call, Streams
+from ..blocks.block_inputs import BlockInputs, Call, Streams
 from ..blocks.statistics import Norms
 from ..files.records import Records
 from ..model.projections import Block, ChangeOf, Projection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ..blocks.calls import Call, Stream, Streams
+from ..blocks.block_inputs import Call, Stream, Streams
 from ..blocks.statistics import Norms, SquaredNorms
 from ..model.projections import Block, trial_weights
 from ..saliency.plan import SparsityPlan

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..blocks.block_inputs import BlockInputs
-from ..blocks.calls import Call, Stream, Streams
+from ..blocks.block_inputs import BlockInputs, Call, Stream, Streams
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms, SquaredNorms
 from ..common.machine import Processes

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, inference
-from optimum_neuronal.blocks.calls import first_output
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, inference
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

@@ -1,7 +1,7 @@
 import torch
 
-from optimum_neuronal.blocks import calls as module
-from optimum_neuronal.blocks.calls import (
+from optimum_neuronal.blocks import block_inputs as module
+from optimum_neuronal.blocks.block_inputs import (
     Call,
     Stream,
     grouped,

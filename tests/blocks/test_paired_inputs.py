@@ -4,8 +4,7 @@ from conftest import make_model
 from torch import nn
 from trial_helpers import build_trials, state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.paired_inputs import ChildOutputs, PairedRuns, stages
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights

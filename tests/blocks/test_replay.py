@@ -5,9 +5,8 @@ from forward import squared_norms, token_counts
 from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.calls import Call
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.block_inputs import Call, capture_inputs, inference
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection

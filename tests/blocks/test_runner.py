@@ -7,11 +7,9 @@ import torch
 from by_hand import make_block
 from trial_helpers import state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import BlockInputs, inference
-from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.block_inputs import BlockInputs, Stream, inference
 from optimum_neuronal.blocks.offload import BlockLoader
-from optimum_neuronal.blocks.replay import replay
-from optimum_neuronal.blocks.runner import BlockRunner, check_replay
+from optimum_neuronal.blocks.runner import BlockRunner, check_replay, replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

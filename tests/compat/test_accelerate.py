@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from optimum_neuronal.compat.accelerate import execution_device, is_offloaded
+from optimum_neuronal.compat.hf_private import execution_device, is_offloaded
 from optimum_neuronal.model.projections import Projection
 
 

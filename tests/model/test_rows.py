@@ -7,10 +7,10 @@ from families import FAMILIES
 from profiles import NIGHT
 
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import kind_of
 from optimum_neuronal.model.rows import row_groups
-from optimum_neuronal.model.weight_names import kind_of
 
 
 CPU = torch.device("cpu")

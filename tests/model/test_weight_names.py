@@ -9,16 +9,8 @@ from transformers import AutoModel
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.weight_names import (
-    PrunedWeights,
-    StoredProjection,
-    every_projection,
-    kind_of,
-    natural_order,
-    stored_names,
-    token_weights,
-    with_stars,
-)
+from optimum_neuronal.model.projections import every_projection, kind_of, stored_names, token_weights, with_stars
+from optimum_neuronal.model.weight_names import PrunedWeights, StoredProjection, natural_order
 
 
 def sparsity_config(blocks, projections, left_out=()):

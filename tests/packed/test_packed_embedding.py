@@ -11,7 +11,7 @@ from profiles import by_day
 
 from optimum_neuronal import densify, sparsify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.weight_names import token_weights
+from optimum_neuronal.model.projections import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_embedding import PackedEmbedding, TiedLinear
 from optimum_neuronal.packed.packed_linear import PackedLinear

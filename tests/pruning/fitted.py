@@ -4,8 +4,7 @@ import torch
 from conftest import make_model
 from trial_helpers import build_trials, state
 
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.packed.change import NewWeight

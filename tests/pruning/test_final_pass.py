@@ -11,7 +11,7 @@ from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.blocks.statistics import Hessian, activation
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES

@@ -6,8 +6,7 @@ from conftest import FEW, make_model
 from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.model.find_blocks import find_decoder

@@ -6,7 +6,7 @@ from conftest import FEW, make_model
 from trial_helpers import make_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.packed.change import NewWeight

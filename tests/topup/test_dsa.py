@@ -7,7 +7,7 @@ from conftest import make_model
 from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
 

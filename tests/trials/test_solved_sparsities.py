@@ -8,8 +8,7 @@ from conftest import make_ids, make_model
 from interruptions import interrupt_at_second_block
 from trial_helpers import build_trials, state, unchanged, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
