@@ -31,14 +31,13 @@ def evaluate_perplexity(
 ) -> float:
     """Return the perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
-    The test documents are joined, tokenized once and cut into windows of `seq_length` tokens without overlap. The rest
-    at the end is dropped. Every token of a window except the first is predicted from the window alone. The mean is over
-    all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces. c4 takes the first 1100
-    validation documents and at most 256 windows, as GPTQ, SparseGPT and Wanda do.
+    The test documents are joined, tokenized once and cut into windows of `seq_length` tokens without overlap; the rest
+    is dropped. Every token of a window except the first is predicted from the window alone. wikitext2 joins its test
+    split by blank lines, ptb by spaces. c4 takes the first 1100 validation documents and at most 256 windows, as GPTQ,
+    SparseGPT and Wanda do.
 
     Args:
-        model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype. It
-            computes on its device, in its dtype, in evaluation mode.
+        model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): not needed for token ids, or if `model` names a checkpoint.
         dataset: any kind that [`load_documents`] takes, or token ids of shape (N, L), which are the windows. A Hub dataset
             without a split gives its test split.
@@ -47,8 +46,7 @@ def evaluate_perplexity(
         batch_size (`int`): windows per forward. Changes the result by rounding at most.
 
     Raises:
-        `ValueError`, `TypeError`: too little text, ids outside the vocabulary, a model that cannot be evaluated, or a
-            loss that is not finite.
+        `ValueError`, `TypeError`: too little text, an unsuitable model or tokenizer, or a loss that is not finite.
     """
     check_count("batch_size", batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
@@ -85,19 +83,14 @@ def load_windows(
     stream = torch.tensor(tokenize(documents.join(), tokenizer, documents.templated), dtype=torch.int64)
     count = len(stream) // seq_length
     if count == 0:
-        raise ValueError(
-            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
-            "text, or a smaller seq_length."
-        )
+        found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
+        raise ValueError(f"{found}: give more text, or a smaller seq_length.")
     windows = stream[: count * seq_length].view(count, seq_length)
     return windows[: documents.max_windows if max_windows is None else max_windows]
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> test set. A file is named without its folder, data in memory `"test 1"` by its place.
-
-    A second test set of the same name is named `"NAME (2)"`.
-    """
+    """Return name -> test set: a file's name without its folder, `"test 1"` for data in memory, `"NAME (2)"` if taken."""
     if isinstance(evaluate, Mapping):
         return dict(evaluate)
     if isinstance(evaluate, (str, os.PathLike)) or not isinstance(evaluate, Iterable):
@@ -115,7 +108,7 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
 
 
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
-    """Return the mean NLL in nats of all tokens except the first of each window, of shape (windows, seq_length)."""
+    """Return the mean NLL in nats of all tokens except the first of each window."""
     total = 0.0
     starts = range(0, len(windows), batch_size)
     for start in logging.tqdm(starts, desc="Perplexity", unit="batch", leave=False, disable=None):
@@ -126,16 +119,16 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
         loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
         del logits  # before the next forward
         if not math.isfinite(loss):
+            found = f"The loss is {loss} in windows {start} to {start + len(batch) - 1}"
             raise ValueError(
-                f"The loss is {loss} in windows {start} to {start + len(batch) - 1}: the weights hold NaN or inf, or the "
-                "dtype overflows (try bfloat16 or float32)."
+                f"{found}: the weights hold NaN or inf, or the dtype overflows (try bfloat16 or float32)."
             )
         total += loss
     return total / (len(windows) * (windows.shape[1] - 1))
 
 
 def as_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
-    """Return the model and its tokenizer. A model named by a path or id is loaded in its own dtype."""
+    """Return a model and its tokenizer, loaded in the checkpoint's dtype if `model` is a path or id."""
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
     tokenizer = find_tokenizer(os.fspath(model)) if tokenizer is None else tokenizer
@@ -143,7 +136,7 @@ def as_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
 
 
 def check_language_model(model: Any) -> None:
-    """Raise `TypeError` or `ValueError` unless a model predicts the next token and has its weights."""
+    """Raise unless a model predicts the next token and has its weights."""
     if not hasattr(model, "get_input_embeddings"):
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     if not model.can_generate():

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from ..common.validation import check_count
 
 
 PROMPT = 16  # tokens before the generated ones
-FASTER = 1.02  # a smaller ratio may be chance
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,17 @@ class SpeedReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def verdict(self) -> str:
-        slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
-        faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
-        kinds = [("faster", faster), ("slower", slower)]
-        found = [f"Packed weights are {how} here for: {'; '.join(work)}." for how, work in kinds if work]
-        return " ".join(found or ["Packed weights are neither faster nor slower here."])
-
     def __str__(self) -> str:
-        rows = []
-        for one in self.timings:
-            spread = f"{one.lowest:.2f} to {one.highest:.2f}"
-            rows.append([one.work, f"{one.dense:.1f}", f"{one.packed:.1f}", f"{one.ratio:.2f}", spread])
+        rows = [
+            [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
+            for t in self.timings
+        ]
         sizes = self.dense_bytes, self.packed_bytes
         memory = ["model", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
         parts = [
             f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}",
             format_table(["tokens per second", "dense", "packed", "times", "lowest and highest"], rows),
             format_table(["memory", "dense", "packed", "times"], [memory]),
-            self.verdict,
         ]
         return "\n\n".join(parts)
 
@@ -89,28 +80,26 @@ def measure_speed(
     for value in (*batches, prompt_tokens, new_tokens, rounds):
         check_count("batches, prompt_tokens, new_tokens or rounds", value, 1)
     with inference(dense), inference(packed):
+        work = [
+            (f"decode, batch {batch}", batch * new_tokens, partial(decode_seconds, batch=batch, new_tokens=new_tokens))
+            for batch in batches
+        ]
+        work.append(
+            (f"prefill, {prompt_tokens} tokens", prompt_tokens, partial(prefill_seconds, tokens=prompt_tokens))
+        )
         timings = []
-        for batch in batches:
-            times = [
-                [decode_seconds(model, batch, new_tokens) for model in (dense, packed)] for _ in range(rounds + 1)
-            ]
-            timings.append(_summarize(f"decode, batch {batch}", batch * new_tokens, times[1:]))
-        times = [[prefill_seconds(model, prompt_tokens) for model in (dense, packed)] for _ in range(rounds + 1)]
-        timings.append(_summarize(f"prefill, {prompt_tokens} tokens", prompt_tokens, times[1:]))
+        for name, tokens, seconds in work:
+            times = [[seconds(model) for model in (dense, packed)] for _ in range(rounds + 1)]
+            timings.append(_summarize(name, tokens, times[1:]))
     return SpeedReport(
         model=public_name(dense),
         dtype=str(dense.dtype).removeprefix("torch."),
         device=str(dense.device),
         threads=torch.get_num_threads(),
         timings=timings,
-        dense_bytes=footprint(dense),
-        packed_bytes=footprint(packed),
+        dense_bytes=dense.get_memory_footprint(),
+        packed_bytes=packed.get_memory_footprint(),
     )
-
-
-def footprint(model: torch.nn.Module) -> int:
-    """Return the bytes of a model's parameters and buffers."""
-    return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
 
 def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
@@ -121,7 +110,7 @@ def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
 
 
 class _TokenTimes(StoppingCriteria):
-    """Record of the time at which each token is finished. It stops nothing."""
+    """Records when each token is finished. It stops nothing."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -136,9 +125,14 @@ class _TokenTimes(StoppingCriteria):
 def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
     """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
     ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device)
-    exactly = {"max_new_tokens": 1 + new_tokens, "min_new_tokens": 1 + new_tokens}  # whatever ends the text
-    options = {"do_sample": False, "pad_token_id": 0, "stopping_criteria": StoppingCriteriaList([times]), **exactly}
-    model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+    options = {
+        "max_new_tokens": 1 + new_tokens,
+        "min_new_tokens": 1 + new_tokens,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    stopping = StoppingCriteriaList([times])
+    model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), stopping_criteria=stopping, **options)
     return times.seen[-1] - times.seen[0]
 
 
@@ -153,7 +147,6 @@ def prefill_seconds(model: PreTrainedModel, tokens: int) -> float:
 
 
 def _random_tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
-    """Return random ids of shape (batch, length) on the model's device, always the same."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (batch, length), generator=generator).to(model.device)

@@ -22,10 +22,10 @@ PAPER = ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge",
 class TaskResult:
     """Result of a model on one task."""
 
-    accuracy: float  # share of questions whose most likely answer is right, in [0, 1]
+    accuracy: float  # share of right answers, in [0, 1]
     stderr: float | None  # standard error of the accuracy; None for a single question
     metric: str  # the harness's name of the accuracy
-    samples: int  # number of questions
+    samples: int  # number of questions asked
 
 
 def evaluate_tasks(
@@ -40,12 +40,10 @@ def evaluate_tasks(
     """Return the zero-shot accuracy on multiple-choice tasks of the lm-evaluation-harness.
 
     The model's choice is the answer with the largest log-likelihood after the question, summed over its tokens in
-    float32: the harness's `acc`, not `acc_norm`. The paper says only "accuracy", but its figures for dense models are
-    `acc`.
+    float32: the harness's `acc`, not `acc_norm`. The paper's figures for dense models are `acc`.
 
     Args:
-        model (`PreTrainedModel`): a causal language model. It computes on its device, in its dtype, in evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): the model's. It is not changed.
+        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): a causal language model and its tokenizer.
         tasks (`Sequence[str]`): the harness's tasks, groups and tags; or `"paper"`, the paper's seven tasks.
         limit (`int`): number of first questions of each task. None: all of them.
         batch_size (`int`): answers per forward. Changes the result by rounding at most.
@@ -59,9 +57,7 @@ def evaluate_tasks(
         `ValueError`, `TypeError`: an unknown task, one without `acc`, or a model that cannot be evaluated.
     """
     check_count("batch_size", batch_size, 1)
-    check_language_model(model)
-    if model.device.type == "meta":
-        raise ValueError("Zero-shot tasks need the model's weights in memory: load it without offloading.")
+    check_answers(model)
     loaded = load_tasks(tasks, include_path)
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM
@@ -73,6 +69,13 @@ def evaluate_tasks(
         # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
         results = evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
+
+
+def check_answers(model: PreTrainedModel) -> None:
+    """Raise unless a model can answer questions: the harness sends them to the device of its embeddings."""
+    check_language_model(model)
+    if model.device.type == "meta":
+        raise ValueError("Zero-shot tasks need the model's weights in memory: load it without offloading.")
 
 
 def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> dict[str, Any]:
