@@ -15,8 +15,8 @@ AS_LINEAR = ("FalconLinear",)  # subclasses of nn.Linear whose own forward compu
 
 def is_linear(kind: type) -> bool:
     """Return True if modules of a class compute `x @ W.T + bias` and nothing else."""
-    same = issubclass(kind, nn.Linear) and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
-    return same or kind is Conv1D
+    is_made_alike = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
+    return kind is Conv1D or is_made_alike and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
 
 
 class PackedLinear(PackedModule):
@@ -46,7 +46,7 @@ class PackedLinear(PackedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`, (..., in) -> (..., out), of the weight's dtype or, under autocast, of autocast's."""
-        return autocast(self.linear(x, self.bias))
+        return autocast(self.linear(x, self._buffers["bias"]))  # skips nn.Module.__getattr__
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -60,8 +60,7 @@ def make_linear(packed: nn.Module, weight: nn.Parameter) -> nn.Module:
         if packed.stands_for is Conv1D:
             linear = Conv1D(packed.out_features, packed.in_features)
         else:
-            linear = nn.Linear(packed.in_features, packed.out_features, bias=packed.bias is not None)
-            linear.__class__ = packed.stands_for
+            linear = packed.stands_for(packed.in_features, packed.out_features, bias=packed.bias is not None)
     linear.weight = weight
     linear.bias = None if packed.bias is None else nn.Parameter(packed.bias)
     return take_place(linear, packed)

@@ -34,6 +34,7 @@ class PackedModule(nn.Module):
         for name in matrix.derived:
             self.register_buffer(STORED + name, getattr(matrix, name), persistent=False)
         self.register_buffer("like", torch.empty(0, dtype=matrix.dtype, device=matrix.device), persistent=False)
+        self._watched = (*stored, "like")
         self._checked: tuple[list[torch.Tensor], PackedMatrix] | None = None
         if not self.like.is_meta:
             self.check()
@@ -42,12 +43,9 @@ class PackedModule(nn.Module):
     def matrix(self) -> PackedMatrix:
         """The matrix, which shares the buffers. They are checked first if they were replaced."""
         seen = self._checked
-        if seen is None or not all(map(operator.is_, self._parts(), seen[0])):
+        if seen is None or not all(map(operator.is_, map(self._buffers.get, self._watched), seen[0])):
             return self.check()
         return seen[1]
-
-    def _parts(self) -> list[torch.Tensor]:
-        return [*map(self._buffers.get, self.stored_names), self._buffers["like"]]
 
     @torch.compiler.disable
     def check(self) -> PackedMatrix:
@@ -63,7 +61,7 @@ class PackedModule(nn.Module):
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
         for name in matrix.derived:
             self._buffers[STORED + name] = getattr(matrix, name)
-        self.__dict__["_checked"] = self._parts(), matrix
+        self.__dict__["_checked"] = [self._buffers[name] for name in self._watched], matrix
         return matrix
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -82,14 +80,15 @@ class PackedModule(nn.Module):
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
-        x = self.watched(x.to(self.dtype))
         if torch.compiler.is_compiling():
+            x = self.watched(x.to(self.dtype))
             return torch.ops.optimum_neuronal.packed_linear(x, self.format, self.tensors(), self.row_count, bias)
-        return linear(self.matrix, x, bias)
+        matrix = self.matrix
+        return linear(matrix, self.watched(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
 
     def watched(self, x: torch.Tensor) -> torch.Tensor:
         """Return an input of which a backward raises an error, unless adapters are trained."""
-        if torch.is_grad_enabled() and x.requires_grad and not self.passes_gradients:
+        if x.requires_grad and torch.is_grad_enabled() and not self.passes_gradients:
             return block_gradient(x)
         return x
 
