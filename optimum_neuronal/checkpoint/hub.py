@@ -1,8 +1,7 @@
 """Models on the Hub: their names, downloads, and checks before one is published."""
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -19,25 +18,10 @@ from transformers import PreTrainedModel
 
 from ..common.validation import check_path
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
+from .sparsity_config import hub_id
 
 
-# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
-SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
-
-
-def hub_id(model: PreTrainedModel) -> str | None:
-    """Return the id of the repository on the Hub that a model was loaded from, or None."""
-    origin = model.config.name_or_path
-    if not origin:
-        return None
-    if (path := Path(origin)).exists():
-        cached = SNAPSHOT.search(path.absolute().as_posix())
-        return cached[1].replace("--", "/") if cached else None
-    with suppress(HFValidationError):
-        validate_repo_id(origin)
-        return origin
-    return None
 
 
 def public_name(model: PreTrainedModel) -> str:

@@ -1,19 +1,25 @@
 """The `sparsity_config` in config.json (docs/format.md): made after a prune, checked when it is read."""
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat.hf_private import set_config
 from ..model.projections import Decoder, Projection, every_projection, kind_of
 from ..report import PruningReport
-from .hub import hub_id
 
 
 KEY = "sparsity_config"
 VERSION = 1
+# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 TYPES = {  # of the keys that this package reads
     "sparsity": (int, float),
     "achieved_sparsity": (int, float),
@@ -85,6 +91,20 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
     own = copy.copy(model.config)
     setattr(own, KEY, sparsity_config)
     set_config(model, own)
+
+
+def hub_id(model: PreTrainedModel) -> str | None:
+    """Return the id of the repository on the Hub that a model was loaded from, or None."""
+    origin = model.config.name_or_path
+    if not origin:
+        return None
+    if (path := Path(origin)).exists():
+        cached = SNAPSHOT.search(path.absolute().as_posix())
+        return cached[1].replace("--", "/") if cached else None
+    with suppress(HFValidationError):
+        validate_repo_id(origin)
+        return origin
+    return None
 
 
 def _projections_by_kind(

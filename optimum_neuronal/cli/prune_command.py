@@ -139,7 +139,8 @@ class PruneCommand(Command):
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model).of(args.output)}")
             if args.push_to_hub:
-                write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+                url = pruner.push_to_hub(model, args.push_to_hub, format=args.format, private=args.private)
+                write(f"Published: {url}")
 
     @property
     def _work_dir(self) -> str | Path:

@@ -8,8 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .formats.packed_mask import INTEGERS
-from .formats.sparse import SparseWeight
+from .formats.sparse import INTEGERS, SparseWeight
 
 
 WORDS = 16  # of a row that a program looks at together: 512 elements

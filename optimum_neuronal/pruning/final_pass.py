@@ -17,7 +17,7 @@ from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, TrialWeights, token_weights, trial_weights
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
-from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
+from ..packed.formats.sparse import StoredChange, has_parts, of_parts, parts_of
 from ..packed.packed_embedding import is_embedding, is_head
 from ..packed.packed_module import packed_modules
 from ..packed.replacing import has_own_forward, put_packed

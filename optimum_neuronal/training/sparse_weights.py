@@ -13,7 +13,8 @@ from ..common.notes import get_logger
 from ..compat import peft
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
-from ..packed.formats.packed_mask import INTEGERS, PackedMask
+from ..packed.change import PackedMask
+from ..packed.formats.sparse import INTEGERS
 from ..pruning.context import check_changeable, check_dense
 
 

@@ -21,8 +21,7 @@ from ..files.records import Records
 from ..model.projections import Block, ChangeOf, Projection
 from ..packed.change import Change, NewWeight
 from ..packed.formats.quantized import quantized_bytes
-from ..packed.formats.sparse import sparse_bytes
-from ..packed.formats.stored_changes import of_parts, parts_of
+from ..packed.formats.sparse import of_parts, parts_of, sparse_bytes
 from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
 from ..saliency.prune_projections import prune_projections
 

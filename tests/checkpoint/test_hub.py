@@ -5,7 +5,8 @@ from conftest import make_model
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from optimum_neuronal.checkpoint.hub import HTTPError, check_push, hub_id, public_name
+from optimum_neuronal.checkpoint.hub import HTTPError, check_push, public_name
+from optimum_neuronal.checkpoint.sparsity_config import hub_id
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,15 @@ def test_the_packed_format_and_quantized_weights(run, dense, tmp_path):
         assert "perplexity" in run("evaluate", "--model", tmp_path / name, "--dataset", text, *few)
 
 
+def test_what_is_pushed_has_the_format_that_is_saved(run, dense, tmp_path, monkeypatch):
+    published = []
+    monkeypatch.setattr("optimum_neuronal.checkpoint.hub.check_push", lambda *_: None)
+    monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
+    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
+    run("prune", *given, "--format", "packed", "--output", tmp_path / "packed")
+    assert published == ["packed"]
+
+
 def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *TUNED]
     run(*arguments, "--output", tmp_path / "undisturbed")

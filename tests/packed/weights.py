@@ -2,10 +2,9 @@
 
 import torch
 
-from optimum_neuronal.packed.formats.packed_mask import INTEGERS
 from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.formats.sparse import INTEGERS, SparseWeight
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}

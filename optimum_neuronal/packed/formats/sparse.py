@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from ...native.library import MAX_ROWS, find_kernel, warn_without_kernel
-from .packed_mask import INTEGERS, PackedMask
+from ..change import Change, PackedMask, Zeros
 from .packed_matrix import (
     BLOCK,
     DTYPES,
+    FORMATS,
     SCRATCH_ROWS,
     Header,
     PackedMatrix,
@@ -29,6 +30,7 @@ from .packed_matrix import (
 )
 
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
 ALIGNMENT = 64  # elements whose bits are a word
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
 MAX_FUSED_ROWS = 8
@@ -233,3 +235,36 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
 def _has_bits_behind(bits: torch.Tensor, columns: int) -> bool:
     whole, rest = divmod(columns, 8)
     return bool(rest and (bits[:, whole] >> rest).any()) or bool(bits[:, whole + bool(rest) :].any())
+
+
+MASK = ".zeros.mask"  # follows a weight's name
+
+StoredChange = PackedMask | PackedMatrix
+
+
+def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    """Return a change of a dense weight (out, in) as tensors, by names that begin with the given one."""
+    if isinstance(change, Zeros):
+        return {name + MASK: PackedMask.pack(change.mask).bits}
+    packed = change if isinstance(change, PackedMatrix) else SparseWeight.pack(change.applied(weight))
+    stored = {part: tensor for part, tensor in packed.tensors().items() if part not in packed.derived}
+    return {f"{name}.{packed.name}.{part}": tensor for part, tensor in stored.items()}
+
+
+def of_parts(
+    tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int], dtype: torch.dtype
+) -> StoredChange:
+    """Return the change that [`parts_of`] took apart, of a weight of this shape and dtype."""
+    if name + MASK in tensors:
+        return PackedMask(tensors[name + MASK], shape)
+    for kind in map(FORMATS.get, FORMATS.names()):
+        found = {part: tensors[key] for part in kind.names if (key := f"{name}.{kind.name}.{part}") in tensors}
+        if found:
+            return kind.of_tensors(found, shape, dtype)
+    raise KeyError(name)
+
+
+def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
+    """Return True if a change is among tensors."""
+    kinds = map(FORMATS.get, FORMATS.names())
+    return name + MASK in tensors or any(f"{name}.{kind.name}.{kind.names[0]}" in tensors for kind in kinds)

@@ -19,7 +19,7 @@ from optimum_neuronal.packed.formats.packed_matrix import (
     headers_of,
     register_format,
 )
-from optimum_neuronal.packed.formats.stored_changes import of_parts, parts_of
+from optimum_neuronal.packed.formats.sparse import of_parts, parts_of
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.packed.replacing import put_packed

@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 from profiles import examples
 from weights import bits, sparse
 
+from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.packed.formats import packed_matrix
-from optimum_neuronal.packed.formats.sparse import SparseWeight, count_kept, sparse_bytes, sparse_bytes_in_memory
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import (
+    SparseWeight,
+    count_kept,
+    has_parts,
+    of_parts,
+    parts_of,
+    sparse_bytes,
+    sparse_bytes_in_memory,
+)
 
 
 def test_known_layout():
@@ -76,3 +86,30 @@ def test_damage_is_found(damage, message):
     weight.check()
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(weight, **damage(weight)).check()
+
+
+WEIGHT = torch.randn(70, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+STEPPED = QuantizedWeight.encode(
+    torch.arange(630).remainder(8).to(torch.uint8).view(70, 9), 3, torch.ones(70).bfloat16(), torch.ones(9).bfloat16()
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Zeros(WEIGHT > 0.5),
+        NewWeight(WEIGHT.masked_fill(WEIGHT > 0.5, 0)),
+        *(QuantizedWeight.nearest(WEIGHT, bits) for bits in range(2, 9)),
+        STEPPED,
+    ],
+    ids=lambda change: f"{type(change).__name__} {getattr(change, 'bits', '')}",
+)
+def test_changes_as_tensors_and_back(change):
+    other = parts_of(QuantizedWeight.nearest(WEIGHT, 4), WEIGHT, "a.b.c")
+    tensors = parts_of(change, WEIGHT, "a.b") | other
+    assert has_parts(tensors, "a.b") and not has_parts(tensors, "a") and not has_parts(other, "a.b")
+    found = of_parts(tensors, "a.b", (70, 9), torch.bfloat16)
+    assert torch.equal(found.applied(WEIGHT), change.applied(WEIGHT))
+    if isinstance(change, QuantizedWeight):
+        assert isinstance(found, QuantizedWeight) and found.bits == change.bits
+        assert (found.steps is None) == (change.steps is None)
