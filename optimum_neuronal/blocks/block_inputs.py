@@ -1,4 +1,4 @@
-"""Calls of a model's blocks: captures them, carries hidden states from block to block, and computes logits at the end."""
+"""The calls of a model's blocks, and the streams of hidden states that runs carry from block to block."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -107,14 +107,9 @@ def hidden_bytes(streams: Streams) -> int:
 
 def on_cpu(streams: Streams) -> Streams:
     """Return the streams in CPU memory. The same stream stays one object."""
-    moved: dict[torch.Tensor, torch.Tensor] = {}  # by identity
-    found: dict[Stream, Stream] = {}
-    for stream in streams:
-        if stream is not None and stream not in found:
-            for states in stream:
-                if states not in moved:
-                    moved[states] = to_device(states, torch.device("cpu"))
-            found[stream] = Stream([moved[states] for states in stream])
+    distinct = set(streams) - {None}
+    moved = {states: to_device(states, torch.device("cpu")) for states in {s for stream in distinct for s in stream}}
+    found = {stream: Stream([moved[states] for states in stream]) for stream in distinct}
     return [None if stream is None else found[stream] for stream in streams]
 
 
@@ -154,7 +149,7 @@ def capture_inputs(
     ids: torch.Tensor,
     batch_size: int,
     device: torch.device,
-    wrap: Wrap | None = None,
+    wrap: Wrap | None = None,  # default: [`find_wrapper`]
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
     """Run the decoder once per batch, its blocks passing their hidden states through. Call it inside [`inference`].
@@ -164,8 +159,7 @@ def capture_inputs(
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
-    if wrap is None:
-        wrap = find_wrapper(decoder, ids, device)
+    wrap = wrap or find_wrapper(decoder, ids, device)
 
     def passthrough(index: int) -> Callable:
         def forward(*args, **kwargs):
@@ -178,7 +172,7 @@ def capture_inputs(
 
         return forward
 
-    with _replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
+    with replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
         for batch in ids.split(batch_size):
             decoder.module(input_ids=batch.to(device), use_cache=False)
             if max_hidden_bytes is not None and hidden_bytes([Stream(inputs.hidden)]) > max_hidden_bytes:
@@ -187,7 +181,7 @@ def capture_inputs(
 
 
 @contextmanager
-def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
+def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
     with ExitStack() as stack:
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(replaced_forward(block.module, forward_of(index)))
@@ -199,14 +193,14 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
 
     def shared(value):
         if isinstance(value, torch.Tensor):
-            for tensor in known:
-                same = tensor is value or (tensor.shape == value.shape and tensor.dtype == value.dtype)
-                if same and torch.equal(tensor, value):
-                    return tensor
-            known.append(value)
-        elif isinstance(value, tuple) and type(value) is tuple:
-            return tuple(shared(item) for item in value)
-        return value
+            alike = (
+                own for own in known if (own.shape, own.dtype, own.device) == (value.shape, value.dtype, value.device)
+            )
+            found = next((own for own in alike if own is value or torch.equal(own, value)), None)
+            if found is None:
+                known.append(value)
+            return value if found is None else found
+        return tuple(shared(item) for item in value) if type(value) is tuple else value
 
     return Call(shared(call.args), {key: shared(value) for key, value in call.kwargs.items()})
 
@@ -252,26 +246,3 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
 def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:
     """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of the first token."""
     return output_wrapper(block_outputs(decoder, decoder.blocks[:1], ids[:1, :1].to(device))[0])
-
-
-def next_token_logits(
-    decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
-) -> torch.Tensor:
-    """Return the model's logits for the last block's output, inside [`inference`].
-
-    `ids` (int64, shape (sequences, tokens)) and `hidden` (sequences, tokens, hidden size) give float32 of shape
-    (sequences, tokens, vocabulary).
-    """
-    last = len(decoder.blocks) - 1
-
-    def passing(index: int) -> Callable:
-        def forward(*args, **kwargs):
-            own = split_hidden(args, kwargs)[0]
-            return wrap(to_device(hidden, own.device) if index == last else own)
-
-        return forward
-
-    if not decoder.predicts_next_token:
-        raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head.")
-    with _replaced_blocks(decoder, passing):
-        return decoder.model(input_ids=ids.to(device), use_cache=False).logits.float()

@@ -39,31 +39,27 @@ class BlockLoader:
         if not self.streams:
             yield block
             return
-        weights = self._take(index)
+        ahead, future = self._ahead or (None, None)
+        weights = future.result() if ahead == index else _read(block)
+        self._ahead = None
         if index + 1 < len(self._blocks):
             self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
         with ExitStack() as stack:
             for module, tensors in weights:
                 stack.enter_context(_in_place(module, tensors))
-            del weights
+            del weights, future
             yield block
         hand_back_freed()
-
-    def _take(self, index: int) -> Weights:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == index:
-            return ahead[1].result()
-        return _read(self._blocks[index])
 
 
 def _read(block: Block) -> Weights:
     weights = []
-    for module in block.module.modules():
-        if hf_private.is_offloaded(module):
-            stored, device = hf_private.weights_map(module), hf_private.execution_device(module)
-            names = hf_private.offloaded_names(module)
-            # Copied: the tensor is a view of a file, which would be read again whenever memory is short.
-            weights.append((module, {name: stored[name].to(device, copy=True) for name in names}))
+    for module in filter(hf_private.is_offloaded, block.module.modules()):
+        hook = hf_private.offload_hook(module)
+        parameters = module.named_parameters(recurse=hook.place_submodules)
+        names = [name for name, tensor in parameters if tensor.is_meta]
+        # Copied: the tensor is a view of a file, which would be read again whenever memory is short.
+        weights.append((module, {name: hook.weights_map[name].to(hook.execution_device, copy=True) for name in names}))
     return weights
 
 
@@ -96,8 +92,7 @@ class ChangedWeights(Mapping):
         self.changes: dict[str, list[tuple[Projection, Change]]] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self._weights[name]
-        changes = self.changes.get(name, ())
+        tensor, changes = self._weights[name], self.changes.get(name, ())
         if changes:
             tensor = tensor.clone()
         for projection, change in changes:
@@ -113,8 +108,7 @@ class ChangedWeights(Mapping):
 
 def change_offloaded(projection: Projection, change: Change) -> None:
     """Make an offloaded projection sparse whenever it is read from now on."""
-    weights = hf_private.weights_map(projection.module)
-    if not isinstance(weights, ChangedWeights):
-        weights = ChangedWeights(weights)
-        hf_private.set_weights_map(projection.module, weights)
-    weights.changes.setdefault(projection.parameter, []).append((projection, change))
+    hook = hf_private.offload_hook(projection.module)
+    if not isinstance(hook.weights_map, ChangedWeights):
+        hook.weights_map = ChangedWeights(hook.weights_map)
+    hook.weights_map.changes.setdefault(projection.parameter, []).append((projection, change))

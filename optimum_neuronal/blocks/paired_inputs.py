@@ -4,9 +4,10 @@ A block runs up to each of its projections in turn, which would repeat most of t
 are kept, batch by batch, as long as they do not change.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -15,31 +16,6 @@ from ..model.projections import Block, Projection, TrialWeights
 from .block_inputs import Call, Stream, replaced_forward, restore_shared, shared_containers, to_device
 from .runner import BlockRunner
 from .statistics import Hessian, Norms, SquaredNorms
-
-
-class _Reached(Exception):
-    """The watched module has been called: the rest of the block need not run."""
-
-
-def stages(runner: BlockRunner, block: Block, stream: Stream, calls: Sequence[Call]) -> list[list[Projection]]:
-    """Return the pruned projections of a block in the order in which they run.
-
-    Projections with the same input are in one stage, and so are the same projections of all experts.
-    """
-    norms = runner.inputs_of(block, Stream(stream.batches[:1]), calls[:1], SquaredNorms)
-    places: dict[SquaredNorms | str, int] = {}
-    found: list[list[Projection]] = []
-    for name, statistic in norms.items():
-        projection = block.projections.get(name)
-        if projection is None or not projection.pruned:
-            continue
-        keys = [statistic] if projection.group is None else [statistic, projection.group]
-        place = next((places[key] for key in keys if key in places), len(found))
-        if place == len(found):
-            found.append([])
-        places.update(dict.fromkeys(keys, place))
-        found[place].append(projection)
-    return found
 
 
 class PairedRuns:
@@ -51,16 +27,38 @@ class PairedRuns:
 
     def __init__(self, runner: BlockRunner, block: Block, sparse: Stream, dense: Stream, calls: Sequence[Call]):
         self.runner, self.block, self.streams, self.calls = runner, block, (sparse, dense), calls
-        self._kept: list[ChildOutputs] = []
+        self._kept: list[list[KeptOutputs]] = [[], []]  # of the sparse and of the dense model
         self._seen: set[nn.Parameter] = set()
 
     @cached_property
     def stages(self) -> list[list[Projection]]:
-        """The stages of the block. Read them before [`PairedRuns.inputs`]: this runs a batch."""
-        with children_called_once(self.block, self.calls) as children:
-            found = stages(self.runner, self.block, self.streams[1], self.calls)
-        device = None if self.runner.max_hidden_bytes is None else torch.device("cpu")
-        self._kept = [ChildOutputs(self.block, children, len(self.calls), device) for _ in self.streams]
+        """The pruned projections in the order in which they run. Read them before [`PairedRuns.inputs`].
+
+        Projections with the same input are in one stage, and so are the same projections of all experts.
+        """
+        counts, children = Counter(), _children_to_keep(self.block, self.calls)
+        handles = [child.register_forward_hook(lambda child, *_: counts.update([child])) for child in children]
+        try:
+            norms = self.runner.inputs_of(self.block, Stream(self.streams[1].batches[:1]), self.calls[:1])
+        finally:
+            for handle in handles:
+                handle.remove()
+        children = [child for child in children if counts[child] == 1]
+        on_cpu, batches = self.runner.max_hidden_bytes is not None, len(self.calls)
+        self._kept = [[KeptOutputs(child, self.block, batches, on_cpu) for child in children] for _ in self.streams]
+
+        places: dict[SquaredNorms | str, int] = {}
+        found: list[list[Projection]] = []
+        for name, statistic in norms.items():
+            projection = self.block.projections.get(name)
+            if projection is None or not projection.pruned:
+                continue
+            keys = [statistic] if projection.group is None else [statistic, projection.group]
+            place = next((places[key] for key in keys if key in places), len(found))
+            if place == len(found):
+                found.append([])
+            places.update(dict.fromkeys(keys, place))
+            found[place].append(projection)
         return found
 
     def inputs(self, stage: Sequence[Projection], solved: TrialWeights) -> Norms:
@@ -70,18 +68,18 @@ class PairedRuns:
         """
         (sparse, dense), (own_kept, other_kept) = self.streams, self._kept
         self._seen |= {p.owner for p in stage}
-        own_kept.begin(solved.tensors)
+        _begin(own_kept, solved.tensors.keys())
         if stage[0].expert is not None:
-            with solved.in_place(), own_kept.in_place():
+            with solved.in_place(), _in_place(own_kept):
                 return self.runner.replay(self.block, sparse, self.calls, Hessian)[1]
-        other_kept.begin(self._seen)
+        _begin(other_kept, self._seen)
         statistic, module = Hessian(), stage[0].module
-        child = other_kept.noted(module)
+        noted = next((kept.child for kept in other_kept if kept.noting and module in kept.inside), None)
         self.runner.block_forwards += sparse.sequences // 2  # of both together, see above
         for own, other, call in zip(sparse, dense, self.calls):
-            with other_kept.in_place():
-                expected = _inputs(self.block, module, other, call, child)
-            with solved.in_place(), own_kept.in_place():
+            with _in_place(other_kept):
+                expected = _inputs(self.block, module, other, call, noted)
+            with solved.in_place(), _in_place(own_kept):
                 received = _inputs(self.block, module, own, call)
             statistic.update_pair(received, expected, len(own))
         return dict.fromkeys((p.name for p in stage), statistic)
@@ -91,14 +89,14 @@ class PairedRuns:
 
         The weights of earlier stages must be those that [`PairedRuns.inputs`] was given. Kept outputs are dropped.
         """
-        if not self._kept:
+        kept, self._kept[index] = self._kept[index], []
+        _begin(kept)
+        with _in_place(kept):
             return self.runner.output(self.block, self.streams[index], self.calls)
-        kept = self._kept[index]
-        kept.begin(None)
-        with kept.in_place():
-            found = self.runner.output(self.block, self.streams[index], self.calls)
-        kept.forget()
-        return found
+
+
+class _Reached(Exception):
+    """The watched module has been called: the rest of the block need not run."""
 
 
 def _inputs(
@@ -130,94 +128,60 @@ def _inputs(
     return received[0]
 
 
-class _Child:
-    """A child of a block with its outputs by batch: it is noting them or, later, returning known ones."""
+class KeptOutputs:
+    """The outputs of a block's child by batch: noted in one run over all batches, returned in later ones."""
 
-    def __init__(self, module: nn.Module, owners: set[nn.Parameter]):
-        self.module, self.owners = module, owners
-        self.outputs: list[tuple[object, list[int]]] = []  # output, and its tensors' versions
+    def __init__(self, child: nn.Module, block: Block, batches: int, on_cpu: bool = False):
+        self.child, self.inside, self.batches = child, set(child.modules()), batches
+        self.owners = {p.owner for p in block.pruned if p.module in self.inside}
+        self.device = next(child.parameters()).device
+        self.waits_on = torch.device("cpu") if on_cpu else self.device
+        self.outputs: list[tuple[object, list[int]]] = []  # output, and how often its tensors were changed in place
         self.noting, self.known, self.calls = False, False, 0
 
+    def forward(self, original: Callable, *args, **kwargs):
+        number, self.calls = self.calls, self.calls + 1
+        if self.known:
+            output, versions = self.outputs[number]
+            if versions == _versions(output):  # otherwise the block has changed it
+                return _moved(output, self.device)
+        output = original(*args, **kwargs)
+        if self.noting and all(value is None or isinstance(value, torch.Tensor) for value in _listed(output)):
+            kept = _moved(output, self.waits_on)
+            self.outputs.append((kept, _versions(kept)))
+        return output
 
-class ChildOutputs:
-    """Outputs of the children of a block that hold projections. Each run is of all batches, in order."""
 
-    def __init__(
-        self, block: Block, children: Collection[nn.Module], batches: int, device: torch.device | None = None
-    ):
-        self.batches, self.device, self._children = batches, device, []
-        for child in children:
-            inside = set(child.modules())
-            self._children.append(_Child(child, {p.owner for p in block.pruned if p.module in inside}))
-
-    def begin(self, decided: Collection[nn.Parameter] | None) -> None:
-        """Begin a run. Note outputs of children whose pruned weights are all decided; None: of none."""
-        for child in self._children:
-            child.known = child.known or (child.noting and len(child.outputs) == self.batches)
-            child.noting = not child.known and decided is not None and child.owners <= set(decided)
-            child.calls = 0
-            if not child.known:
-                child.outputs = []
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let children return known outputs, or note new ones, while the context lasts."""
-        with ExitStack() as stack:
-            for child in self._children:
-                if child.known or child.noting:
-                    stack.enter_context(replaced_forward(child.module, self._forward(child)))
-            yield
-
-    def noted(self, module: nn.Module) -> nn.Module | None:
-        """Return the child around a module, if its outputs are being noted."""
-        return next((c.module for c in self._children if c.noting and module in set(c.module.modules())), None)
-
-    def forget(self) -> None:
-        self._children = []
-
-    def _forward(self, child: _Child) -> Callable:
-        original = child.module.forward
-
-        def forward(*args, **kwargs):
-            number, child.calls = child.calls, child.calls + 1
-            if child.known:
-                output, versions = child.outputs[number]
-                if versions == _versions(output):  # otherwise the block has changed it in place
-                    tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-                    return output if self.device is None else _moved(output, next(tensors).device)
-            output = original(*args, **kwargs)
-            if child.noting and all(v is None or isinstance(v, torch.Tensor) for v in _listed(output)):
-                kept = output if self.device is None else _moved(output, self.device)
-                child.outputs.append((kept, _versions(kept)))
-            return output
-
-        return forward
+def _begin(children: Sequence[KeptOutputs], decided: Set[nn.Parameter] | None = None) -> None:
+    """Begin a run over all batches. Note outputs of children whose pruned weights are all decided; None: of no child."""
+    for kept in children:
+        kept.known, kept.calls = len(kept.outputs) == kept.batches, 0
+        kept.noting = not kept.known and decided is not None and kept.owners <= decided
+        if not kept.known:
+            kept.outputs = []
 
 
 @contextmanager
-def children_called_once(block: Block, calls: Sequence[Call]) -> Iterator[list[nn.Module]]:
-    """Watch a block during one run. Afterwards the yielded list has the children whose outputs may be kept.
+def _in_place(children: Sequence[KeptOutputs]) -> Iterator[None]:
+    """Let children return known outputs, or note new ones, while the context lasts."""
+    with ExitStack() as stack:
+        for kept in children:
+            if kept.known or kept.noting:
+                stack.enter_context(replaced_forward(kept.child, partial(kept.forward, kept.child.forward)))
+        yield
 
-    Such a child is called once, and holds projections but no experts. The list stays empty if blocks pass values to
-    later ones beside the hidden states, since skipping a child might skip these values.
+
+def _children_to_keep(block: Block, calls: Sequence[Call]) -> list[nn.Module]:
+    """Return the children that hold projections but no experts, and no child if skipping one may skip other values.
+
+    Blocks of some families pass values to later ones in containers.
     """
-    found: list[nn.Module] = []
-    counts: dict[nn.Module, int] = {}
+    if any(shared_containers(call) for call in calls):
+        return []
     modules = {p.module for p in block.projections.values()}
     experts = {p.module for p in block.projections.values() if p.expert is not None}
     inside = {child: modules & set(child.modules()) for child in block.module.children() if child not in modules}
-    watched = [child for child, own in inside.items() if own and not own & experts]
-    handles = [
-        child.register_forward_hook(lambda child, _args, _output: counts.update({child: counts.get(child, 0) + 1}))
-        for child in watched
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not any(shared_containers(call) for call in calls):
-        found += [child for child in watched if counts.get(child) == 1]
+    return [child for child, own in inside.items() if own and not own & experts]
 
 
 def _listed(output: object) -> list:
@@ -225,7 +189,6 @@ def _listed(output: object) -> list:
 
 
 def _versions(output: object) -> list[int]:
-    """Return how often each tensor has been changed in place."""
     return [tensor._version for tensor in _listed(output) if tensor is not None]
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,18 +27,19 @@ from .block_inputs import (
     first_output,
     hidden_bytes,
     keep_shared,
-    next_token_logits,
     on_cpu,
     output_wrapper,
+    replaced_blocks,
     replaced_forward,
     restore_shared,
+    split_hidden,
     to_device,
 )
 from .offload import BlockLoader
 from .statistics import Norms, SquaredNorms, record_inputs
 
 
-# Index of a block, the block with its weights loaded, its calls, all streams -> all streams behind the block.
+# Index of a block, the block with its weights loaded, its calls, all streams -> all streams after the block.
 Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 
 
@@ -64,9 +66,37 @@ class BlockRunner:
         self._wrap: Wrap | None = None
 
     def check_replay(self, ids: torch.Tensor) -> None:
-        """Raise `ValueError` unless replaying the blocks on one sequence, (1, tokens), gives the model's own output."""
-        self._wrap = check_replay(self.decoder, ids, self.device, self.loader)
-        self.block_forwards += len(self.decoder.blocks)
+        """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
+
+        Raise `ValueError` if outputs differ, a projection takes no part in the forward, or activations are not finite.
+        """
+        blocks = self.decoder.blocks
+        begin, end = block_outputs(self.decoder, [blocks[0], blocks[-1]], ids.to(self.device))
+        self._wrap, expected = output_wrapper(begin), first_output(end)
+        if not bool(torch.isfinite(expected).all()):
+            raise ValueError(
+                "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
+                f"bfloat16 or float32 (it is {expected.dtype})."
+            )
+        inputs = capture_inputs(self.decoder, ids, 1, self.device, self._wrap)
+        hidden = inputs.hidden
+        for index, calls in enumerate(inputs.calls):
+            with self.loader.loaded(index) as block:
+                hidden, norms = replay(block, hidden, calls)
+            if missing := next((name for name in block.pruned_names if name not in norms), None):
+                raise ValueError(
+                    f"{missing} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of "
+                    f"an unknown kind): leave it out with ignore=[{re.escape(missing)!r}]."
+                )
+        self.block_forwards += len(blocks)
+        difference, largest = (hidden[0] - expected).abs().max(), expected.abs().max()
+        if not difference <= 1e-3 * largest:
+            raise ValueError(
+                f"Replaying the blocks ({type(blocks[0].module).__name__}) does not give what the model computes: the "
+                f"largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, "
+                f"name their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
+                "Architecture(blocks='layers')). Otherwise this model family is not supported."
+            )
 
     def wrap(self, ids: torch.Tensor) -> Wrap:
         """Return the [`output_wrapper`] of the blocks, found by a forward of one of these tokens if need be."""
@@ -76,21 +106,16 @@ class BlockRunner:
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
-        size, budget = batch_size or self.batch_size, self.max_hidden_bytes
-        wrap = self.wrap(ids)
-        return capture_inputs(self.decoder, ids, size, self.device, wrap=wrap, max_hidden_bytes=budget)
+        size = batch_size or self.batch_size
+        return capture_inputs(self.decoder, ids, size, self.device, self.wrap(ids), self.max_hidden_bytes)
 
     def run(
-        self,
-        inputs: BlockInputs,
-        streams: int,
-        visit: Visit,
-        label: str | None = None,
-        release: bool = False,
+        self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None = None, release: bool = False
     ) -> Streams:
-        """Visit all blocks in order, and return every stream behind the last one.
+        """Visit all blocks in order, and return every stream after the last one.
 
-        Each stream starts with the hidden states of `inputs`. Without a `label` there is no progress bar. `release` drops the hidden states from `inputs`.
+        Each stream starts with the hidden states of `inputs`, which are dropped from it if `release` is True. Without a
+        `label` there is no progress bar.
         """
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
@@ -98,7 +123,9 @@ class BlockRunner:
 
         def advance(index: int, block: Block) -> None:
             nonlocal flowing
-            flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
+            flowing = visit(index, block, inputs.calls[index], flowing)
+            if self.max_hidden_bytes is not None and hidden_bytes(flowing) > self.max_hidden_bytes:
+                flowing = on_cpu(flowing)
 
         self.for_each_block(advance, label)
         return flowing
@@ -119,8 +146,7 @@ class BlockRunner:
         before, self._shown = self._shown, label
         if before != label and not sys.stderr.isatty():
             sys.stderr.write(f"{label}\n")
-        nested = self._bar_is_shown
-        self._bar_is_shown = True
+        nested, self._bar_is_shown = self._bar_is_shown, True
         try:
             yield from logging.tqdm(indices, desc=label, unit=unit, leave=False, disable=nested or None)
         finally:
@@ -159,7 +185,23 @@ class BlockRunner:
         return [p for p in block.projections.values() if self.decoder.feeds_next_block(block, p)]
 
     def logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        return next_token_logits(self.decoder, ids, hidden, self.wrap(ids), self.device)
+        """Return the model's logits, float32 of shape (sequences, tokens, vocabulary), for the last block's output.
+
+        `ids` has shape (sequences, tokens), `hidden` (sequences, tokens, hidden size).
+        """
+        decoder, wrap = self.decoder, self.wrap(ids)
+
+        def passing(index: int) -> Callable:
+            def forward(*args, **kwargs):
+                own = split_hidden(args, kwargs)[0]
+                return wrap(to_device(hidden, own.device) if index == len(decoder.blocks) - 1 else own)
+
+            return forward
+
+        if not decoder.predicts_next_token:
+            raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head.")
+        with replaced_blocks(decoder, passing):
+            return decoder.model(input_ids=ids.to(self.device), use_cache=False).logits.float()
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
         """Return the sum of errors by block. Raises `ValueError` if it is not finite."""
@@ -168,46 +210,6 @@ class BlockRunner:
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
             raise ValueError(f"Activations in {block.name} are not finite: they overflow in the model's dtype.")
         return errors.sum().item()
-
-    def _within_budget(self, streams: Streams) -> Streams:
-        if self.max_hidden_bytes is None or hidden_bytes(streams) <= self.max_hidden_bytes:
-            return streams
-        return on_cpu(streams)
-
-
-def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:
-    """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
-
-    Return the [`output_wrapper`] of the blocks. Raise `ValueError` if outputs differ, a projection takes no part in
-    the forward, or activations are not finite.
-    """
-    begin, end = block_outputs(decoder, [decoder.blocks[0], decoder.blocks[-1]], ids.to(device))
-    wrap, expected = output_wrapper(begin), first_output(end)
-    if not bool(torch.isfinite(expected).all()):
-        raise ValueError(
-            "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
-            f"bfloat16 or float32 (it is {expected.dtype})."
-        )
-    inputs = capture_inputs(decoder, ids, 1, device, wrap=wrap)
-    hidden = inputs.hidden
-    for index, calls in enumerate(inputs.calls):
-        with loader.loaded(index) as block:
-            hidden, norms = replay(block, hidden, calls)
-        for name in block.pruned_names:
-            if name not in norms:
-                raise ValueError(
-                    f"{name} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of an "
-                    f"unknown kind): leave it out with ignore=[{re.escape(name)!r}]."
-                )
-    difference, largest = (hidden[0] - expected).abs().max(), expected.abs().max()
-    if not difference <= 1e-3 * largest:
-        raise ValueError(
-            f"Replaying the blocks ({type(decoder.blocks[0].module).__name__}) does not give what the model computes: "
-            f"the largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, name "
-            f"their list with optimum_neuronal.register_architecture({decoder.config.model_type!r}, "
-            "Architecture(blocks='layers')). Otherwise this model family is not supported."
-        )
-    return wrap
 
 
 def replay(
@@ -226,7 +228,7 @@ def replay(
     with ExitStack() as stack:
         for projection in skipped:
             if projection.expert is None:
-                stack.enter_context(replaced_forward(projection.module, _zeros(projection.shape[0])))
+                stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
         device = next(block.module.parameters()).device
         for states, call in zip(hidden, calls):
             restore_shared(states, call)
@@ -256,5 +258,5 @@ def _recording(
         yield
 
 
-def _zeros(features: int) -> Callable:
-    return lambda inputs: inputs.new_zeros(*inputs.shape[:-1], features)
+def _zeros(features: int, inputs: torch.Tensor) -> torch.Tensor:
+    return inputs.new_zeros(*inputs.shape[:-1], features)

@@ -28,19 +28,23 @@ class SquaredNorms:
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         """Add a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
-        inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
+        inputs = inputs.reshape(sequences, -1, inputs.shape[-1]).float()
         self.tokens += inputs.shape[0] * inputs.shape[1]
-        self._values.append(inputs.float().square().sum(dim=1))
+        self._add_sums(inputs)
 
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         """Add the inputs of one sequence, shape (n, in), that an expert received from its tokens `rows`, shape (n,).
 
-        The sum is over all `tokens` of the sequence, the others being zero, so that its rounding does not depend on n.
+        Sums are over all `tokens` of the sequence, the others being zero, so that their rounding does not depend on n.
         """
-        squares = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
-        squares[rows] = inputs.float().square()
+        padded = inputs.new_zeros(1, tokens, inputs.shape[-1], dtype=torch.float32)
+        padded[0, rows] = inputs.float()
         self.tokens += len(inputs)
-        self._values.append(squares.sum(dim=0, keepdim=True))
+        self._add_sums(padded)
+
+    def _add_sums(self, inputs: torch.Tensor) -> None:
+        """Add the sums over the tokens of inputs, float32 of shape (sequences, tokens, in)."""
+        self._values.append(inputs.square().sum(dim=1))
 
     @property
     def value(self) -> torch.Tensor:
@@ -56,15 +60,9 @@ class InputSums(SquaredNorms):
         super().__init__()
         self._sums: list[torch.Tensor] = []
 
-    def update(self, inputs: torch.Tensor, sequences: int) -> None:
-        super().update(inputs, sequences)
-        self._sums.append(inputs.reshape(sequences, -1, inputs.shape[-1]).float().sum(dim=1))
-
-    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
-        super().update_routed(inputs, rows, tokens)
-        values = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
-        values[rows] = inputs.float()
-        self._sums.append(values.sum(dim=0, keepdim=True))
+    def _add_sums(self, inputs: torch.Tensor) -> None:
+        super()._add_sums(inputs)
+        self._sums.append(inputs.sum(dim=1))
 
     @property
     def sums(self) -> torch.Tensor:
@@ -86,11 +84,11 @@ class Hessian(SquaredNorms):
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         super().update(inputs, sequences)
         for sequence in inputs.reshape(sequences, -1, inputs.shape[-1]).float():
-            self._add(sequence)
+            self._add_products(sequence)
 
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         super().update_routed(inputs, rows, tokens)
-        self._add(inputs.float())
+        self._add_products(inputs.float())
 
     def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
         """Add a batch of inputs and the dense model's inputs for the same tokens, both shaped as for `update`."""
@@ -102,7 +100,7 @@ class Hessian(SquaredNorms):
             for own, other in zip(*pairs):
                 self.cross.addmm_(other.T, own)
 
-    def _add(self, inputs: torch.Tensor) -> None:
+    def _add_products(self, inputs: torch.Tensor) -> None:
         if self.hessian is None:
             self.hessian = inputs.new_zeros(inputs.shape[-1], inputs.shape[-1])
         with full_precision():

@@ -253,8 +253,15 @@ def find_tied_again(model: PreTrainedModel) -> None:
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
-# accelerate's hook of a module whose weights wait in CPU memory or on disk (offloading). The module holds meta tensors; the
-# hook has a `weights_map`, name -> tensor, and reads the weights at every forward.
+def set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Replace the config of a model, and of its modules that share it. Other models that share it keep it."""
+    before = model.config
+    for module in model.modules():  # blocks read how they attend from the model's config
+        if module.__dict__.get("config") is before:
+            module.config = config
+
+
+# Offloading: weights wait in CPU memory or on disk, and a hook of accelerate reads them at every forward.
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -262,36 +269,20 @@ def is_offloaded(module: nn.Module) -> bool:
     return getattr(getattr(module, "_hf_hook", None), "offload", False)
 
 
+def offload_hook(module: nn.Module) -> Any:
+    """Return the hook (an `AlignDevicesHook`) of an offloaded module, with `weights_map`: parameter name -> tensor."""
+    return module._hf_hook
+
+
 def execution_device(module: nn.Module) -> torch.device:
     """Return the device on which a module with weights computes, wherever its weights are."""
-    if is_offloaded(module):
-        return torch.device(module._hf_hook.execution_device)
-    return next(module.parameters()).device
-
-
-def weights_map(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """Return the mapping from which an offloaded module's hook reads its weights: views of a file if they are on disk."""
-    return module._hf_hook.weights_map
-
-
-def set_weights_map(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    module._hf_hook.weights_map = weights
-
-
-def offloaded_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that the hook of an offloaded module reads."""
-    parameters = module.named_parameters(recurse=module._hf_hook.place_submodules)
-    return [name for name, tensor in parameters if tensor.is_meta]
+    return (
+        torch.device(offload_hook(module).execution_device)
+        if is_offloaded(module)
+        else next(module.parameters()).device
+    )
 
 
 def own_forward(module: nn.Module) -> Callable:
     """Return the forward that the hook of an offloaded module calls after reading the weights."""
     return module._old_forward
-
-
-def set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Replace the config of a model, and of its modules that share it. Other models that share it keep it."""
-    before = model.config
-    for module in model.modules():  # blocks read how they attend from the model's config
-        if module.__dict__.get("config") is before:
-            module.config = config

@@ -66,7 +66,7 @@ class Projection:
         """The weight, shape (out, in); if offloaded, a view of its file."""
         if not hf_private.is_offloaded(self.module):
             return self.weight
-        return self.view(hf_private.weights_map(self.module)[self.parameter])
+        return self.view(hf_private.offload_hook(self.module).weights_map[self.parameter])
 
     @property
     def shape(self) -> tuple[int, int]:

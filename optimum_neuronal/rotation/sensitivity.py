@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..blocks.block_inputs import Call, Stream, Streams, first_output, next_token_logits, to_device
+from ..blocks.block_inputs import Call, Stream, Streams, first_output, to_device
 from ..blocks.runner import BlockRunner
 from ..model.projections import Block
 
@@ -51,7 +51,7 @@ def _loss_gradients(runner: BlockRunner, ids: torch.Tensor, last: Stream, seed: 
         for own, states, share in zip(batch.split(1), hidden.split(1), drawn.split(1)):  # logits take much memory
             states = states.detach().requires_grad_()
             with torch.enable_grad():
-                logits = next_token_logits(runner.decoder, own, states, runner.wrap(own), runner.device)
+                logits = runner.logits(own, states)
                 shares = logits.detach().softmax(-1).cumsum(-1)
                 labels = torch.searchsorted(shares, share.to(shares.device)[..., None]).clamp(max=logits.shape[-1] - 1)
                 loss = -logits.log_softmax(-1).gather(-1, labels).sum()

@@ -5,7 +5,7 @@ from torch import nn
 from trial_helpers import build_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import Stream, inference
-from optimum_neuronal.blocks.paired_inputs import ChildOutputs, PairedRuns, stages
+from optimum_neuronal.blocks.paired_inputs import KeptOutputs, PairedRuns, _begin, _in_place
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights
 from optimum_neuronal.packed.change import Zeros
@@ -26,7 +26,7 @@ def order(model, ids, index=0, **chosen) -> list[list[str]]:
     """Names inside the block, stage by stage."""
     with inference(model):
         runner, block, _, dense, calls = paired(model, ids, index=index, **chosen)
-        found = stages(runner, block, dense, calls)
+        found = PairedRuns(runner, block, dense, dense, calls).stages
     return [[p.name.removeprefix(f"{block.name}.") for p in stage] for stage in found]
 
 
@@ -171,11 +171,11 @@ class Doubling(nn.Module):
 def test_what_the_block_changes_in_place_is_computed_anew():
     torch.manual_seed(0)
     module, batches = Doubling(), torch.randn(2, 4, 3)
-    parts = ChildOutputs(Block("block", module, {}), [module.part], 2)
+    kept = [KeptOutputs(module.part, Block("block", module, {}), batches=2)]
     counted = calls_of(module.part)
     with torch.no_grad():
         for _ in range(3):
-            parts.begin([])
-            with parts.in_place():
+            _begin(kept, set())
+            with _in_place(kept):
                 assert all(torch.equal(module(batch), 2 * module.part[0](batch)) for batch in batches)
     assert len(counted) == 6

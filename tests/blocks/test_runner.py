@@ -8,8 +8,7 @@ from by_hand import make_block
 from trial_helpers import state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import BlockInputs, Stream, inference
-from optimum_neuronal.blocks.offload import BlockLoader
-from optimum_neuronal.blocks.runner import BlockRunner, check_replay, replay
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -85,8 +84,9 @@ def test_forwards_are_counted_by_sequence(llama, ids):
 
 
 def check(model, ids):
-    decoder = find_decoder(model)
-    return check_replay(decoder, ids[:1], "cpu", BlockLoader(decoder.blocks))
+    runner = BlockRunner(find_decoder(model))
+    runner.check_replay(ids[:1])
+    return runner.wrap(ids)
 
 
 def test_it_tells_how_blocks_return_hidden_states_and_leaves_the_model_alone(any_model, ids):

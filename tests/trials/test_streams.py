@@ -3,7 +3,7 @@ import torch
 from forward import squared_norms
 from trial_helpers import make_trials, state, unchanged, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference, next_token_logits
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.saliency.masks import mask_rows
@@ -17,7 +17,7 @@ def test_dense_output_is_the_models_own(any_model, ids):
     with inference(any_model):
         trials = make_trials(any_model, ids)
         (hidden,) = trials.dense().output.batches
-        logits = next_token_logits(trials.decoder, ids[:4], hidden, trials.runner.wrap(ids), "cpu")
+        logits = trials.runner.logits(ids[:4], hidden)
         torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         (error,) = trials.output_errors([uniform(trials, 0.0)], "kl", None)
         assert error == pytest.approx(0, abs=1e-6)
