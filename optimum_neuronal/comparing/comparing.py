@@ -27,7 +27,7 @@ from ..pruning.context import PruneContext, check, default_batch_size, exclusive
 from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
 from ..pruning.reporting import make_report, versions
 from ..pruning.rotate import rotated
-from ..trials.cache import Cache
+from ..trials import Cache
 from .combinations import find_combinations
 from .comparison import Comparison, check_output
 from .results import DENSE, Result

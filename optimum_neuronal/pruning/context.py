@@ -27,7 +27,7 @@ from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
 from ..rotation.rotated_weights import find_rotated
 from ..saliency.masks import ColumnPattern
-from ..trials.cache import Cache
+from ..trials import Cache
 
 
 _in_use: set[nn.Parameter] = set()

@@ -24,8 +24,7 @@ from ..files.records import Records, WorkDirectory
 from ..model.projections import Decoder, stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
-from ..trials import Trials
-from ..trials.cache import Cache
+from ..trials import Cache, Trials
 from .context import PruneContext, default_batch_size
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
@@ -79,7 +78,7 @@ def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
         context.cache or Cache(),
     )
     if methods.needs_calibration:
-        trials.cache.get("replay is right", trials.check_replay)
+        trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
     allocation = methods.topup.allocate(trials, config.amount)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None

@@ -14,7 +14,7 @@ from ..compat.hf_private import execution_device
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations, restored_on_error
 from ..rotation.rotated_weights import RotatedWeights, find_rotated
-from ..trials.cache import Cache
+from ..trials import Cache
 from .context import PruneContext, default_batch_size
 
 

@@ -4,8 +4,7 @@ A method is one file with a registered dataclass, found without another edit. It
 calls it once, between the checks and the final pruning. Files without a registered class hold helpers.
 """
 
-from .allocation import get_dist
-from .base import TOPUPS, Allocation, TopUp, register_topup
+from .base import TOPUPS, Allocation, TopUp, get_dist, register_topup
 
 
 __all__ = ["TOPUPS", "Allocation", "TopUp", "get_dist", "register_topup"]

@@ -8,8 +8,7 @@ import torch
 from ..common.validation import check_count, check_number
 from ..model.projections import Block
 from ..trials import Trials
-from .allocation import LARGEST, bisect, block_sizes, plan_of_blocks, pruned_blocks
-from .base import Allocation, TopUp, register_topup
+from .base import LARGEST, Allocation, TopUp, bisect, block_sizes, plan_of_blocks, pruned_blocks, register_topup
 
 
 @register_topup("alpha_pruning")

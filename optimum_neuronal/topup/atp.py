@@ -10,8 +10,16 @@ from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import LARGEST, SMALLEST, index_of_smallest, pruned_blocks, spread_over_blocks
-from .base import Allocation, TopUp, register_topup
+from .base import (
+    LARGEST,
+    SMALLEST,
+    Allocation,
+    TopUp,
+    index_of_smallest,
+    pruned_blocks,
+    register_topup,
+    spread_over_blocks,
+)
 
 
 LABEL = "ATP"

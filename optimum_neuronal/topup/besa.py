@@ -18,8 +18,7 @@ from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
-from .allocation import bisect, shift_to_mean, uniform_plan
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, bisect, register_topup, shift_to_mean, uniform_plan
 
 
 LABEL = "BESA"

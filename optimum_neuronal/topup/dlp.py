@@ -8,8 +8,7 @@ from ..common.validation import check_number
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
-from .allocation import block_scores, pruned_blocks, spread_over_blocks, wanda_metric
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
 LABEL = "DLP medians"

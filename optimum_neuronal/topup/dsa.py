@@ -14,8 +14,7 @@ from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import distinct, draw, pruned_blocks, spread_over_blocks, wanda_metric
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
 LABEL, SEARCH = "DSA statistics", "DSA"

@@ -9,8 +9,7 @@ from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..common.validation import check_count, check_number
 from ..model.projections import Projection
 from ..trials import Trials
-from .allocation import uniform_plan
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, register_topup, uniform_plan
 
 
 ROWS_AT_A_TIME = 1024  # bounds the memory of sorting; rows are independent of each other

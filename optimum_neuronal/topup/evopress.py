@@ -11,8 +11,7 @@ from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .allocation import distinct, draw, index_of_smallest, pruned_blocks
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, distinct, draw, index_of_smallest, pruned_blocks, register_topup
 
 
 UNITS = ("block", "projection")

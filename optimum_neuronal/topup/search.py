@@ -13,8 +13,7 @@ from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
 from ..trials.solved import SHARES, SolvedSparsities
-from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest, shift_to_mean
-from .base import Allocation, TopUp, register_topup
+from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, index_of_smallest, register_topup, shift_to_mean
 
 
 LABEL = "Search"

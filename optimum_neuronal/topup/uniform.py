@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..trials import Trials
-from .allocation import uniform_plan
-from .base import Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, register_topup, uniform_plan
 
 
 @register_topup("uniform")

@@ -3,7 +3,7 @@
 Top-ups ask [`Trials`] for scores of candidate plans. It knows neither the top-up nor the config of the prune.
 """
 
-from .trials import Trials
+from .trials import Cache, Trials
 
 
-__all__ = ["Trials"]
+__all__ = ["Cache", "Trials"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn.functional import normalize
 
-from ..blocks.block_inputs import Call, Streams, grouped
+from ..blocks.block_inputs import Call, Stream, Streams, grouped
 from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
 from ..saliency.plan import SparsityPlan
-from .streams import final_norms
 
 
 if TYPE_CHECKING:
@@ -177,17 +177,60 @@ def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms) -> dict
     fed = {trials.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
     deviations = {}
     for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
-        name = place.name
+        name, reader = place.name, block.projections.get(place.name)
         if name not in dense:  # ignored by the user: all rows are treated alike
             deviations[name] = torch.zeros(place.features)
             continue
         deviations[name] = _difference(dense[name], sparse[name])
-        reader = block.projections.get(name)
-        if reader is not None and reader.expert is not None:
-            fewest = min(dense[name].tokens, sparse[name].tokens)
-            deviations[name] *= fewest >= trials.min_expert_tokens  # too few tokens say nothing
+        if reader is not None and reader.expert is not None:  # too few tokens say nothing
+            deviations[name] *= min(dense[name].tokens, sparse[name].tokens) >= trials.min_expert_tokens
     return deviations
 
 
 def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:
     return activation(dense.value) - activation(sparse.value)
+
+
+@dataclass(frozen=True)
+class DenseStream:
+    """The dense model's pass over the alignment sequences."""
+
+    norms: list[Norms]  # of the inputs of every block's projections
+    final: SquaredNorms  # of the last block's output behind the final norm
+    output: Stream  # of the last block
+
+
+def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> DenseStream:
+    """Run the dense model, and measure a statistic of every projection's input."""
+    per_block: list[Norms] = []
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        output, norms = trials.runner.replay(block, streams[0], calls, statistic)
+        per_block.append(norms)
+        return [output]
+
+    inputs = trials.alignment_inputs()
+    (output,) = trials.runner.run(inputs, 1, visit, "Dense activations")
+    return DenseStream(per_block, final_norms(inputs.final_norm, output), output)
+
+
+def run_plan(trials: "Trials", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
+    """Run a plan's blocks, pruned by score alone: see [`Trials.stream_of`]."""
+    per_block: list[Norms] = []
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        per_block.append(trials.runner.inputs_of(block, streams[0], calls))
+        (change_of,) = trials.changes(block, per_block[-1], [plan], updates=False)
+        with trial_weights(block.pruned, change_of):
+            return [trials.runner.output(block, streams[0], calls)]
+
+    (output,) = trials.runner.run(trials.alignment_inputs(), 1, visit)
+    return per_block, output
+
+
+def final_norms(final_norm: nn.Module | None, stream: Stream) -> SquaredNorms:
+    """Return the squared norms of the last block's output after the final norm."""
+    norms = SquaredNorms()
+    for states in stream:
+        norms.update(states if final_norm is None else final_norm(states), len(states))
+    return norms

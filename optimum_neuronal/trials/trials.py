@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,16 +18,39 @@ from ..saliency import Saliency
 from ..saliency.masks import ColumnPattern
 from ..saliency.plan import Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
-from .alignment import Deviation, alignment_errors, find_deviation
-from .cache import Cache
-from .output_errors import output_errors
-from .reconstruction import reconstruction_errors
+from .alignment import DenseStream, Deviation, alignment_errors, find_deviation, run_dense, run_plan
+from .output_errors import output_errors, reconstruction_errors
 from .solved import Solved, SolvedWeights, solve_weights
-from .streams import DenseStream, run_dense, run_plan
 
 
 REFERENCES = ("sparse-stream", "dense")
 Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
+
+
+class Cache:
+    """Measurements that are made once. A `lasting` cache is shared by several prunes of one model."""
+
+    def __init__(self, lasting: bool = False):
+        self._lasting = lasting
+        self._found: dict[Hashable, Any] = {}
+        self._latest: tuple[Any, Any] = (None, None)
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+    def latest(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return the value of an object. Only the latest is kept."""
+        if self._latest[0] is not key:
+            self._latest = key, make()
+        return self._latest[1]
+
+    def release(self) -> None:
+        """Drop the latest value, and all others unless the cache is lasting."""
+        self._latest = None, None
+        if not self._lasting:
+            self._found.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,10 +249,6 @@ class Trials:
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
         """Return a function for every plan: projection -> change. See [`trial_changes`]."""
         return trial_changes(self.saliency, block, norms, plans, self.pattern, self.min_expert_tokens, updates)
-
-    def check_replay(self) -> None:
-        """Raise `ValueError` unless replaying the blocks gives the model's own output."""
-        self.runner.check_replay(self.ids[:1])
 
     def alignment_inputs(self) -> BlockInputs:
         """Return the inputs of the blocks for the alignment sequences, cached."""

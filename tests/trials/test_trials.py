@@ -90,10 +90,10 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids):
 def test_activations_that_are_not_finite_are_refused(ids):
     model = make_model("llama")
     with inference(model):
-        make_trials(model, ids).check_replay()
+        make_trials(model, ids).runner.check_replay(ids[:1])
         model.model.embed_tokens.weight.data[:] = float("inf")
         with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
-            make_trials(model, ids).check_replay()
+            make_trials(model, ids).runner.check_replay(ids[:1])
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
             trials = make_trials(model, ids)
             FinalPruning(trials, uniform(trials)).find()[0]
