@@ -37,15 +37,15 @@ class SolvedWeights(ABC):
     """The weights of all blocks at a few amounts: sparsities, or numbers of bits."""
 
     name: ClassVar[str]  # of the records
-    label: ClassVar[str]  # of the progress bar
+    kind: ClassVar[type[Plan]]
 
     amounts: tuple[float, ...]  # ascending
     blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)  # tensors of every block; empty if on disk
     records: Records = field(default_factory=Records)  # of the blocks if they are on disk
 
-    @abstractmethod
     def plan(self, names: Iterable[str], place: int) -> Plan:
         """Return the plan that gives these projections `amounts[place]`."""
+        return self.kind(dict.fromkeys(names, self.amounts[place]))
 
     @abstractmethod
     def nbytes(self, projection: Projection) -> int:
@@ -59,10 +59,8 @@ class SolvedWeights(ABC):
         """Return a function for every plan: projection of the block at an index -> change."""
         found = (None, self.blocks[index]) if self.blocks else self.records.get(self.record_name(index))
         if found is None:
-            raise OSError(
-                f"{self.record_name(index)} cannot be read from {self.records.directory}: the disk is full or failing. Use "
-                "another disk (work_dir)."
-            )
+            where = f"{self.record_name(index)} cannot be read from {self.records.directory}"
+            raise OSError(f"{where}: the disk is full or failing. Use another disk (work_dir).")
         return [partial(self.change, found[1], plan) for plan in plans]
 
     def stored(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> Change:
@@ -78,16 +76,13 @@ class SolvedSparsities(SolvedWeights):
     """Weights at a few sparsities in (0, 1). At 0 a weight is the dense one, at 1 it is zero."""
 
     name: ClassVar[str] = "solved"
-    label: ClassVar[str] = "Solved weights"
+    kind: ClassVar[type[Plan]] = SparsityPlan
 
     @classmethod
     def around(cls, target: float) -> "SolvedSparsities":
         """Return the sparsities to solve for a target in (0, 1): dense around it, sparse far from it."""
         kept = (share * (1 - target) for share in SHARES)
         return cls(tuple(1 - share for share in kept if share < 1))
-
-    def plan(self, names: Iterable[str], place: int) -> SparsityPlan:
-        return SparsityPlan(dict.fromkeys(names, self.amounts[place]))
 
     def nbytes(self, projection: Projection) -> int:
         count, size = projection.numel, projection.owner.dtype.itemsize
@@ -117,10 +112,7 @@ class SolvedRates(SolvedWeights):
     """Weights quantized to a few numbers of bits."""
 
     name: ClassVar[str] = "rates"
-    label: ClassVar[str] = "Rates"
-
-    def plan(self, names: Iterable[str], place: int) -> RatePlan:
-        return RatePlan(dict.fromkeys(names, int(self.amounts[place])))
+    kind: ClassVar[type[Plan]] = RatePlan
 
     def nbytes(self, projection: Projection) -> int:
         return sum(quantized_bytes(projection.shape, int(bits), steps=True) for bits in self.amounts)
@@ -154,7 +146,7 @@ def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solv
             solved.records.put(name, None, found)
         return [output]
 
-    runner.run(inputs, 1, visit, wanted.label, release=True)
+    runner.run(inputs, 1, visit, "Solved weights", release=True)
     return solved
 
 
