@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,14 +10,17 @@ from ..common.validation import check_choice, check_numbers
 from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
+from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
+from ..trials.solved import SHARES, SolvedSparsities
 from ..trials.trials import REFERENCES
 from .base import Allocation, TopUp, get_dist, index_of_smallest, register_topup, spread_over_blocks, uniform_plan
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 STEPS = ("both", "block", "row")
+CANDIDATES = ("wanda", "solved", "exact")
 RECONSTRUCTION = "reconstruction"
 
 # Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
@@ -50,6 +53,10 @@ class NeuronAL(TopUp):
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
+        candidates (`str`):
+            How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"solved"`,
+            by weights solved once at a few sparsities, see [`SolvedSparsities`]; `"exact"`, by solving each, which
+            takes as long as one prune per candidate.
     """
 
     steps: str = "both"
@@ -59,6 +66,7 @@ class NeuronAL(TopUp):
     row_lambdas: tuple[float, ...] = (0.0, *LAMBDAS)
     metric: str = "l2"
     schedule: str = "linear"
+    candidates: str = CANDIDATES[0]
 
     def __post_init__(self):
         check_choice("steps", self.steps, STEPS)
@@ -66,6 +74,7 @@ class NeuronAL(TopUp):
         check_choice("alignment_scope", self.alignment_scope, SCOPES)
         check_choice("metric", self.metric, (*METRICS, RECONSTRUCTION))
         check_choice("schedule", self.schedule, tuple(SCHEDULES))
+        check_choice("candidates", self.candidates, CANDIDATES)
         for name in ("block_lambdas", "row_lambdas"):
             lambdas = check_numbers(name, getattr(self, name), 0, 1)
             if len(set(lambdas)) != len(lambdas):
@@ -89,19 +98,29 @@ class NeuronAL(TopUp):
                 decoder.row_groups(block, projection)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
-        return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self.solves(saliency)
+        runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
+        return len(decoder.blocks) * (runs + samples * (self._made_of(saliency) == "solved"))
 
     def solves(self, saliency: Saliency) -> int:
+        return {"wanda": 0, "solved": len(SHARES), "exact": self._count(saliency)}[self._made_of(saliency)]
+
+    def _count(self, saliency: Saliency) -> int:
         return (self.steps != "row") * len(self.block_lambdas) + self._has_rows(saliency) * len(self.row_lambdas)
 
+    def _made_of(self, saliency: Saliency) -> str:
+        return self.candidates if saliency.updates_weights else "exact"
+
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        plan, decisions = uniform_plan(trials.decoder, sparsity), {}
+        plan, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
+        if (made_of := self._made_of(saliency)) != "exact":
+            solved = trials.solve(SolvedSparsities.around(sparsity)) if made_of == "solved" else None
+            trials = replace(trials, saliency=Wanda(), solved=solved)
         if self.steps != "row":
             plan, decisions["block"] = self._block_step(trials, sparsity)
-        if self._has_rows(trials.saliency):
+        if self._has_rows(saliency):
             plan, decisions["row"] = self._row_step(trials, plan)
         elif self.steps != "block":
-            decisions["note"] = f"no row step: {trials.saliency.name!r} updates all rows of a weight together"
+            decisions["note"] = f"no row step: {saliency.name!r} updates all rows of a weight together"
         return Allocation(plan, decisions)
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:

@@ -5,11 +5,12 @@ import pytest
 import torch
 from by_hand import by_block
 from conftest import make_model
-from trial_helpers import make_trials, uniform
+from trial_helpers import build_trials, make_trials, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
@@ -122,9 +123,28 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
     assert len(candidates) == 3 and all(candidate["error"] > 0 for candidate in candidates)
 
 
+def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
+    """`wanda` decides as for Wanda, `solved` solves at seven sparsities, `exact` anew for every candidate."""
+    solves, solve = [], ALPS.solve
+    monkeypatch.setattr(ALPS, "solve", lambda self, *args: solves.append(args) or solve(self, *args))
+    decisions, inputs = {}, 4 * 3  # projections with the same input are solved together if they are pruned together
+    with inference(llama):
+        for candidates, calls in [("wanda", 0), ("solved", 7 * inputs), ("exact", 4 * 7 * 3)]:
+            topup = NeuronAL(block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1), candidates=candidates)
+            trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
+            solves.clear()
+            decisions[candidates] = topup.allocate(trials, 0.6).decisions
+            assert len(solves) == calls, candidates
+        wanda = topup.allocate(make_trials(llama, ids), 0.6)
+    assert decisions["wanda"] == wanda.decisions
+    assert decisions["solved"] != wanda.decisions != decisions["exact"] != decisions["solved"]
+
+
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
     fake = FakeTrials(find_decoder(llama), {"Block step": [1.0] * 14})
     fake.saliency = SparseGPT()
-    found = NeuronAL().allocate(fake, 0.7)
+    found = NeuronAL(candidates="exact").allocate(fake, 0.7)
     assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
     assert found.plan == block_plan(fake.decoder, 0.7, LAMBDAS[0])
+    found = NeuronAL(steps="row", candidates="exact").allocate(fake, 0.7)
+    assert found.decisions.keys() == {"note"} and found.plan == uniform(fake, 0.7)
