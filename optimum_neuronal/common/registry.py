@@ -6,10 +6,9 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
-from .validation import did_you_mean
+from .validation import did_you_mean, make_checked
 
 
 Method = TypeVar("Method")
@@ -87,15 +86,7 @@ class Registry(Generic[Method]):
 
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
         """Return a method with hyper-parameters; `argument` is the caller's name of them, such as `"topup_args"`."""
-        method: Any = self.get(name)
-        known = [entry.name for entry in fields(method)]
-        for key in values:
-            if key not in known:
-                raise ValueError(
-                    f"{argument} holds {key!r}, which the {self.kind} {name!r} does not have. Known: "
-                    f"{', '.join(known) or 'none'}.{did_you_mean(key, known)}"
-                )
-        return method(**values)
+        return make_checked(self.get(name), f"the {self.kind} {name!r}", argument, values)
 
     def _discover(self) -> None:
         if not self._discovered:

@@ -3,9 +3,13 @@
 import difflib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, get_args
+
+
+Made = TypeVar("Made")
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -77,6 +81,49 @@ def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[fl
     for number in numbers:
         check_number(name, number, least, most)
     return tuple(map(float, numbers))
+
+
+def hyper(default: Any, least: float | None = None, most: float = math.inf, above: bool = False, choices=()) -> Any:
+    """Return a dataclass field for a hyper-parameter, with the bounds or choices that [`make_checked`] checks."""
+    return field(default=default, metadata={"least": least, "most": most, "above": above, "choices": choices})
+
+
+def make_checked(method: type[Made], known_as: str, argument: str, values: Mapping[str, Any]) -> Made:
+    """Make a dataclass with hyper-parameters, after a check of their names and values, see [`hyper`].
+
+    `argument` is the caller's name of `values`, such as `"topup_args"`.
+    """
+    known = {entry.name: entry for entry in fields(method)}
+    for key in values:
+        if key not in known:
+            raise ValueError(
+                f"{argument} has {key!r}: {known_as} takes {', '.join(known) or 'no hyper-parameters'}."
+                f"{did_you_mean(key, known)}"
+            )
+    return method(**{key: _checked(known[key], value) for key, value in values.items()})
+
+
+def _checked(entry: Field, value: Any) -> Any:
+    name, bounds, kinds = entry.name, entry.metadata, get_args(entry.type) or (entry.type,)
+    if value is None and entry.default is None:
+        return None
+    if bounds.get("choices"):
+        check_choice(name, value, bounds["choices"])
+    elif bool in kinds:
+        check_flag(name, value)
+    elif bounds.get("least") is None:
+        return value
+    elif kinds == (float, ...):
+        return check_numbers(name, value, bounds["least"], bounds["most"])
+    elif kinds == (int, ...):
+        value = tuple(check_several(name, value, str(list(entry.default))))
+        for number in value:
+            check_count(name, number, bounds["least"])
+    elif int in kinds:
+        check_count(name, value, bounds["least"])
+    else:
+        check_number(name, value, bounds["least"], bounds["most"], bounds["above"])
+    return value
 
 
 def check_flag(name: str, value: Any) -> None:

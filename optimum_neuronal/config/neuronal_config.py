@@ -20,7 +20,7 @@ from ..common.validation import (
     check_sparsity,
     check_texts,
     closest_or_all,
-    did_you_mean,
+    make_checked,
 )
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES
@@ -177,15 +177,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         )
 
     def _make_rotation(self) -> Rotation | None:
-        known = [entry.name for entry in fields(Rotation)]
-        for key in self.rotate_args:
-            if key not in known:
-                raise ValueError(
-                    f"rotate_args has {key!r}: expected one of {', '.join(known)}.{did_you_mean(key, known)}"
-                )
         if self.rotate_args and not self.rotate:
             raise ValueError(f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True.")
-        return Rotation(**self.rotate_args).at(self.sparsity) if self.rotate else None
+        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args)
+        return rotation.at(self.sparsity) if self.rotate else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serializable; `from_dict` makes an equal config of them."""

@@ -9,7 +9,7 @@ import torch
 from ..blocks.block_inputs import Call, Streams
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Hessian, wide_dtype
-from ..common.validation import check_choice, check_count, check_flag, check_number
+from ..common.validation import hyper
 from ..model.projections import Block
 from .merging import Rotations
 from .objective import LOOK_EVERY, Term, block_loss, divide_rows, find_terms
@@ -24,26 +24,25 @@ ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has 
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a model is rotated before it is pruned."""
+    """How a model is rotated before it is pruned.
 
-    steps: int = 150  # of Adam
-    learning_rate: float = 0.01  # of the first step; it decays to 0 along a cosine
-    cut: float | None = None  # share of the weights that the objective's threshold cuts, in (0, 1]; None: see `at`
-    weights: str = "fisher"  # of projections: their Fisher information, or "energy": alike, relative to their outputs
-    fisher_samples: int = 16  # first calibration sequences, for the Fisher information
-    untie: bool = True  # False leaves the residual stream alone if head and embeddings share their weights
-    rows: float | None = None  # share of the rows that are drawn, see `divide_rows`, in (0, 1]; None: by `ENOUGH_ROWS`
+    Args:
+        steps (`int`): steps of Adam.
+        learning_rate (`float`): of the first step; it decays to 0 along a cosine.
+        cut (`float`, *optional*): share of the weights that the objective's threshold cuts, in (0, 1]. None: see `at`.
+        weights (`str`): `"fisher"`: projections count by their Fisher information; `"energy"`: all alike.
+        fisher_samples (`int`): first calibration sequences, for the Fisher information.
+        untie (`bool`): False leaves the residual stream alone if head and embeddings share their weights.
+        rows (`float`, *optional*): share of the rows to draw, in (0, 1], see `divide_rows`. None: by `ENOUGH_ROWS`.
+    """
 
-    def __post_init__(self):
-        check_count("steps", self.steps, 1)
-        check_number("learning_rate", self.learning_rate, 0, above=True)
-        if self.cut is not None:
-            check_number("cut", self.cut, 0, 1, above=True)
-        check_choice("weights", self.weights, ["fisher", "energy"])
-        check_count("fisher_samples", self.fisher_samples, 1)
-        check_flag("untie", self.untie)
-        if self.rows is not None:
-            check_number("rows", self.rows, 0, 1, above=True)
+    steps: int = hyper(150, 1)
+    learning_rate: float = hyper(0.01, 0, above=True)
+    cut: float | None = hyper(None, 0, 1, above=True)
+    weights: str = hyper("fisher", choices=("fisher", "energy"))
+    fisher_samples: int = hyper(16, 1)
+    untie: bool = True
+    rows: float | None = hyper(None, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
         """Return the rotation with a `cut` for a target sparsity, which is None if a bit budget decides it later."""

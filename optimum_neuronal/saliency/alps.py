@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..common.machine import full_precision
-from ..common.validation import check_count, check_number
+from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
 from .admm import NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, register_saliency
@@ -31,14 +31,9 @@ class ALPS(WeightUpdate):
     knows_rows: ClassVar[bool] = True
     reconstruct: ClassVar[str] = "dense"
 
-    iterations: int = 300
-    refinements: int = 10
-    dampening: float = 0.01
-
-    def __post_init__(self):
-        check_count("iterations", self.iterations, 1)
-        check_count("refinements", self.refinements, 0)
-        check_number("dampening", self.dampening, 0, 1, above=True)
+    iterations: int = hyper(300, 1)
+    refinements: int = hyper(10, 0)
+    dampening: float = hyper(0.01, 0, 1, above=True)
 
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         return self.prune_together({name: weight}, hessian, {name: sparsity}, pattern)[name]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..common.validation import check_number
+from ..common.validation import hyper
 from .base import Saliency, register_saliency
 
 
@@ -17,10 +17,7 @@ class RIA(Saliency):
         power (`float`): exponent of the activation, at least 0; the paper's is 0.5.
     """
 
-    power: float = 0.5
-
-    def __post_init__(self):
-        check_number("power", self.power, 0)
+    power: float = hyper(0.5, 0)
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         magnitude = weight.abs()

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..common.validation import check_count, check_number
+from ..common.validation import hyper
 from .base import DampenedHessian, WeightUpdate, inverse_factor, register_saliency
 from .masks import ColumnPattern, mask_groups, mask_whole
 
@@ -22,12 +22,8 @@ class SparseGPT(WeightUpdate):
 
     knows_rows: ClassVar[bool] = False
 
-    block_size: int = 128
-    dampening: float = 0.01
-
-    def __post_init__(self):
-        check_count("block_size", self.block_size, 1)
-        check_number("dampening", self.dampening, 0, 1, above=True)
+    block_size: int = hyper(128, 1)
+    dampening: float = hyper(0.01, 0, 1, above=True)
 
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         weight = weight.clone()

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..common.validation import check_count, check_number
+from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
 from .base import LARGEST, Allocation, TopUp, bisect, block_sizes, plan_of_blocks, pruned_blocks, register_topup
@@ -27,12 +27,8 @@ class AlphaPruning(TopUp):
 
     uses_calibration: ClassVar[bool] = False
 
-    spread: float = 0.3
-    bins: int = 100
-
-    def __post_init__(self):
-        check_number("spread", self.spread, 0, LARGEST)
-        check_count("bins", self.bins, 1)
+    spread: float = hyper(0.3, 0, LARGEST)
+    bins: int = hyper(100, 1)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         def exponents(block: Block) -> list[float | None]:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..common.validation import check_count
+from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
@@ -42,10 +42,7 @@ class ATP(TopUp):
 
     compares_outputs: ClassVar[bool] = True
 
-    trials: int = 15
-
-    def __post_init__(self):
-        check_count("trials", self.trials, 2)
+    trials: int = hyper(15, 2)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return aligned * len(decoder.blocks) * (1 + self.trials)

@@ -11,7 +11,7 @@ from torch import nn
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, replay
 from ..blocks.statistics import Norms
-from ..common.validation import check_count, check_number
+from ..common.validation import hyper
 from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..packed.change import Zeros
 from ..saliency import Saliency
@@ -47,16 +47,12 @@ class BESA(TopUp):
 
     needs_fixed_weights: ClassVar[bool] = True  # it learns from kept weights that do not change
 
-    epochs: int = 1
-    learning_rate: float = 0.16
-    penalty: float = 5.0
-    candidate_step: float = 0.01
+    epochs: int = hyper(1, 0)
+    learning_rate: float = hyper(0.16, 0)
+    penalty: float = hyper(5.0, 0)
+    candidate_step: float = hyper(0.01, 1e-4, 0.5)
 
     def __post_init__(self):
-        check_count("epochs", self.epochs, 0)
-        check_number("learning_rate", self.learning_rate, 0)
-        check_number("penalty", self.penalty, 0)
-        check_number("candidate_step", self.candidate_step, 1e-4, 0.5)
         if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
             raise ValueError(f"candidate_step is {self.candidate_step!r}: expected 1 divided by a whole number.")
 

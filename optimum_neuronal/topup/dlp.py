@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..common.validation import check_number
+from ..common.validation import hyper
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
@@ -27,10 +27,7 @@ class DLP(TopUp):
         half_width (`float`): the paper's alpha, in [0, 1]: half the width of the window of sparsities.
     """
 
-    half_width: float = 0.15
-
-    def __post_init__(self):
-        check_number("half_width", self.half_width, 0, 1)
+    half_width: float = hyper(0.15, 0, 1)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return samples * len(decoder.blocks)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import wide_dtype
-from ..common.validation import check_count, check_number, check_numbers
+from ..common.validation import hyper
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
@@ -153,18 +153,12 @@ class DSA(TopUp):
 
     compares_outputs: ClassVar[bool] = True
 
-    population: int = 10
-    generations: int = 6
-    offspring: int = 8
-    mutation: float = 0.3
-    lambdas: tuple[float, ...] = (0.07, 0.08, 0.09, 0.10)
-    search_seed: int = 0
-
-    def __post_init__(self):
-        for name, least in (("population", 1), ("generations", 0), ("offspring", 1), ("search_seed", 0)):
-            check_count(name, getattr(self, name), least)
-        check_number("mutation", self.mutation, 0, 1)
-        object.__setattr__(self, "lambdas", check_numbers("lambdas", self.lambdas, 0, 1))
+    population: int = hyper(10, 1)
+    generations: int = hyper(6, 0)
+    offspring: int = hyper(8, 1)
+    mutation: float = hyper(0.3, 0, 1)
+    lambdas: tuple[float, ...] = hyper((0.07, 0.08, 0.09, 0.10), 0, 1)
+    search_seed: int = hyper(0, 0)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return (samples + aligned * (1 + self.solves(saliency))) * len(decoder.blocks)

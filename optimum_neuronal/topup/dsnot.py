@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
-from ..common.validation import check_count, check_number
+from ..common.validation import hyper
 from ..model.projections import Projection
 from ..trials import Trials
 from .base import Allocation, TopUp, register_topup, uniform_plan
@@ -36,12 +36,8 @@ class DSnoT(TopUp):
     refines: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = InputSums
 
-    cycles: int = 50
-    threshold: float = 0.1
-
-    def __post_init__(self):
-        check_count("cycles", self.cycles, 0)
-        check_number("threshold", self.threshold, 0)
+    cycles: int = hyper(50, 0)
+    threshold: float = hyper(0.1, 0)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         return Allocation(uniform_plan(trials.decoder, sparsity))

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..common.validation import check_choice, check_count, check_number, check_several
+from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
@@ -51,31 +51,22 @@ class EvoPress(TopUp):
 
     compares_outputs: ClassVar[bool] = True
 
-    generations: int = 14
-    offspring: int = 8
-    survivors: tuple[int, ...] = (2,)
-    sequences: tuple[int, ...] = (2,)
-    unit: str = "block"
-    step: float = 0.0625
-    levels: int = 8
-    search_seed: int = 0
+    generations: int = hyper(14, 0)
+    offspring: int = hyper(8, 1)
+    survivors: tuple[int, ...] = hyper((2,), 1)
+    sequences: tuple[int, ...] = hyper((2,), 1)
+    unit: str = hyper("block", choices=UNITS)
+    step: float = hyper(0.0625, 0, 1, above=True)
+    levels: int = hyper(8, 1)
+    search_seed: int = hyper(0, 0)
 
     def __post_init__(self):
-        for name, least in (("generations", 0), ("offspring", 1), ("levels", 1), ("search_seed", 0)):
-            check_count(name, getattr(self, name), least)
-        for name in ("survivors", "sequences"):
-            sizes = check_several(name, getattr(self, name), "(2,)")
-            for size in sizes:
-                check_count(name, size, 1)
-            object.__setattr__(self, name, tuple(sizes))
         if len(self.survivors) != len(self.sequences):
             raise ValueError(
                 f"survivors {self.survivors} and sequences {self.sequences}: expected equally many numbers."
             )
-        check_choice("unit", self.unit, UNITS)
-        check_number("step", self.step, 0)
-        if not 0 < self.step * self.levels <= 1:
-            raise ValueError(f"step is {self.step!r}: expected a step above 0, and step * levels of at most 1.")
+        if self.step * self.levels > 1:
+            raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))

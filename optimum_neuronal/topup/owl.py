@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from ..common.validation import check_number
+from ..common.validation import hyper
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
@@ -29,12 +29,8 @@ class OWL(TopUp):
         half_width (`float`): the paper's lambda, in [0, 1]: half the width of the window of sparsities.
     """
 
-    outlier_factor: float = 5.0
-    half_width: float = 0.08
-
-    def __post_init__(self):
-        check_number("outlier_factor", self.outlier_factor, 0, above=True)
-        check_number("half_width", self.half_width, 0, 1)
+    outlier_factor: float = hyper(5.0, 0, above=True)
+    half_width: float = hyper(0.08, 0, 1)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return samples * len(decoder.blocks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..common.validation import check_choice, check_count, check_flag, check_numbers
+from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
@@ -60,19 +60,11 @@ class Search(TopUp):
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
-    budget: int | None = None
-    objective: str = "kl"
+    budget: int | None = hyper(None, 8)
+    objective: str = hyper("kl", choices=OBJECTIVES)
     rows: bool = True
     solved: bool = True
-    widths: tuple[float, ...] = BLOCK_WIDTHS
-
-    def __post_init__(self):
-        if self.budget is not None:
-            check_count("budget", self.budget, 8)
-        check_choice("objective", self.objective, OBJECTIVES)
-        check_flag("rows", self.rows)
-        check_flag("solved", self.solved)
-        object.__setattr__(self, "widths", check_numbers("widths", self.widths, 0, 1))
+    widths: tuple[float, ...] = hyper(BLOCK_WIDTHS, 0, 1)
 
     def suited_to(self, decoder: Decoder) -> "Search":
         return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)

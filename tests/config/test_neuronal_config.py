@@ -87,7 +87,7 @@ BAD_VALUES = [
     ({"topup_args": {"steps": "rows"}}, "Did you mean 'row'?"),
     ({"topup_args": {"block_lambdas": []}}, "block_lambdas is"),
     ({"topup_args": {"metrik": "l2"}}, "'metrik'.*Did you mean 'metric'?"),
-    ({"saliency_args": {"alpha": 1}}, "'alpha', which the saliency 'wanda' does not have"),
+    ({"saliency_args": {"alpha": 1}}, "'alpha': the saliency 'wanda' takes no hyper-parameters"),
     ({"num_samples": 0}, "num_samples is 0: expected a whole number of at least 1"),
     ({"seq_length": 1}, "seq_length is 1: expected a whole number of at least 2"),
     ({"targets": ["mlp", "("]}, "targets\\[1\\] is not a valid regular expression: '\\('"),
@@ -106,7 +106,7 @@ BAD_VALUES = [
     ({**BITS, "topup": "owl"}, "topup is 'owl': with bits_per_weight, expected 'search', .* or 'uniform'"),
     ({**BITS, "embedding_bits": 4}, "embedding_bits is 4: expected 8"),
     ({"rotate_args": {"steps": 3}}, "rotate_args is {'steps': 3}, but rotate is False: set rotate=True"),
-    ({"rotate": True, "rotate_args": {"step": 3}}, "'step': expected one of steps, .*Did you mean 'steps'"),
+    ({"rotate": True, "rotate_args": {"step": 3}}, "'step': the rotation takes steps, .*Did you mean 'steps'"),
     ({"rotate": True, "rotate_args": {"steps": 0}}, "steps is 0: expected a whole number of at least 1"),
     ({"rotate": True, "rotate_args": {"cut": 1.1}}, "cut is 1.1: expected a number above 0, at most 1"),
 ]  # fmt: skip

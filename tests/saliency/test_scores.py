@@ -31,4 +31,4 @@ def test_ria():
     torch.testing.assert_close(ria().score(WEIGHT, ACTIVATION), torch.tensor(expected))
     assert torch.isfinite(ria().score(torch.zeros(2, 2), ACTIVATION)).all()
     with pytest.raises(ValueError, match="power is -1"):
-        ria(power=-1)
+        SALIENCIES.make("ria", "saliency_args", {"power": -1})

@@ -126,11 +126,11 @@ def test_contract(name, ids):
         ("besa", {"candidate_step": 0.3}, "candidate_step is 0.3: expected 1 divided by a whole number"),
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
         ("evopress", {"survivors": (2, 1)}, "expected equally many numbers"),
-        ("evopress", {"step": 0.5}, "step \\* levels of at most 1"),
+        ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),
         ("neuronal", {"block_lambdas": (0.1, 0.1)}, "expected each number once"),
         ("search", {"objective": "kll"}, "Did you mean 'kl'"),
     ],
 )
 def test_bad_hyper_parameters(name, fields, message):
     with pytest.raises(ValueError, match=message):
-        TOPUPS.get(name)(**fields)
+        TOPUPS.make(name, "topup_args", fields)
