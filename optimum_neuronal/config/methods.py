@@ -6,7 +6,7 @@ from ..blocks.statistics import SquaredNorms
 from ..model.projections import Decoder
 from ..rotation.learning import Rotation
 from ..saliency import Saliency
-from ..saliency.masks import ColumnPattern
+from ..saliency.plan import ColumnPattern
 from ..topup import TopUp
 
 

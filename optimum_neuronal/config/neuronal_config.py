@@ -25,7 +25,7 @@ from ..common.validation import (
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES
 from ..saliency.low_bit import LowBit
-from ..saliency.masks import ColumnPattern
+from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS
 from ..topup.rates import Rates
 from .config_fields import ConfigFields, arguments, as_json

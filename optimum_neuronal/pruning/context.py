@@ -26,7 +26,7 @@ from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
 from ..rotation.rotated_weights import find_rotated
-from ..saliency.masks import ColumnPattern
+from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 
 

@@ -43,7 +43,7 @@ def make_report(
     decoder, config = context.decoder, context.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
     plan, decisions = outcome.allocation.plan, outcome.allocation.decisions
-    bits = plan.bits if isinstance(plan, RatePlan) else None
+    bits = plan.amounts if isinstance(plan, RatePlan) else None
     values = config.to_dict()
     if config.dataset is not None:
         values["dataset"] = without_folders(config.dataset)
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 def expected_size(context: PruneContext, unties: bool, head: bool = True) -> PackedSize:
     """Return the packed size before the prune. Weights need not be loaded. `head=False` leaves out embeddings and head."""
     config, topup, decoder = context.config, context.methods.topup, context.decoder
-    bits = topup.even(decoder).bits if isinstance(topup, Rates) else None
+    bits = topup.even(decoder).amounts if isinstance(topup, Rates) else None
     head_bits = config.embedding_bits if head else None
     return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from .masks import ColumnPattern, mask_groups, mask_rows, mask_whole
+from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole
 
 
 RHO = 0.1  # initial penalty, for a Hessian whose diagonal is 1

@@ -10,8 +10,7 @@ from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
 from .admm import NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, register_saliency
-from .masks import ColumnPattern
-from .plan import row_counts
+from .plan import ColumnPattern, row_counts
 
 
 QUICK = 60  # iterations at most in trials

@@ -15,7 +15,7 @@ from ..common.machine import full_precision
 from ..common.notes import get_logger
 from ..common.registry import Registry
 from ..packed.change import Change, NewWeight
-from .masks import ColumnPattern
+from .plan import ColumnPattern
 
 
 logger = get_logger(__name__)

@@ -9,8 +9,7 @@ from ..blocks.statistics import Norms, SquaredNorms, activation
 from ..model.projections import Block, ChangeOf, Projection
 from ..packed.change import Change, NewWeight, Zeros
 from .base import Saliency
-from .masks import ColumnPattern, Cut, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
-from .plan import Plan, SparsityPlan
+from .plan import ColumnPattern, Cut, Plan, SparsityPlan, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
 
 
 # Projection, mask, saliency, statistic of its inputs -> mask. See [`TopUp.refine`].

@@ -7,7 +7,7 @@ import torch
 
 from ..common.validation import hyper
 from .base import DampenedHessian, WeightUpdate, inverse_factor, register_saliency
-from .masks import ColumnPattern, mask_groups, mask_whole
+from .plan import ColumnPattern, mask_groups, mask_whole
 
 
 @register_saliency("sparsegpt")

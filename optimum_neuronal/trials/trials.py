@@ -15,8 +15,7 @@ from ..common.machine import Processes
 from ..files.records import Finding, Records
 from ..model.projections import Block, ChangeOf, Decoder
 from ..saliency import Saliency
-from ..saliency.masks import ColumnPattern
-from ..saliency.plan import Plan, SparsityPlan
+from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
 from .alignment import DenseStream, Deviation, alignment_errors, find_deviation, run_dense, run_plan
 from .output_errors import output_errors, reconstruction_errors

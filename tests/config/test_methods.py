@@ -4,7 +4,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.methods import Methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import ColumnPattern
 from optimum_neuronal.saliency.ria import RIA
 from optimum_neuronal.topup.uniform import Uniform
 

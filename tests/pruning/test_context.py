@@ -15,7 +15,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.context import check, check_model, check_pattern, check_weights, exclusive
 from optimum_neuronal.pruning.prune import identity
-from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import ColumnPattern
 
 
 def skeleton():

@@ -15,7 +15,7 @@ from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.blocks.statistics import Hessian, activation
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import mask_rows
 
 
 # Those that prune by their score alone.

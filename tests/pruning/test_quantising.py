@@ -13,8 +13,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import packed_modules
-from optimum_neuronal.saliency.low_bit import LowBit
-from optimum_neuronal.saliency.quantizer import Quantizer
+from optimum_neuronal.saliency.low_bit import LowBit, Quantizer
 
 
 def pruner_of(bits=6.0, **fields):

@@ -6,7 +6,7 @@ from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import admm as module
 from optimum_neuronal.saliency.admm import NofM, Rowwise, Stacked, Unstructured, find_support, fit_support
-from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import ColumnPattern
 
 
 def correlation(features: int, seed: int = 0) -> torch.Tensor:

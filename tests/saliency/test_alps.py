@@ -8,8 +8,7 @@ from random_layers import dampened, hessian_of, weights
 from trained import demo_layers, loss, reference_layers
 
 from optimum_neuronal.saliency.alps import ALPS, QUICK
-from optimum_neuronal.saliency.masks import ColumnPattern
-from optimum_neuronal.saliency.plan import row_counts
+from optimum_neuronal.saliency.plan import ColumnPattern, row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
 

@@ -1,7 +1,18 @@
 import pytest
 import torch
 
-from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
+from optimum_neuronal.saliency import plan
+from optimum_neuronal.saliency.plan import (
+    ColumnPattern,
+    SparsityPlan,
+    apply_cut,
+    find_cut,
+    mask_groups,
+    mask_rows,
+    mask_whole,
+    row_counts,
+    sort_rows,
+)
 
 
 def test_counts_carry_the_remainder_from_row_to_row():
@@ -29,3 +40,50 @@ def test_plan_outside_zero_and_one_is_refused():
         SparsityPlan({"q": 1.2})
     with pytest.raises(ValueError, match="'q' leaves"):
         SparsityPlan({"q": torch.tensor([0.5, float("nan")])})
+
+
+def test_of_a_whole_matrix_equal_ones_of_earlier_rows_are_pruned_first():
+    saliency = torch.tensor([[3.0, 1.0, 1.0], [0.0, 1.0, 6.0]])
+    assert mask_whole(saliency, 0).all() and not mask_whole(saliency, 6).any()
+    assert mask_whole(saliency, 3).tolist() == [[True, False, False], [False, True, True]]
+
+
+def test_equal_saliencies_are_pruned_in_column_order():
+    saliency = torch.tensor([[1.0, 0.0, 1.0, 1.0, 2.0]]).repeat(6, 1)
+    mask = mask_rows(saliency, torch.arange(6))
+    pruned = [(~row).nonzero().flatten().tolist() for row in mask]
+    assert pruned == [[], [1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("different", [2, 5, 10_000])
+@pytest.mark.parametrize("shape", [(40, 65), (100, 1023), (100, 1024), (20, 2048)])
+def test_masks_equal_a_stable_sort(shape, different, monkeypatch):
+    monkeypatch.setattr(plan, "LARGE", 2**15)
+    generator = torch.Generator().manual_seed(different)
+    saliency = torch.randint(0, different, shape, generator=generator).float()
+    for counts in (
+        row_counts(0.7, shape),
+        torch.randint(0, shape[1] + 1, (shape[0],), generator=generator),
+        torch.tensor([0, shape[1]]).repeat(shape[0] // 2),
+    ):
+        order = torch.sort(saliency, dim=1, stable=True).indices
+        kept = torch.arange(shape[1]) >= counts[:, None]
+        expected = torch.zeros_like(saliency, dtype=torch.bool).scatter_(1, order, kept)
+        for threads in (1, 2):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            assert torch.equal(mask_rows(saliency, counts), expected)
+            assert torch.equal(mask_rows(saliency.T.contiguous().T, counts), expected)
+            assert torch.equal(apply_cut(saliency, find_cut(sort_rows(saliency), counts)), expected)
+
+
+class TestColumnPattern:
+    def test_by_hand(self):
+        saliency = torch.tensor([[1.0, 4.0, 2.0, 3.0, 5.0, 5.0, 5.0, 0.0]])
+        expected = [[False, True, False, True, False, True, True, False]]  # of equal ones the first is pruned
+        assert mask_groups(saliency, ColumnPattern.parse("2:4")).tolist() == expected
+        assert mask_groups(saliency, ColumnPattern(1, 8)).sum() == 1
+
+    def test_anything_else_is_refused(self):
+        for text in ("", "2", "4:2", "2:2", "0:4", "a:b"):
+            with pytest.raises(ValueError, match="expected 'N:M'"):
+                ColumnPattern.parse(text)

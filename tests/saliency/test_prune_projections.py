@@ -11,8 +11,7 @@ from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.saliency import prune_projections as module
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
-from optimum_neuronal.saliency.masks import ColumnPattern
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import ColumnPattern, SparsityPlan
 from optimum_neuronal.saliency.prune_projections import find_activations, prune_projections, trial_changes
 from optimum_neuronal.saliency.wanda import Wanda
 

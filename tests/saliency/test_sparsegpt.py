@@ -4,7 +4,7 @@ import torch
 from random_layers import hessian_of, inputs, weights
 
 from optimum_neuronal.saliency.base import DampenedHessian, inverse_factor
-from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import ColumnPattern
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
 

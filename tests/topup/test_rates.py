@@ -20,7 +20,7 @@ def bytes_of(decoder, plan):
     """Of all projections, with one weight for each parameter."""
     owners = {}
     for name, projection in decoder.projections.items():
-        owners.setdefault(projection.owner, []).append((projection.shape, plan.bits[name]))
+        owners.setdefault(projection.owner, []).append((projection.shape, plan.amounts[name]))
     assert all(len({bits for _, bits in own}) == 1 for own in owners.values()), "one rate for a parameter"
     return sum(quantized_bytes((len(own), *own[0][0]), own[0][1]) for own in owners.values())
 
@@ -30,9 +30,12 @@ def test_even_rates_differ_by_one_bit_at_most_and_fill_the_budget(budget):
     decoder = find_decoder(make_model("llama", **WIDE))
     plan = Rates(budget, "uniform").even(decoder)
     weights = sum(p.numel for p in decoder.projections.values())
-    assert plan.bits.keys() == decoder.projections.keys() and max(plan.bits.values()) - min(plan.bits.values()) <= 1
+    assert (
+        plan.amounts.keys() == decoder.projections.keys()
+        and max(plan.amounts.values()) - min(plan.amounts.values()) <= 1
+    )
     spent = 8 * bytes_of(decoder, plan) / weights
-    assert spent <= budget and (budget - spent < 64 * 128 / weights or set(plan.bits.values()) == {8})
+    assert spent <= budget and (budget - spent < 64 * 128 / weights or set(plan.amounts.values()) == {8})
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "gpt2"])
@@ -40,7 +43,7 @@ def test_experts_of_a_layer_share_a_rate(family):
     decoder = find_decoder(make_model(family))
     weights = sum(p.numel for p in decoder.projections.values())
     plan = Rates(6, "uniform").even(decoder)
-    assert 5 < 8 * bytes_of(decoder, plan) / weights <= 6 and len(set(plan.bits.values())) == 2
+    assert 5 < 8 * bytes_of(decoder, plan) / weights <= 6 and len(set(plan.amounts.values())) == 2
 
 
 def test_more_bits_where_the_model_loses_more(monkeypatch):
@@ -50,7 +53,7 @@ def test_more_bits_where_the_model_loses_more(monkeypatch):
     original = type(trials).output_errors
 
     def output_errors(self, plans, metric, label, reference):
-        asked.append((len(plans), metric, {bits for plan in plans for bits in plan.bits.values()}))
+        asked.append((len(plans), metric, {bits for plan in plans for bits in plan.amounts.values()}))
         return original(self, plans, metric, label, reference)
 
     monkeypatch.setattr(type(trials), "output_errors", output_errors)
@@ -58,12 +61,12 @@ def test_more_bits_where_the_model_loses_more(monkeypatch):
         found = rates.allocate(trials, rates.budget)
     assert asked == [(7, "kl", {0, 2})] * 2, "a block's projections together, each alone at the fewest bits"
     told = found.decisions["rates"]
-    assert told["by"] == "divergence" and told["bits"] == 2 and told["divergences"].keys() == found.plan.bits.keys()
-    same_size = [name for name in found.plan.bits if name.endswith(("gate_proj", "up_proj", "down_proj"))]
+    assert told["by"] == "divergence" and told["bits"] == 2 and told["divergences"].keys() == found.plan.amounts.keys()
+    same_size = [name for name in found.plan.amounts if name.endswith(("gate_proj", "up_proj", "down_proj"))]
     ranked = sorted(same_size, key=told["divergences"].__getitem__)
-    assert [found.plan.bits[name] for name in ranked] == sorted(found.plan.bits[name] for name in ranked)
+    assert [found.plan.amounts[name] for name in ranked] == sorted(found.plan.amounts[name] for name in ranked)
     assert 8 * bytes_of(trials.decoder, found.plan) <= 3.0 * sum(p.numel for p in trials.decoder.projections.values())
-    assert len(set(found.plan.bits.values())) > 1
+    assert len(set(found.plan.amounts.values())) > 1
 
 
 def test_a_budget_below_the_fewest_bits_is_refused_with_what_would_do():

@@ -9,8 +9,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.projections import Projection, trial_weights
 from optimum_neuronal.packed.change import Zeros
-from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
+from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.alignment import METRICS, alignment_error, total_error
 

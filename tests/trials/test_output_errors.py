@@ -9,8 +9,7 @@ from trial_helpers import make_trials, state, uniform
 import optimum_neuronal.trials.output_errors as module
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
-from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.output_errors import kl, nll
 

@@ -6,8 +6,7 @@ from trial_helpers import make_trials, state, unchanged, uniform
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.trials import Trials
 

@@ -7,7 +7,7 @@ import torch
 from random_layers import hessian_of, inputs, weights
 
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.saliency.quantizer import Quantized, Quantizer
+from optimum_neuronal.saliency.low_bit import Quantized, Quantizer
 
 
 def quantize(weight, hessian, bits, steps=False):
