@@ -17,15 +17,17 @@ class SparsityCallback(TrainerCallback):
     """Callback that keeps every zero of a sparse model during training, and raises at the end if one was lost.
 
     Masks are made when training begins, from the checkpoint's weights if it resumes, and hold until it ends. If an error
-    stops the training, gradients stay masked until the callback's next training. If the model has PEFT adapters, merging
-    them afterwards keeps the zeros. Make one callback for each Trainer. See [`keep_sparsity`] for the errors.
+    stops the training, gradients stay masked until the callback's next training. A second Trainer needs a callback of its
+    own. See [`keep_sparsity`] for adapters and for the errors.
     """
 
     keeper: SparsityKeeper | None = None  # of the last training; None for a dense model
+    _trained_with: TrainingArguments | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
+        self._start(args)
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -34,20 +36,27 @@ class SparsityCallback(TrainerCallback):
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         if self.keeper is not None:
-            self.keeper.apply()
+            self.keeper.apply(frozen=False)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self.keeper is not None:
             self.keeper.release()
             self.keeper.verify()
 
-    def _keep(self, model: nn.Module) -> SparsityKeeper:
-        self._forget()
-        self.keeper = keep_sparsity(model)
-        self.keeper.mask_from_now_on()
-        return self.keeper
+    def _start(self, args: TrainingArguments) -> None:
+        """Drop the keeper of the last training. Raise `ValueError` if that was another Trainer's."""
+        if self._trained_with is not None and self._trained_with is not args:
+            raise ValueError(f"Another Trainer has used this {type(self).__name__}: make one for each Trainer.")
+        self._trained_with = args
+        self._release()
 
-    def _forget(self) -> None:
+    def _release(self) -> None:
         if self.keeper is not None:
             self.keeper.release()
             self.keeper = None
+
+    def _keep(self, model: nn.Module) -> SparsityKeeper:
+        self._release()
+        self.keeper = keep_sparsity(model)
+        self.keeper.mask_from_now_on()
+        return self.keeper

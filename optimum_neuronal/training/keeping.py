@@ -10,23 +10,19 @@ with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accele
 
 The gradients of pruned weights are set to zero as soon as they are accumulated, so clipping, momentum and second moments
 see only the other weights. The pruned weights are set to zero after every step, since some optimizers change weights whose
-gradients are zero. Under FSDP2 gradients are masked before the optimizer's step, that is, after clipping by the norm of all
-gradients.
+gradients are zero. Under FSDP2 gradients are masked right before the step, after clipping.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..common.notes import get_logger
 from .lora import guard_merging
-from .sparse_weights import SparseWeight, find_sparse_weights, is_spread, local_part
-
-
-logger = get_logger(__name__)
+from .sparse_weights import SparseWeight, find_sparse_weights, is_spread
 
 
 class SparsityLostError(RuntimeError):
@@ -35,6 +31,9 @@ class SparsityLostError(RuntimeError):
 
 def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
     """Return a keeper of the zeros of a sparse model, for training.
+
+    If the model has LoRA adapters, merging them keeps the zeros too. Other adapters (DoRA, LoHa, LoRA of experts) fill the
+    zeros when they are merged: call the keeper's `apply()` after it.
 
     Args:
         model (`nn.Module`):
@@ -50,11 +49,7 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
             read (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
     """
     keeper = SparsityKeeper(find_sparse_weights(model))
-    if guard_merging(model, keeper.weights):
-        logger.warning(
-            "Merging will leave out the adapters' updates of pruned weights, so the merged model will differ from the "
-            "trained one. Call keep_lora_sparse(model) before training to train without them."
-        )
+    guard_merging(model, keeper.weights)
     return keeper
 
 
@@ -76,37 +71,30 @@ class SparsityKeeper(AbstractContextManager):
         return sum(int((~weight.mask.unpack()).sum()) for weight in self.weights) / total
 
     @torch.no_grad()
-    def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def apply(self, optimizer: Optimizer | None = None, frozen: bool = True) -> None:
         """Set the pruned weights to zero. Call it after each step of an optimizer that is not torch's.
 
-        Frozen weights (`requires_grad` is False) do not change. With `optimizer`, only the weights that it trains change,
-        since autograd may still need the values of others.
+        Args:
+            optimizer (`torch.optim.Optimizer`, *optional*): change only its weights; autograd may still need others.
+            frozen (`bool`): change weights with `requires_grad=False` too, as merged adapters do.
         """
         for weight in self._trained_by(optimizer):
-            if weight.owner.requires_grad:
-                weight.apply()
+            if frozen or weight.owner.requires_grad:
+                weight.apply_to(weight.tensor)
 
     @torch.no_grad()
-    def mask_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
         """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
         for weight in self._trained_by(optimizer):
             gradient = weight.owner.grad
             if gradient is not None and is_spread(gradient):
                 weight.apply_to(gradient)
 
-    def _trained_by(self, optimizer: torch.optim.Optimizer | None) -> list[SparseWeight]:
+    def _trained_by(self, optimizer: Optimizer | None) -> list[SparseWeight]:
         if optimizer is None:
             return self.weights
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return [weight for weight in self.weights if id(weight.owner) in trained]
-
-    def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set an optimizer's state of pruned weights to zero where it has the weight's shape: momentum, second moments."""
-        with torch.no_grad():
-            for weight in self.weights:
-                for value in optimizer.state.get(weight.owner, {}).values():
-                    if isinstance(value, torch.Tensor) and local_part(value).shape == weight.mask.shape:
-                        weight.apply_to(value)
 
     def verify(self) -> None:
         """Raise [`SparsityLostError`] if a single pruned weight is not zero."""
@@ -120,18 +108,9 @@ class SparsityKeeper(AbstractContextManager):
 
     def mask_from_now_on(self) -> None:
         """Mask the gradients of the trained weights as they are accumulated, until [`~SparsityKeeper.release`]."""
-
-        def masking(weight: SparseWeight) -> Callable[[nn.Parameter], None]:
-            @torch.no_grad()
-            def mask(parameter: nn.Parameter) -> None:
-                assert parameter.grad is not None  # it was accumulated just now
-                weight.apply_to(parameter.grad)
-
-            return mask
-
         for weight in self.weights:
             if weight.owner.requires_grad and not is_spread(weight.owner):
-                self._handles.append(weight.owner.register_post_accumulate_grad_hook(masking(weight)))
+                self._handles.append(weight.owner.register_post_accumulate_grad_hook(partial(_mask_gradient, weight)))
 
     def release(self) -> None:
         """Remove all hooks."""
@@ -148,3 +127,8 @@ class SparsityKeeper(AbstractContextManager):
         self.release()
         if kind is None:
             self.verify()
+
+
+@torch.no_grad()
+def _mask_gradient(weight: SparseWeight, parameter: nn.Parameter) -> None:
+    weight.apply_to(parameter.grad)

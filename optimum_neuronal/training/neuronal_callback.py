@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -20,7 +20,7 @@ from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
 from .callbacks import SparsityCallback
-from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
+from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
 
 
@@ -33,7 +33,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     Calibration sequences are drawn from the Trainer's training data. After pruning, the optimizer's state of the pruned
     weights is cleared, and the search for the best checkpoint starts again, so `load_best_model_at_end` loads a model of
     the final sparsity. Under DDP the processes share the work. Earlier zeros stay, so the sparsity can exceed the requested
-    one. Training that resumes from a checkpoint continues the schedule. Make one callback for each Trainer.
+    one. Training that resumes from a checkpoint continues the schedule. A second Trainer needs a callback of its own.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -55,17 +55,16 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        unsupported = ("bits_per_weight", "embedding_bits", "rotate")
-        if used := next((name for name in unsupported if getattr(self.config, name)), None):
-            raise ValueError(
-                f"config has {used}={getattr(self.config, used)!r}, which cannot be used during training: leave it out, and "
-                "apply it to the trained model."
-            )
+        for name in ("bits_per_weight", "embedding_bits", "rotate"):
+            if value := getattr(self.config, name):
+                raise ValueError(
+                    f"config has {name}={value!r}, which cannot be used during training: leave it out, and apply it to the "
+                    "trained model."
+                )
         assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
-        schedule = {_as_step(at_step): self.config.sparsity} if schedule is None else schedule
-        self.schedule = _check_schedule(schedule)
+        self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
@@ -86,16 +85,20 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
+        self._start(args)
         model = unwrap(model)
-        beyond = [step for step in self.schedule if step > state.max_steps]
-        if beyond:
-            raise ValueError(f"The schedule prunes at step {beyond[0]}, but training ends at step {state.max_steps}.")
-        if state.global_step:
-            self._resume(model, state)
+        if late := next((step for step in self.schedule if step > state.max_steps), None):
+            raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
         if any(is_spread(parameter) for parameter in model.parameters()):
             raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
-        self._check(model, train_dataloader)
-        self._forget()
+        self.sparsity_config = self._saved_config(state) if state.global_step else None
+        if self.sparsity_config is not None:
+            record_sparsity(model, self.sparsity_config)
+        with _as_if_dense(model):  # raises now what would stop training at a later step
+            for stage in self.stages.values():
+                check(model, stage)
+        if self.config.make_methods().needs_calibration:
+            self.ids = training_sequences(train_dataloader, self.config, model.config)
         with suppress(DenseModelError):
             self._keep(model)
         if not state.global_step:
@@ -106,22 +109,11 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     ) -> None:
         self._prune_if_due(unwrap(model), optimizer, state)
 
-    def _resume(self, model: PreTrainedModel, state: TrainerState) -> None:
-        """Set the checkpoint's sparsity_config on the model, which has the checkpoint's weights already."""
+    def _saved_config(self, state: TrainerState) -> dict | None:
+        """Return the `sparsity_config` that was saved with the checkpoint from which training resumes."""
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         stored = stored[-1] if isinstance(stored, list) else stored
-        self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
-        if self.sparsity_config is not None:
-            record_sparsity(model, self.sparsity_config)
-
-    def _check(self, model: PreTrainedModel, loader: DataLoader) -> None:
-        """Raise before training what would stop it at a later step, and draw the calibration sequences."""
-        methods = self.config.make_methods()  # the stages differ in sparsity alone
-        with _as_if_dense(model):
-            for stage in self.stages.values():
-                check(model, stage)
-        if methods.needs_calibration:
-            self.ids = training_sequences(loader, self.config, model.config)
+        return stored.get("attributes", {}).get("sparsity_config")
 
     def _prune_if_due(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         stage = self.stages.get(state.global_step)
@@ -136,7 +128,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
         keeper = self._keep(model)
-        keeper.clear_state(optimizer)
+        _clear_state(optimizer, keeper.weights)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")
 
@@ -152,6 +144,15 @@ def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
             setattr(model.config, KEY, recorded)
 
 
+@torch.no_grad()
+def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) -> None:
+    """Set the optimizer's state of pruned weights to zero where it has the weight's shape: momentum, second moments."""
+    for weight in weights:
+        for value in optimizer.state.get(weight.owner, {}).values():
+            if isinstance(value, torch.Tensor) and value.shape == weight.mask.shape:
+                weight.apply_to(value)
+
+
 def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
     """Record the zeros of the last prune and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
@@ -164,19 +165,14 @@ def _check_schedule(schedule: Mapping[int, float]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `TypeError` or `ValueError` unless the sparsities rise."""
     if not isinstance(schedule, Mapping):
         raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
-    sparsity_at = {_as_step(step): sparsity for step, sparsity in schedule.items()}
-    for step, sparsity in sparsity_at.items():
+    sparsity_at: dict[int, float] = {}
+    for step, sparsity in schedule.items():
+        step = int(step) if isinstance(step, str) and step.isdecimal() else step  # JSON turns numbers into text
+        check_count("the step to prune after", step, 0)
         check_number(f"schedule[{step}]", sparsity, 0, 1)
+        sparsity_at[int(step)] = float(sparsity)
     steps = sorted(sparsity_at)
-    sparsities = [float(sparsity_at[step]) for step in steps]
-    rising = all(later > earlier for earlier, later in zip(sparsities, sparsities[1:]))
+    rising = all(sparsity_at[later] > sparsity_at[earlier] for earlier, later in pairwise(steps))
     if not steps or not rising or len(steps) < len(schedule):
         raise ValueError(f"schedule is {dict(schedule)}: expected rising sparsities, such as {{0: 0.5, 100: 0.7}}.")
-    return dict(zip(steps, sparsities))
-
-
-def _as_step(step: int | str | None) -> int:
-    """Return a step as a number; JSON turns it into text."""
-    number = int(step) if isinstance(step, str) and step.isdecimal() else step
-    check_count("the step to prune after", number, 0)
-    return int(number)  # type: ignore[arg-type]  # None is not a count
+    return {step: sparsity_at[step] for step in steps}

@@ -7,7 +7,6 @@ from torch import nn
 from ..compat import peft
 from ..packed.packed_linear import PackedLinear, is_linear
 from ..packed.packed_module import allow_gradients, packed_modules
-from .lora import check_peft
 from .sparse_weights import unwrap
 
 
@@ -31,8 +30,10 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         `TypeError`: not a `LoraConfig`, or not a model.
         `ValueError`: the config trains biases.
     """
-    check_peft()
-    model, config = unwrap(model), peft.own_lora_config(config)
+    peft.check_peft()
+    from ..compat.peft_layers import packed_lora_config
+
+    model, config = unwrap(model), packed_lora_config(config, PackedLinear)
     if next(packed_modules(model), None) is None:
         return config
     if config.bias != "none":
@@ -48,5 +49,4 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
             name for name, module in modules if isinstance(module, PackedLinear) or is_linear(type(module))
         }
     allow_gradients(model)
-    peft.adapt_packed(config, PackedLinear)
     return config

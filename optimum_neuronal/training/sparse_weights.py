@@ -29,7 +29,7 @@ class DenseModelError(ValueError):
 
 @dataclass(eq=False)
 class SparseWeight:
-    """A weight whose zeros are kept: that of a projection, or of all experts of a layer."""
+    """A weight whose zeros are kept: a projection's, or that of all experts of a layer."""
 
     name: str  # in the model without adapters
     module: nn.Module
@@ -57,9 +57,6 @@ class SparseWeight:
         if self.mask.bits.device != device:  # the model has moved: so do the bits, once
             self.mask = self.mask.to(device)
         return self.mask.unpack()
-
-    def apply(self) -> None:
-        self.apply_to(self.tensor)
 
     def apply_to(self, tensor: torch.Tensor) -> None:
         """Set a tensor of the weight's shape to zero where the weight is pruned, in place."""
@@ -93,16 +90,12 @@ def unwrap(model: nn.Module) -> nn.Module:
         raise TypeError(
             f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
         )
-    inside = None
-    while model is not inside:
-        inside = model
-        if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model._orig_mod
-        else:
-            model = peft.base_model(model)
-    return model
+    if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        return unwrap(model.module)
+    if "_orig_mod" in model._modules:
+        return unwrap(model._orig_mod)
+    inside = peft.base_model(model)
+    return model if inside is model else unwrap(inside)
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
@@ -117,7 +110,15 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
 
 def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | None]:
     """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
-    _check_access(model)
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
+            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
+        )
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise ValueError(
+            "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
+        )
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
@@ -134,19 +135,6 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
                 "(target_modules)."
             )
     return decoder, recorded
-
-
-def _check_access(model: nn.Module) -> None:
-    """Raise `ValueError` if FSDP1 or ZeRO-3 hides the weights."""
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise ValueError(
-            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
-            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
-        )
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise ValueError(
-            "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
-        )
 
 
 def _weights_of(block: Block) -> list[SparseWeight]:

@@ -104,7 +104,7 @@ def test_lora(tmp_path, data):
     assert same_zeros(model.merge_and_unload(), zeros)
 
 
-def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_path, data):
+def test_training_works_again_after_an_error(tmp_path, data):
     model, callback = make_sparse(), SparsityCallback()
     zeros, good = zeros_of(model), data[0]["input_ids"]
     data[0]["input_ids"] = torch.full_like(good, 64)  # beyond the vocabulary
@@ -114,6 +114,14 @@ def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_pat
     data[0]["input_ids"] = good
     trainer.train()
     assert same_zeros(model, zeros) and is_unhooked(model)
+
+
+@pytest.mark.parametrize("make", [SparsityCallback, lambda: pruning(schedule={0: 0.7})], ids=["sparsity", "pruning"])
+def test_a_second_trainer_needs_a_callback_of_its_own(make, tmp_path, data):
+    callback = make()
+    make_trainer(make_sparse(), tmp_path, data, callback, max_steps=1).train()
+    with pytest.raises(ValueError, match="Another Trainer has used this .*: make one for each Trainer"):
+        make_trainer(make_sparse(), tmp_path, data, callback, max_steps=1).train()
 
 
 class Record(TrainerCallback):
