@@ -52,20 +52,21 @@ class Recorded:
     """The pruned projections that a `sparsity_config` names; its patterns are not run."""
 
     def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
-        self._blocks = f"{blocks}."
-        self._unseen = {name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]}
-        self._unseen |= set(sparsity_config["projections"])
-        self._wanted = set(self._unseen)
         recorded = next(iter(sparsity_config["block_sparsity"]), "").rpartition(".")[0]
+        self._blocks = f"{blocks}."
         self._left_out = {name.removeprefix(f"{recorded}.") for name in sparsity_config.get("left_out", ())}
+        numbers = (name.rpartition(".")[2] for name in sparsity_config["block_sparsity"])
+        self._seen = dict.fromkeys(
+            (*numbers, *sparsity_config["projections"]), False
+        )  # number or kind -> it is in the model
 
     def takes(self, name: str) -> bool:
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
         found = {number, with_stars(local)}
-        if not found <= self._wanted:
+        if not found <= self._seen.keys():
             return False
-        self._unseen -= found
+        self._seen.update(dict.fromkeys(found, True))
         return place not in self._left_out
 
     targets_it = takes
@@ -75,8 +76,9 @@ class Recorded:
 
     def check(self, model: nn.Module, count: int) -> None:
         """Raise `ValueError` if the model does not have a recorded projection."""
-        if self._unseen or not count:
-            missing = repr(min(self._unseen)) if self._unseen else "no projection"
+        unseen = sorted(name for name, seen in self._seen.items() if not seen)
+        if unseen or not count:
+            missing = repr(unseen[0]) if unseen else "no projection"
             raise ValueError(
                 f"model.config.sparsity_config names {missing}, unlike the model. Load the model as it was pruned, or del "
                 "model.config.sparsity_config to keep all zeros."
@@ -136,16 +138,14 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or not any(isinstance(module, nn.ModuleList) for module in decoder.modules()):
         decoder = model  # get_decoder() of some encoders is the last matrix of the head
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
-    if architecture.blocks is not None:
-        return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
-    names = hf_private.unsplit_modules(model)
+    inside = {decoder.get_submodule(architecture.blocks)} if architecture.blocks else set(decoder.modules())
     lists = [
-        (prefix + name, module)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module)
+        (name, module)
+        for name, module in model.named_modules()
+        if module in inside and isinstance(module, nn.ModuleList) and len(module)
     ]
-    named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
+    unsplit = hf_private.unsplit_modules(model)
+    named = [(name, module) for name, module in lists if type(module[0]).__name__ in unsplit]
     if not lists:
         raise ValueError(
             f"{type(model).__name__} has no ModuleList of decoder blocks. Name it with "

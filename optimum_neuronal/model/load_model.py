@@ -64,12 +64,10 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     with torch.device("meta"):
         if issubclass(loader, PreTrainedModel):
             return hf_private.from_config(loader, config, dtype=dtype)
-        trusted = config_kwargs.get("trust_remote_code", False)
-        return loader.from_config(config, dtype=dtype, trust_remote_code=trusted)
+        return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
 def load_streamed(
@@ -110,7 +108,6 @@ PIPELINE_TAGS = {
     "AutoModel": "feature-extraction",
 }
 OF_SEVERAL_MODALITIES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-OF_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 TRUSTING = ", trust_remote_code=True"
 REMOTE_MODULES = "transformers_modules."  # package of the code that comes with models
 
@@ -136,17 +133,20 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     `architecture` names the model's class, by default the first of `config.architectures`.
     """
     architecture = architecture or next(iter(config.architectures or ()), None)
-    if trust_remote_code and (remote := _remote_loader(config, architecture)):
-        return remote
+    references = (getattr(config, "auto_map", None) or {}) if trust_remote_code else {}
+    for name in PIPELINE_TAGS:
+        reference = references.get(name)
+        if isinstance(reference, str) and architecture in (None, reference.rpartition(".")[2]):
+            return getattr(transformers, name)
     is_text = config.get_text_config(decoder=True) is config
     for name in PIPELINE_TAGS:
         suits = architecture is not None and not (is_text and name in OF_SEVERAL_MODALITIES)
         if suits and getattr(_made_by(name, config), "__name__", None) == architecture:
             return getattr(transformers, name)
-    own = _class_named(architecture)
-    if own is not None and isinstance(config, own.config_class or ()):
+    own = getattr(transformers, architecture) if architecture in dir(transformers) else None
+    if isinstance(own, type) and issubclass(own, PreTrainedModel) and isinstance(config, own.config_class or ()):
         return own
-    is_language_model = architecture is None or architecture.endswith(OF_LANGUAGE_MODELS)
+    is_language_model = architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if is_language_model and _made_by("AutoModelForCausalLM", config) is not None:
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
@@ -168,17 +168,3 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
 
 def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
     return hf_private.made_by(getattr(transformers, auto_class), type(config))
-
-
-def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type | None:
-    references = getattr(config, "auto_map", None) or {}
-    for name in PIPELINE_TAGS:
-        reference = references.get(name)
-        if isinstance(reference, str) and (architecture is None or reference.rpartition(".")[2] == architecture):
-            return getattr(transformers, name)
-    return None
-
-
-def _class_named(name: str | None) -> type[PreTrainedModel] | None:
-    found = getattr(transformers, name) if name in dir(transformers) else None
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None

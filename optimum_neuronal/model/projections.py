@@ -227,9 +227,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
 def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return embeddings and head, if any, by their names in a checkpoint's files. Tied ones come once."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    found = {
-        id(weight) for module in modules if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
-    }
+    found = {id(getattr(module, "weight", None)) for module in modules}
     named = model.named_parameters(remove_duplicate=False)
     return hf_private.stored_tensors(model, {name: weight for name, weight in named if id(weight) in found})
 

@@ -31,11 +31,7 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
     Raise `ValueError` if the shapes do not fit each other.
     """
     try:
-        groups = (
-            _LAYOUTS[role](out_features, fed_features, config)
-            if role in _LAYOUTS
-            else _one_to_one_in([torch.arange(out_features)])
-        )
+        groups = _LAYOUTS.get(role, _one_to_one(lambda rows: [rows]))(out_features, fed_features, config)
         rows = torch.cat([group.rows for group in groups]).sort().values
         fits = torch.equal(rows, torch.arange(out_features))
         fits = fits and torch.cat([group.features.flatten() for group in groups]).max() + 1 == fed_features
@@ -91,11 +87,6 @@ def _served(heads: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return heads.view(kv_heads, -1, heads.shape[1]).transpose(1, 2).flatten(0, 1)
 
 
-def _query(rows: int, fed: int, config) -> list[RowGroup]:
-    heads = _heads(fed, config)
-    return [_per_head(torch.arange(rows).view(len(heads), -1), heads)]
-
-
 def _gated_query(rows: int, fed: int, config) -> list[RowGroup]:
     heads = _heads(fed, config)
     by_head = torch.arange(rows).view(len(heads), 2, -1)
@@ -126,11 +117,6 @@ def _interleaved(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(groups[:, :-2], heads), _group(groups[:, -2], served), _group(groups[:, -1], served)]
 
 
-def _one_to_one_in(kinds: Iterable[torch.Tensor]) -> list[RowGroup]:
-    """Return a group for each kind of rows that has a row for every feature."""
-    return [_group(rows, torch.arange(rows.numel())) for rows in kinds]
-
-
 def _key_and_value(rows: int, fed: int, config) -> list[RowGroup]:
     heads = _heads(fed, config)
     by_head = torch.arange(rows).view(len(heads), -1)
@@ -154,21 +140,31 @@ def _linear_qkv(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(query, every), _group(key, every), _group(value, values)]
 
 
-_LAYOUTS: dict[str, Callable[[int, int, object], list[RowGroup]]] = {
-    "query": _query,
+Layout = Callable[[int, int, object], list[RowGroup]]  # rows, fed features, config -> groups
+
+
+def _one_to_one(split: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> Layout:
+    """Return the layout of rows that `split` separates into kinds with one row for every feature."""
+    return lambda rows, fed, config: [_group(kind, torch.arange(kind.numel())) for kind in split(torch.arange(rows))]
+
+
+_LAYOUTS: dict[str, Layout] = {
+    "query": lambda rows, fed, config: [
+        _per_head(torch.arange(rows).view(config.num_attention_heads, -1), _heads(fed, config))
+    ],
     "gated_query": _gated_query,
     "key": _key_or_value,
     "value": _key_or_value,
     "qkv": _contiguous,
     "interleaved_qkv": _interleaved,
-    "partitioned_qvk": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(4, 3, -1).unbind(1)),
+    "partitioned_qvk": _one_to_one(lambda rows: rows.view(4, 3, -1).unbind(1)),
     "query_a": _low_rank,
     "kv_a": _low_rank,
     "kv": _key_and_value,
     "mixer": _mixer,
     "qkvz": _qkvz,
     "linear_qkv": _linear_qkv,
-    "gated_conv": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(3, -1)),
-    "gate_up": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).chunk(2)),
-    "interleaved_gate_up": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(-1, 2).unbind(1)),
+    "gated_conv": _one_to_one(lambda rows: rows.view(3, -1)),
+    "gate_up": _one_to_one(lambda rows: rows.chunk(2)),
+    "interleaved_gate_up": _one_to_one(lambda rows: rows.view(-1, 2).unbind(1)),
 }

@@ -9,9 +9,7 @@ from .projections import with_stars
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts `layers.2` before `layers.10`."""
-    return [
-        (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in name.split(".")
-    ]
+    return [(part.isdecimal(), len(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
 def _fill(name: str, numbers: Iterable[str]) -> str:

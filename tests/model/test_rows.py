@@ -68,6 +68,7 @@ def test_rows_that_do_not_fit_are_refused():
         ("qkv", 11),
         ("interleaved_qkv", 5),
         ("up", 3),
+        ("up", 2),
         ("gate_up", 6),
         ("mixer", 7),
     ):
