@@ -38,26 +38,9 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
     return _linear(matrix, x, bias)  # without torch's dispatch, which takes as long as the rest of a small product
 
 
-def input_gradient(matrix: PackedMatrix, gradient: torch.Tensor) -> torch.Tensor:
-    """Return `gradient @ W`, shapes (..., out) and (out, in). W is unpacked by blocks of rows, with sums in float32."""
-    rows, columns = matrix.row_count, matrix.shape[-1]
-    flat = gradient.reshape(math.prod(gradient.shape[:-1]), rows)
-    total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
-    # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
-    wide = torch.float32 if flat.device.type == "cpu" else flat.dtype
-    for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
-        total += flat[:, block].to(wide) @ unpack(matrix.window(block.start, block.stop)).to(wide)
-    return total.to(gradient.dtype).view(*gradient.shape[:-1], columns)
-
-
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
     """Return the dense weight of a checked matrix, of its shape and dtype, on its device."""
     return matrix.unpack() if matrix.device.type == "cpu" else accelerator.unpack(matrix)
-
-
-def block_gradient(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of x through which a backward raises `RuntimeError`: packed weights would silently stay untrained."""
-    return torch.ops.optimum_neuronal.block_gradient(x)
 
 
 def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -93,13 +76,20 @@ def matrix_of(
 
 
 def _packed_linear(x, format, tensors, rows, bias):
-    if x.ndim == 0:
-        raise ValueError("x has no dimension: expected shape (..., in)")
     return _linear(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
 
 
 def _packed_gradient(gradient, format, tensors, columns):
-    return input_gradient(matrix_of(format, tensors, gradient.shape[-1], columns, gradient.dtype), gradient)
+    """Return `gradient @ W`, shapes (..., out) and (out, in). W is unpacked by blocks of rows, with sums in float32."""
+    *lead, rows = gradient.shape
+    matrix = matrix_of(format, tensors, rows, columns, gradient.dtype)
+    flat = gradient.reshape(math.prod(lead), rows)
+    total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
+    # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
+    wide = torch.float32 if flat.device.type == "cpu" else flat.dtype
+    for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
+        total += flat[:, block].to(wide) @ unpack(matrix.window(block.start, block.stop)).to(wide)
+    return total.to(gradient.dtype).view(*lead, columns)
 
 
 def _refuse_gradient(gradient):

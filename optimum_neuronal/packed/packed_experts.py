@@ -64,18 +64,6 @@ def _(x, chosen, format, tensors, rows, experts):
     return x.new_empty(x.shape[0], rows // experts)
 
 
-def _setup(ctx, inputs, output) -> None:
-    ctx.shape, ctx.tensors = inputs[0].shape, len(inputs[3])
-
-
-def _backward(ctx, gradient):
-    refused = torch.ops.optimum_neuronal.refuse_gradient(gradient.new_empty(ctx.shape))
-    return refused, None, None, [None] * ctx.tensors, None, None
-
-
-packed_experts.register_autograd(_backward, setup_context=_setup)
-
-
 def _by_expert(stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
     out = stack.row_count // experts
     return _for_each(lambda e, part: linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out)

@@ -5,7 +5,6 @@ from torch import nn
 from transformers import Conv1D
 
 from .formats.packed_matrix import PackedMatrix
-from .formats.sparse import SparseWeight
 from .ops import ADVICE
 from .packed_module import PackedModule, take_place
 
@@ -27,13 +26,6 @@ class PackedLinear(PackedModule):
         self.stands_for = kind
         self.in_features, self.out_features = self.nx, self.nf = self.columns, self.row_count  # nx, nf: of a Conv1D
         self.register_buffer("bias", None if bias is None else bias.detach())
-
-    @classmethod
-    def from_linear(cls, linear: nn.Module) -> "PackedLinear":
-        """Pack the weight of an `nn.Linear` or `Conv1D`, which stays unchanged, and share its bias."""
-        weight = linear.weight.detach()
-        matrix = SparseWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
-        return take_place(cls(matrix, linear.bias, type(linear)), linear)
 
     def to_dense_module(self) -> nn.Module:
         """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .formats.packed_matrix import DTYPES, STORED, PackedMatrix, swapped
-from .ops import block_gradient, linear, unpack
+from .ops import linear, unpack
 
 
 class PackedModule(nn.Module):
@@ -89,7 +89,7 @@ class PackedModule(nn.Module):
     def watched(self, x: torch.Tensor) -> torch.Tensor:
         """Return an input of which a backward raises an error, unless adapters are trained."""
         if x.requires_grad and torch.is_grad_enabled() and not self.passes_gradients:
-            return block_gradient(x)
+            return torch.ops.optimum_neuronal.block_gradient(x)
         return x
 
     def tensors(self) -> list[torch.Tensor]:

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer
 
-from ..common.display import format_bytes, format_html
 from ..common.machine import hand_back_freed
 from ..common.notes import get_logger
 from ..common.validation import check_embedding_bits
@@ -92,7 +91,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
 
 @dataclass
 class PackingSummary:
-    """What a model holds packed: `model.packing`. It prints as a sentence, and shows as a table in a notebook."""
+    """What a model holds packed: `model.packing`. It prints as a sentence."""
 
     packed: int = 0  # weights; a layer of experts has two
     packed_bytes: int = 0
@@ -105,21 +104,9 @@ class PackingSummary:
             text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())
         return text
 
-    def _repr_html_(self) -> str:
-        rows = [
-            ["packed weights", f"{self.packed:,}"],
-            ["bytes packed", format_bytes(self.packed_bytes)],
-            ["bytes dense", format_bytes(self.dense_bytes)],
-            *([f"left dense: {name}", why] for name, why in self.left_dense.items()),
-        ]
-        return format_html(["", "packed model"], rows)
-
 
 class DenseSaving(HfQuantizer):
     """Makes transformers' `save_pretrained`, which asks `model.hf_quantizer` for tensors, write a packed model dense."""
-
-    def __init__(self, quantization_config: Any = None, **kwargs: Any):
-        super().__init__(quantization_config, **kwargs)
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         if any(issubclass(module.kind, QuantizedWeight) for _, module in packed_modules(model)):
@@ -147,17 +134,15 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model is quantized: only floating-point weights can be packed.")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("Weights of the model are offloaded or on the meta device: load it without offloading.")
-    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        raise ValueError("The model's weights are spread over processes: load it without tp_plan.")
 
 
 def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = None) -> None:
     """Set `model.packing` and log it, and let `model.save_pretrained` write dense weights."""
     modules = [module for _, module in packed_modules(model)]
-    packed, dense = (sum(sizes) for sizes in ((m.packed_bytes for m in modules), (m.dense_bytes for m in modules)))
-    model.packing = PackingSummary(len(modules), packed, dense, left_dense or {})
+    sizes = sum(m.packed_bytes for m in modules), sum(m.dense_bytes for m in modules)
+    model.packing = PackingSummary(len(modules), *sizes, left_dense or {})
     logger.info(f"{type(model).__name__}: {model.packing}.")
-    model.hf_quantizer = DenseSaving()
+    model.hf_quantizer = DenseSaving(None)
     hand_back_freed()
 
 

@@ -7,7 +7,9 @@ from torch import nn
 from transformers import Conv1D
 
 from optimum_neuronal.packed.formats.packed_matrix import FORMATS
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.replacing import put_packed
 
 
 def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dtype=torch.float32):
@@ -19,6 +21,12 @@ def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dty
     return linear.to(dtype).eval()
 
 
+def pack(linear):
+    holder = nn.ModuleDict({"layer": linear})
+    put_packed(holder, "layer", SparseWeight.pack(linear.weight.T if isinstance(linear, Conv1D) else linear.weight))
+    return holder["layer"]
+
+
 @examples(40)
 @given(
     st.integers(1, 70), st.integers(1, 140), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans(), st.booleans(),
@@ -26,7 +34,7 @@ def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dty
 )  # fmt: skip
 def test_computes_what_the_layer_did_and_gives_it_back(rows, columns, sparsity, bias, conv, dtype):
     linear = sparse_linear(rows, columns, bias, sparsity, conv, dtype)
-    packed = PackedLinear.from_linear(linear)
+    packed = pack(linear)
     x = torch.randn(2, 3, columns, dtype=dtype)
     expected = linear.float()(x.float())
     assert (packed(x).float() - expected).abs().max() <= (2e-5 if dtype == torch.float32 else 5e-2) * (
@@ -39,20 +47,20 @@ def test_computes_what_the_layer_did_and_gives_it_back(rows, columns, sparsity, 
 
 
 def test_facts():
-    packed = PackedLinear.from_linear(sparse_linear(64, 128, sparsity=0.75))
+    packed = pack(sparse_linear(64, 128, sparsity=0.75))
     assert (packed.in_features, packed.out_features) == (128, 64)
     assert packed.sparsity == pytest.approx(0.75, abs=0.02) and packed.dense_bytes == 64 * 128 * 4
     assert list(packed.state_dict()) == ["packed_mask", "packed_values", "bias"], "as in a file"
     assert packed.describe() == {"format": "sparse", "shape": [64, 128], "dtype": "float32"}
     assert "in_features=128, out_features=64, bias=True, sparsity=0.7" in repr(packed) and "of 32,768" in repr(packed)
     assert not list(packed.parameters()), "nothing for an optimizer"
-    conv = PackedLinear.from_linear(sparse_linear(conv=True))
+    conv = pack(sparse_linear(conv=True))
     assert conv.weight.shape == (100, 37) and conv.describe()["transposed"]
 
 
 def test_only_values_are_converted():
     linear = sparse_linear()
-    packed = PackedLinear.from_linear(linear).half()
+    packed = pack(linear).half()
     assert packed.packed_mask.dtype == torch.uint8
     assert packed.packed_values.dtype == packed.bias.dtype == packed.weight.dtype == torch.float16
     assert torch.equal(packed.to_dense_module().weight, linear.half().weight)
@@ -66,7 +74,7 @@ def test_only_values_are_converted():
 
 def test_compiled(monkeypatch):
     """In a new process formats are not imported yet, and a graph must not import them."""
-    packed, x = PackedLinear.from_linear(sparse_linear()), torch.randn(2, 100)
+    packed, x = pack(sparse_linear()), torch.randn(2, 100)
     monkeypatch.setattr(FORMATS, "_discovered", False)
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), packed(x))
@@ -78,7 +86,7 @@ def test_compiled(monkeypatch):
 def test_gradients_flow_only_for_adapters():
     """Otherwise the other weights would be trained beside packed ones that silently stay as they are."""
     linear, x = sparse_linear(), torch.randn(2, 100, requires_grad=True)
-    packed = PackedLinear.from_linear(linear)
+    packed = pack(linear)
     output = packed(x)  # may be looked at
     with pytest.raises(RuntimeError, match=r"to train them, call optimum_neuronal.densify\(model\) first"):
         output.sum().backward()
@@ -92,7 +100,7 @@ def test_gradients_flow_only_for_adapters():
 def test_hooks_and_mode_go_along():
     linear, seen = sparse_linear().train(), []
     handle = linear.register_forward_hook(lambda module, args, output: seen.append(type(module)))
-    packed = PackedLinear.from_linear(linear)
+    packed = pack(linear)
     assert packed.training
     packed(torch.randn(1, 100))
     packed.to_dense_module()(torch.randn(1, 100))

@@ -1,7 +1,6 @@
 import copy
 import gc
 import logging
-import re
 import weakref
 
 import peft
@@ -51,8 +50,6 @@ def test_what_is_left_dense_is_named(caplog, ids):
         "model.layers.1.self_attn.k_proj": "shares its weight with another module",
     }
     assert type(up) is nn.Linear and "up_proj (not smaller packed)" in str(model.packing)
-    page = re.sub(r" +<", "<", model.packing._repr_html_())
-    assert "<tr><td>packed weights</td><td>17</td></tr>" in page
     assert_close(logits(model, ids), expected)
     assert any("17 weights packed" in record.getMessage() for record in caplog.records)
 

@@ -95,7 +95,8 @@ class SparseWeight(PackedMatrix):
         tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
         self.check_headers(self.shape, self.dtype, headers_of(tensors))
         check_places(tensors)
-        if rows and _has_bits_behind(self.mask, columns):
+        whole, rest = divmod(columns, 8)
+        if rows and (rest and (self.mask[:, whole] >> rest).any() or self.mask[:, whole + bool(rest) :].any()):
             raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if (first, last) != (0, len(self.values)):
@@ -230,11 +231,6 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
         part = bits[block]
         counts[block] = table.index_select(0, part.reshape(-1).int()).view(part.shape).sum(dim=1)
     return counts
-
-
-def _has_bits_behind(bits: torch.Tensor, columns: int) -> bool:
-    whole, rest = divmod(columns, 8)
-    return bool(rest and (bits[:, whole] >> rest).any()) or bool(bits[:, whole + bool(rest) :].any())
 
 
 MASK = ".zeros.mask"  # follows a weight's name
