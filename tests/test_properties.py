@@ -55,7 +55,7 @@ def test_a_config_is_refused_in_words_or_comes_back_from_every_file(fields, tmp_
     config.to_json_file(tmp_path / "config.json")
     assert NeuronALConfig.from_dict(config.to_dict()) == config
     assert NeuronALConfig.from_json_file(tmp_path / "config.json") == config
-    assert config.make_methods() == config.make_methods()
+    assert config.methods == config.methods
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,11 @@
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any, TypeVar, get_args
 
 
@@ -50,6 +52,14 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
         if not isinstance(entry, str):
             raise TypeError(f"{name} holds {_shown(entry)}: expected text, such as {example}.")
     return entries
+
+
+def check_patterns(name: str, value: Any) -> None:
+    for index, pattern in enumerate(check_texts(name, value, "['q_proj']")):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{name}[{index}] is not a valid regular expression: {pattern!r}: {error}.") from error
 
 
 def check_count(name: str, value: Any, least: int) -> None:
@@ -100,10 +110,11 @@ def make_checked(method: type[Made], known_as: str, argument: str, values: Mappi
                 f"{argument} has {key!r}: {known_as} takes {', '.join(known) or 'no hyper-parameters'}."
                 f"{did_you_mean(key, known)}"
             )
-    return method(**{key: _checked(known[key], value) for key, value in values.items()})
+    return method(**{key: check_field(known[key], value) for key, value in values.items()})
 
 
-def _checked(entry: Field, value: Any) -> Any:
+def check_field(entry: Field, value: Any) -> Any:
+    """Return the value of a dataclass field, checked by its type and its bounds, see [`hyper`]."""
     name, bounds, kinds = entry.name, entry.metadata, get_args(entry.type) or (entry.type,)
     if value is None and entry.default is None:
         return None
@@ -122,7 +133,7 @@ def _checked(entry: Field, value: Any) -> Any:
     elif int in kinds:
         check_count(name, value, bounds["least"])
     else:
-        check_number(name, value, bounds["least"], bounds["most"], bounds["above"])
+        check_number(name, value, bounds["least"], bounds.get("most", math.inf), bounds.get("above", False))
     return value
 
 
@@ -131,13 +142,12 @@ def check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {_shown(value)}: expected True or False.")
 
 
-def check_sparsity(value: Any) -> float:
+def check_sparsity(value: Any) -> None:
+    message = f"sparsity is {_shown(value)}: expected a share in [0, 1), such as 0.7."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"sparsity is {_shown(value)}: expected a number in [0, 1), such as 0.7.")
+        raise TypeError(message)
     if not 0 <= value < 1:
-        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
-        raise ValueError(f"sparsity is {value}: expected a share in [0, 1), such as 0.7.{hint}")
-    return value
+        raise ValueError(message + (f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""))
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -148,21 +158,12 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(message + did_you_mean(value, choices))
 
 
-def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") -> None:
-    if value is None:
-        return
-    one_of = "one of " if len(known) > 1 else ""
-    message = (
-        f"{name} is {_shown(value)}: expected {one_of}{', '.join(map(str, known))}, or None to leave {of} as they are."
-    )
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(message)
-    if value not in known:
-        raise ValueError(message)
-
-
 def check_embedding_bits(value: Any, format: str = "packed") -> None:
-    check_bits("embedding_bits", value, (8,), "token embeddings and head")
+    message = f"embedding_bits is {_shown(value)}: expected 8, or None to leave token embeddings and head as they are."
+    if isinstance(value, bool) or not isinstance(value, (Integral, NoneType)):
+        raise TypeError(message)
+    if value not in (8, None):
+        raise ValueError(message)
     if value is not None and format != "packed":
         raise ValueError(f"embedding_bits is {value}, but the format is {format!r}: use format='packed'.")
 

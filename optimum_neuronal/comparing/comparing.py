@@ -94,7 +94,7 @@ def compare(
         load_tasks(tasks, include_path)
     model, tokenizer = as_model(model, tokenizer)
     configs = [config for _, config in combinations if config is not None]
-    first = max(configs, key=lambda config: config.make_methods().needs_calibration)
+    first = max(configs, key=lambda config: config.methods.needs_calibration)
     context = check(model, first, batch_size, max_hidden_bytes)
     context = replace(context, calibration=draw_calibration(model, first, tokenizer, dataset))
     runs = Runs(context, tokenizer, tests, max_windows, {"tasks": tasks, "limit": limit, "include_path": include_path})
@@ -156,7 +156,7 @@ class Runs:
         """Return the figures of one combination, or its error."""
         reset_peak_memory()
         try:
-            methods = config.make_methods()
+            methods = config.methods
             self.caches = {methods.rotation: self.caches.get(methods.rotation) or Cache(lasting=True)}
             shared = {name: getattr(self.context, name) for name in ("calibration", "batch_size", "max_hidden_bytes")}
             context = PruneContext(

@@ -3,8 +3,9 @@
 The command line makes its flags from them at every start of `optimum-cli`, so nothing heavy is imported here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+import json
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, get_args
@@ -17,15 +18,16 @@ DATASETS = (
 
 
 def _field(default: Any, help: str, **metadata: Any) -> Any:
-    """Return a field of the config with its explanation; a default that is a class stands for a call of it.
+    """Return a field of the config with its explanation.
 
-    Metadata: `unset`, the meaning of None; `least`, the smallest whole number allowed; `metavar` of the flag's value;
-    `methods`, the package of the methods that the field names, and an `example` of one; `flag=False`: it has no flag.
+    Metadata: `unset`, the meaning of None; the bounds of [`hyper`]; `metavar` of the flag's value; `methods`, the
+    package of the methods that the field names, and an `example` of one; `flag=False`: it has no flag.
     """
-    metadata["help"] = help
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**metadata, "help": help})
+
+
+def _hyper_parameters(method: str) -> Any:
+    return field(default_factory=dict, metadata={"help": f"hyper-parameters of the {method}", "flag": False})
 
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig generates these
@@ -44,7 +46,7 @@ class ConfigFields:
         methods="saliency",
         example="ria:power=1.0",
     )
-    saliency_args: dict[str, Any] = _field(dict, "hyper-parameters of the saliency", flag=False)
+    saliency_args: dict[str, Any] = _hyper_parameters("saliency")
     topup: str = _field(
         "search",
         "method that decides how much of each projection is pruned, uniform with a pattern; with bits_per_weight, search gives "
@@ -52,7 +54,7 @@ class ConfigFields:
         methods="topup",
         example="owl:half_width=0.1",
     )
-    topup_args: dict[str, Any] = _field(dict, "hyper-parameters of the top-up", flag=False)
+    topup_args: dict[str, Any] = _hyper_parameters("top-up")
     _: KW_ONLY
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
@@ -89,6 +91,7 @@ class ConfigFields:
         None,
         "outputs that updated weights should match: dense, those of the dense model; or block, those of the dense block on "
         "inputs from the sparse blocks before it",
+        choices=("dense", "block"),
         unset="dense for alps, block for sparsegpt",
     )
     refit_epochs: int = _field(
@@ -97,18 +100,24 @@ class ConfigFields:
         least=0,
     )
     refit_learning_rate: float = _field(
-        0.04, "size of the refit's first steps, as a share of the weights' root mean square; above 0"
+        0.04,
+        "size of the refit's first steps, as a share of the weights' root mean square; above 0",
+        least=0,
+        above=True,
     )
     rotate: bool = _field(
         False,
         "rotate the residual stream and the values of attention heads first; unties head and embeddings. For decoders with "
         "RMS norms and weights in memory",
     )
-    rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
+    rotate_args: dict[str, Any] = _hyper_parameters("rotation")
     bits_per_weight: float | None = _field(
         None,
         "quantize the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 2.4; "
         "each projection gets 2 to 8 bits",
+        least=2,
+        most=9,
+        above=True,
         unset="nothing is quantized",
     )
     embedding_bits: int | None = _field(
@@ -133,23 +142,15 @@ def kind_of(entry: Field) -> Any:
 
 def arguments() -> str:
     """Return the section of a docstring that explains every field."""
-    lines = ["Args:"]
-    for entry in fields(ConfigFields):
-        kind = kind_of(entry)
-        name = str(kind).removeprefix("collections.abc.") if get_args(kind) else kind.__name__
-        optional = "" if entry.default_factory is MISSING and entry.default is not None else ", *optional*"
-        lines.append(f"        {entry.name} (`{name}`{optional}): {explain(entry)}.")
-    return "\n".join(lines)
+    return "\n".join(["Args:", *(f"        {entry.name}: {explain(entry)}." for entry in fields(ConfigFields))])
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as it comes back from JSON: lists for arrays and tuples, and Python's own numbers."""
-    if isinstance(value, Mapping):
-        return {key: as_json(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
-        return value.tolist()
-    if isinstance(value, Real) and not isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, (list, tuple, range, Iterator)):
-        return [as_json(part) for part in value]
-    return value
+    """Return a value as it comes back from JSON: lists for tuples, arrays and tensors, and Python's own numbers."""
+
+    def plain(other: Any) -> Any:
+        if hasattr(other, "tolist"):
+            return other.tolist()
+        return float(other) if isinstance(other, Real) else list(other)
+
+    return json.loads(json.dumps(value, default=plain))

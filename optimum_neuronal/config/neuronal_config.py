@@ -1,40 +1,37 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..blocks.statistics import SquaredNorms
 from ..common.registry import parse_method
 from ..common.validation import (
     check_choice,
-    check_count,
     check_embedding_bits,
-    check_flag,
-    check_number,
+    check_field,
     check_path,
+    check_patterns,
     check_sparsity,
-    check_texts,
     closest_or_all,
     make_checked,
 )
+from ..model.projections import Decoder
 from ..rotation.learning import Rotation
-from ..saliency import SALIENCIES
+from ..saliency import SALIENCIES, Saliency
 from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
-from ..topup import TOPUPS
+from ..topup import TOPUPS, TopUp
 from ..topup.rates import Rates
 from .config_fields import ConfigFields, arguments, as_json
-from .methods import RECONSTRUCT, Methods
 from .presets import PRESETS
 
 
 FEWEST = 16  # calibration sequences for a refit, which holds some out
-LEAST_BITS, MOST_BITS = 2, 9  # per weight: fewer than the fewest codes take; more than the most and their scales
 # Fields that only a prune to zeros uses. A prune that quantizes requires their defaults.
 OF_ZEROS = (
     "saliency",
@@ -51,66 +48,93 @@ OF_ZEROS = (
 _QuantizationConfig: Any = QuantizationConfigMixin
 
 
+@dataclass(frozen=True)
+class Methods:
+    """The methods of a prune: the scores, where the sparsity goes, and which weights may be pruned together."""
+
+    saliency: Saliency
+    topup: TopUp
+    pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
+    reconstruct: str | None = None  # "dense" or "block"; None: as the saliency says
+    rotation: Rotation | None = None
+
+    @property
+    def needs_dense_stream(self) -> bool:
+        """True if weights are fitted to the outputs of the dense model, whose stream then runs beside."""
+        saliency = self.saliency
+        return saliency.updates_weights and (self.reconstruct or saliency.reconstruct) == "dense"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if saliency or top-up look at activations."""
+        measures = self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
+        return measures or self.rotation is not None
+
+    @property
+    def needs_final_runs(self) -> bool:
+        """True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
+        return self.saliency.uses_activations or self.topup.statistic is not SquaredNorms
+
+    def suited_to(self, decoder: Decoder) -> "Methods":
+        """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""
+        self.topup.check(decoder)
+        return replace(self, topup=self.topup.suited_to(decoder))
+
+
 @dataclass
 class NeuronALConfig(ConfigFields, _QuantizationConfig):
     """Settings of a prune. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
 
-    Fields after `topup_args` are keyword-only. A method's name may include hyper-parameters, as on the command line:
-    `topup="owl:half_width=0.1"` means `topup="owl", topup_args={"half_width": 0.1}`.
+    It does not change afterwards: `dataclasses.replace` makes another. Fields after `topup_args` are keyword-only. A
+    method's name may include hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
+    `topup="owl", topup_args={"half_width": 0.1}`.
     """
 
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            if entry.name != "dataset":
-                setattr(self, entry.name, as_json(getattr(self, entry.name)))
-        self._split_method("saliency")
-        self._split_method("topup")
-        self._check_fields()
-        self._check_amount()
-        self._check_methods()
-
-    def _split_method(self, kind: str) -> None:
-        """Move hyper-parameters from the name of the saliency or top-up to its arguments."""
-        method, place = getattr(self, kind), f"{kind}_args"
-        values = _as_arguments(place, getattr(self, place))
-        if isinstance(method, str) and ":" in method:
-            name, own = parse_method(method)
-            for key, value in as_json(own).items():
-                if values.setdefault(key, value) != value:
-                    raise ValueError(
-                        f"{key} is given twice: {kind}={method!r}, but {place} has {values[key]!r}. Leave one of them out."
-                    )
-            setattr(self, kind, name)
-        setattr(self, place, values)
-
-    def _check_fields(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if "least" in entry.metadata and not (value is None and entry.default is None):
-                check_count(entry.name, value, entry.metadata["least"])
-        check_flag("rotate", self.rotate)
-        self.rotate_args = _as_arguments("rotate_args", self.rotate_args)
-        if self.reconstruct is not None:
-            check_choice("reconstruct", self.reconstruct, RECONSTRUCT)
-        check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
-        if self.dataset == "":
-            raise ValueError("dataset is empty: expected a name or a path, or None for data in memory.")
-        if self.dataset is not None and not isinstance(self.dataset, str):
+        if not isinstance(self.dataset, str | None):
             raise TypeError(
                 f"dataset is a {type(self.dataset).__name__}: expected a name or a path. Pass text or token ids in memory "
                 "to NeuronALPruner(config).prune(model, dataset=...)."
             )
+        self._check_fields()
+        self._split_method("saliency")
+        self._split_method("topup")
+        self._check_amount()
+        self.methods = self._make_methods()
+        self._check_together()
+
+    def _check_fields(self) -> None:
+        """Check every field by itself, and make its value JSON-serializable."""
+        for entry in fields(self):
+            name, value = entry.name, getattr(self, entry.name)
+            try:
+                value = as_json(value)
+            except TypeError:
+                raise TypeError(f"{name} is {value!r}: expected numbers, text, or lists of these.") from None
+            if entry.default is MISSING and not isinstance(value, dict):
+                raise TypeError(f"{name} is {value!r}: expected a dict of hyper-parameters.")
+            setattr(self, name, check_field(entry, value))
         for name in ("targets", "ignore"):
-            patterns = getattr(self, name)
-            for index, pattern in enumerate([] if patterns is None else check_texts(name, patterns, "['q_proj']")):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ValueError(
-                        f"{name}[{index}] is not a valid regular expression: {pattern!r}: {error}."
-                    ) from error
+            if getattr(self, name) is not None:
+                check_patterns(name, getattr(self, name))
+        check_embedding_bits(self.embedding_bits)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "methods" in vars(self):
+            raise AttributeError(f"A config does not change: use dataclasses.replace(config, {name}=...).")
+        super().__setattr__(name, value)
+
+    def _split_method(self, kind: str) -> None:
+        """Move hyper-parameters from the name of the saliency or top-up to its arguments."""
+        method, place = getattr(self, kind), f"{kind}_args"
+        if isinstance(method, str) and ":" in method:
+            name, own = parse_method(method)
+            if twice := own.keys() & getattr(self, place).keys():
+                raise ValueError(f"{min(twice)} is given twice: in {kind}={method!r} and in {place}. Leave one out.")
+            setattr(self, kind, name)
+            setattr(self, place, getattr(self, place) | as_json(own))
 
     def _check_amount(self) -> None:
         """Raise unless either a sparsity or a number of bits is given, with fields that go with it."""
@@ -120,12 +144,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 "NeuronALConfig needs sparsity, such as 0.7, to set weights to zero; or bits_per_weight, such as 2.4, to "
                 "quantize them."
             )
-        if sparsity is not None:
-            check_sparsity(sparsity)
-        check_embedding_bits(self.embedding_bits)
         if budget is None:
+            check_sparsity(sparsity)
             return
-        check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
         if sparsity is not None:
             raise ValueError(f"Both sparsity={sparsity:g} and bits_per_weight={budget:g} are given: leave one out.")
         for entry in fields(self):
@@ -134,21 +155,44 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                     f"{entry.name} is {value!r}, but bits_per_weight={budget:g} quantizes the weights: leave it out."
                 )
         if self.topup not in ("search", "uniform"):
-            raise ValueError(
-                f"topup is {self.topup!r}: with bits_per_weight, expected 'search', for rates by what the model loses, or "
-                "'uniform'."
-            )
+            raise ValueError(f"topup is {self.topup!r}: with bits_per_weight, expected 'search' or 'uniform'.")
 
-    def _check_methods(self) -> None:
-        methods, epochs = self.make_methods(), self.refit_epochs
-        methods.check_together(self.sparsity)
-        if epochs and not methods.saliency.updates_weights:
+    def _make_methods(self) -> Methods:
+        """Make saliency, top-up, pattern and rotation with their hyper-parameters."""
+        if self.bits_per_weight is not None:
+            by = "uniform" if self.topup == "uniform" else "divergence"
+            return Methods(LowBit(), Rates(self.bits_per_weight, by))
+        if self.rotate_args and not self.rotate:
+            raise ValueError(f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True.")
+        saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
+        topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
+        pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
+        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.sparsity)
+        return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None)
+
+    def _check_together(self) -> None:
+        """Raise `ValueError` if methods or fields do not go together."""
+        saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
+        if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(
-                f"refit_epochs is {epochs}, but the saliency {methods.saliency.name!r} does not update weights: choose one "
-                "that does, such as 'alps'."
+                f"The top-up {topup.name!r} needs the kept weights to stay as they are, but the saliency "
+                f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
-        if epochs and self.num_samples < FEWEST:
+        for name in ("reconstruct", "refit_epochs"):
+            if (value := getattr(self, name)) and not saliency.updates_weights:
+                raise ValueError(
+                    f"{name} is {value!r}, but the saliency {saliency.name!r} does not update weights: choose one that "
+                    f"does, such as 'alps', or leave {name} out."
+                )
+        if self.refit_epochs and self.num_samples < FEWEST:
             raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {FEWEST}.")
+        if pattern is not None and topup.decides:
+            raise ValueError(
+                f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
+                f"{topup.name!r} to decide: set topup='uniform'."
+            )
+        if pattern is not None and abs(self.amount - pattern.sparsity) > 1e-6:
+            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}.")
 
     @property
     def amount(self) -> float:
@@ -161,26 +205,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def default_format(self) -> str:
         """The format to save in: `"packed"` if weights are quantized, since a dense file loses their codes."""
         return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
-
-    def make_methods(self) -> Methods:
-        """Make saliency, top-up, pattern and rotation with their hyper-parameters. Raise for unknown or invalid ones."""
-        if self.bits_per_weight is not None:
-            return Methods(
-                LowBit(), Rates(self.bits_per_weight, "uniform" if self.topup == "uniform" else "divergence")
-            )
-        return Methods(
-            SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args),
-            TOPUPS.make(self.topup, "topup_args", self.topup_args),
-            None if self.pattern is None else ColumnPattern.parse(self.pattern),
-            self.reconstruct,
-            self._make_rotation(),
-        )
-
-    def _make_rotation(self) -> Rotation | None:
-        if self.rotate_args and not self.rotate:
-            raise ValueError(f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True.")
-        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args)
-        return rotation.at(self.sparsity) if self.rotate else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serializable; `from_dict` makes an equal config of them."""
@@ -217,19 +241,16 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """
         if not isinstance(config_dict, Mapping):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
-        known, values = [entry.name for entry in fields(cls)], dict(config_dict)
+        known = [entry.name for entry in fields(cls)]
+        unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
+        values = {**config_dict, **kwargs}
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")
         for key in values:
             if key not in known:
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{closest_or_all(key, known)}")
-        unused = {key: value for key, value in kwargs.items() if key not in known}
-        if unused and not return_unused_kwargs:
-            key = next(iter(unused))
-            raise TypeError(f"NeuronALConfig has no argument {key!r}.{closest_or_all(key, known)}")
-        config = cls(**{**values, **{key: value for key, value in kwargs.items() if key in known}})
-        return (config, unused) if return_unused_kwargs else config
+        return (cls(**values), unused) if return_unused_kwargs else cls(**values)
 
 
 if NeuronALConfig.__doc__:  # python -OO has none
@@ -241,10 +262,9 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
     The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
-    text = Path(check_path("path", path)).read_bytes()
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
+        found = json.loads(Path(check_path("path", path)).read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -252,15 +272,3 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f'{path} has no fields of the config: expected an object, such as {{"sparsity": 0.7}}.')
     return found
-
-
-def _as_arguments(name: str, values: Any) -> dict[str, Any]:
-    """Return hyper-parameters as a dict. Raise `TypeError` for values that JSON does not have."""
-    if values is not None and not isinstance(values, Mapping):
-        raise TypeError(f"{name} is {values!r}: expected a dict of hyper-parameters, or None.")
-    for key, value in (values or {}).items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            raise TypeError(f"{name} has {key}={value!r}: expected numbers, text, or lists of these.") from None
-    return dict(values or {})

@@ -16,8 +16,7 @@ from ..common.machine import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
 from ..compat.hf_private import is_offloaded
-from ..config.methods import Methods
-from ..config.neuronal_config import NeuronALConfig
+from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..files.records import Records
 from ..model.find_blocks import check_kind, find_decoder
@@ -112,7 +111,7 @@ def check(
             "model; or, to prune further in Python, del model.config.sparsity_config first."
         )
     decoder = find_decoder(model, config.targets, config.ignore)
-    methods = config.make_methods()
+    methods = config.methods
     methods.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
     resolve_seq_length(model.config, config.seq_length)

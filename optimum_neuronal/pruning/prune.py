@@ -17,8 +17,7 @@ from ..common.machine import Processes, deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.hf_private import execution_device
-from ..config.methods import Methods
-from ..config.neuronal_config import NeuronALConfig
+from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records, WorkDirectory
 from ..model.projections import Decoder, stored_names, token_weights
@@ -122,7 +121,7 @@ def draw_calibration(
     revision: str | None = None,
 ) -> CalibrationSet | None:
     """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
-    if not config.make_methods().needs_calibration:
+    if not config.methods.needs_calibration:
         return None
     dataset = config.dataset if dataset is None else dataset
     if dataset is None:

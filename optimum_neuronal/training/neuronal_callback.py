@@ -97,7 +97,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         with _as_if_dense(model):  # raises now what would stop training at a later step
             for stage in self.stages.values():
                 check(model, stage)
-        if self.config.make_methods().needs_calibration:
+        if self.config.methods.needs_calibration:
             self.ids = training_sequences(train_dataloader, self.config, model.config)
         with suppress(DenseModelError):
             self._keep(model)

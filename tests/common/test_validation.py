@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from optimum_neuronal.common.validation import (
-    check_bits,
     check_choice,
     check_count,
     check_embedding_bits,
@@ -62,14 +61,14 @@ def test_numbers():
 def test_choices_flags_and_bits():
     check_choice("effort", "fast", ["fast", "best"])
     check_flag("rows", False)
-    for value in (None, 8, 4):
-        check_bits("bits", value, (8, 4))
+    for value in (None, 8):
+        check_embedding_bits(value)
     for check, error, message in (
         (lambda: check_choice("effort", "fats", ["fast"]), ValueError, "expected one of 'fast'. Did you mean 'fast'?"),
         (lambda: check_choice("effort", 5, ["fast"]), TypeError, "effort is 5: expected one of 'fast'"),
         (lambda: check_flag("rows", 1), TypeError, "rows is 1: expected True or False"),
-        (lambda: check_bits("bits", 5, (8, 4)), ValueError, "bits is 5: expected one of 8, 4, or None"),
-        (lambda: check_bits("bits", True, (8, 4)), TypeError, "bits is True"),
+        (lambda: check_embedding_bits(5), ValueError, "embedding_bits is 5: expected 8, or None"),
+        (lambda: check_embedding_bits(True), TypeError, "embedding_bits is True"),
         (lambda: check_embedding_bits(8, "dense"), ValueError, "embedding_bits is 8, but the format is 'dense'"),
     ):
         with pytest.raises(error, match=re.escape(message)):

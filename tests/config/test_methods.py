@@ -1,7 +1,7 @@
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.config.methods import Methods
+from optimum_neuronal.config.neuronal_config import Methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.plan import ColumnPattern
@@ -12,27 +12,29 @@ from optimum_neuronal.topup.uniform import Uniform
 class TestMethodsThatGoTogether:
     @pytest.mark.parametrize("topup", ["besa", "dsnot"])
     def test_topups_that_need_fixed_weights_refuse_sparsegpt(self, topup):
-        with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*such as 'wanda'"):
+        with pytest.raises(ValueError, match="'sparsegpt' updates them: .*such as 'wanda'"):
             NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup)
 
     @pytest.mark.parametrize("saliency", ["alps", "sparsegpt"])
     @pytest.mark.parametrize("topup", ["owl", "alpha_pruning", "dlp", "atp", "dsa", "evopress", "search"])
     def test_all_others_serve_those_that_update_weights(self, saliency, topup):
-        assert NeuronALConfig(sparsity=0.7, saliency=saliency, topup=topup).make_methods().topup
+        assert NeuronALConfig(sparsity=0.7, saliency=saliency, topup=topup).methods.topup
 
     def test_alps_takes_the_row_step_but_no_topup_that_needs_fixed_weights(self):
         for steps in ("both", "row", "block"):
             assert NeuronALConfig(sparsity=0.7, saliency="alps", topup="neuronal", topup_args={"steps": steps})
         for topup in ("besa", "dsnot"):
-            with pytest.raises(ValueError, match="'alps' updates the others too"):
+            with pytest.raises(ValueError, match="'alps' updates them"):
                 NeuronALConfig(sparsity=0.7, saliency="alps", topup=topup)
 
     @pytest.mark.parametrize("reconstruct", ["dense", "block"])
     def test_only_what_updates_weights_reconstructs(self, reconstruct):
-        with pytest.raises(ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' leaves"):
+        with pytest.raises(
+            ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' does not update"
+        ):
             NeuronALConfig(sparsity=0.7, saliency="wanda", reconstruct=reconstruct)
         for saliency in ("alps", "sparsegpt"):
-            methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).make_methods()
+            methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).methods
             assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
@@ -48,8 +50,7 @@ class TestMethodsThatGoTogether:
 
 def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
     needed = {
-        name: NeuronALConfig(0.7, name, topup="uniform").make_methods().needs_dense_stream
-        for name in SALIENCIES.names()
+        name: NeuronALConfig(0.7, name, topup="uniform").methods.needs_dense_stream for name in SALIENCIES.names()
     }
     assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
 
@@ -64,11 +65,11 @@ def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
     ],
 )
 def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, needed):
-    assert NeuronALConfig(0.7, saliency, topup=topup).make_methods().needs_calibration is needed
+    assert NeuronALConfig(0.7, saliency, topup=topup).methods.needs_calibration is needed
 
 
 def test_methods_are_made_of_names_and_hyper_parameters():
-    methods = NeuronALConfig(0.5, "ria:power=1.0", topup="uniform", pattern="2:4").make_methods()
+    methods = NeuronALConfig(0.5, "ria:power=1.0", topup="uniform", pattern="2:4").methods
     assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
-    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").make_methods()
+    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").methods
     assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
