@@ -9,8 +9,7 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.own_files import check_other_directory
-from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.saving import check_other_directory, check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
 from .common.validation import check_path

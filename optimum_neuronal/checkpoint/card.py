@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
 from ..model.load_model import loading_code
 from ..report import PruningReport
-from .names import CONFIG
-from .own_files import MARK
+from .names import CONFIG, MODEL_CARD
 from .sparsity_config import KEY
 
 
 logger = get_logger(__name__)
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
+# A comment, which readers of the card do not see.
+MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved here again. To keep your edits, remove this line. -->"
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
 QUANTIZED_TAGS = ("quantized", "optimum_neuronal")
@@ -73,6 +75,13 @@ def make_card(
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
+
+
+def may_write_card(directory: Path) -> bool:
+    """Return True if a directory has no README.md, or one that this package may replace."""
+    with suppress(FileNotFoundError):
+        return MARK.encode() in (directory / MODEL_CARD).read_bytes()
+    return True
 
 
 def _calibration_text(report: PruningReport) -> str | None:

@@ -12,10 +12,9 @@ from ..model.load_model import load_model
 from ..model.projections import token_weights
 from ..packed.sparsify import densify, sparsify
 from ..report import REPORT_NAME, PruningReport
-from .card import make_card
+from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
-from .own_files import MARK, may_write_card
 from .packed_files import is_packed, read_json
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
 from .sparsity_config import read_sparsity_config, record_embedding_bits

@@ -1,6 +1,5 @@
 """Verifies that the zeros, or the codes, in a checkpoint's files are as its sparsity_config records."""
 
-import html
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ..common.display import escaped, format_bytes, format_html, format_table
+from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
 from ..packed.formats.packed_matrix import PackedMatrix, swapped
@@ -65,7 +64,7 @@ class Share:
 
 @dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files hold. `str()` gives tables, which notebooks show too; `to_dict()` is for JSON."""
+    """What a checkpoint's files hold. `str()` gives tables; `to_dict()` is for JSON."""
 
     source: str  # directory or Hub id
     model_type: str
@@ -105,11 +104,9 @@ class Inspection:
         return f"Inspection({escaped(self.source)}, {self.format}, {found})"
 
     def __str__(self) -> str:
-        return "\n\n".join([*(format_table(*table) for table in self._tables()), self.verdict])
-
-    def _repr_html_(self) -> str:
-        tables = [format_html(*table) for table in self._tables()]
-        return "\n".join([*tables, f"<p>{html.escape(escaped(self.verdict))}</p>"])
+        adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
+        verdict = self.verdict + (adapter if self.has_adapter else "")
+        return "\n\n".join([*(format_table(*table) for table in self._tables()), verdict])
 
     def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
@@ -125,11 +122,7 @@ class Inspection:
 
     @property
     def verdict(self) -> str:
-        """The last line of the text."""
-        adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
-        return self._verdict() + (adapter if self.has_adapter else "")
-
-    def _verdict(self) -> str:
+        """Whether the weights agree with the record."""
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:

@@ -1,6 +1,7 @@
 """Saves models dense or packed, whole or not at all, and publishes pruned ones on the Hub."""
 
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,17 +21,16 @@ from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
 from ..files.atomic import replaced_directory
-from ..files.directories import check_writable, nearest_existing
+from ..files.directories import check_writable, is_same, nearest_existing
 from ..model.packed_size import PackedSize
 from ..packed.formats.packed_matrix import DTYPES
-from ..packed.packed_module import packed_modules
+from ..packed.packed_module import describe_weight, packed_modules
 from ..packed.replacing import keeps_transposed, packable_paths
 from ..packed.sparsify import pack_weight
 from ..report import PruningReport
-from .card import make_card
+from .card import make_card, may_write_card
 from .hub import explained
 from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_FILES, belongs_to_model
-from .own_files import may_write_card
 from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
 
@@ -116,24 +116,16 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
     state, tied = hf_private.untied_state(model), hf_private.tied_names(model)
     weights = {name: module.describe() for name, module in packed_modules(model)}
     for name, module in model.named_modules():
-        found, keys = {}, {}
-        for path in packable_paths(module, name):
-            key = keys[path] = path if path != name else f"{path}.weight"
-            transposed = keeps_transposed(model, path)
-            weight: Any = _loaded(model, key, state[key]) if key in state else None
-            packable = weight is not None and key not in tied and weight.dtype in DTYPES
-            matrix = pack_weight(weight, transposed) if packable else None
-            if matrix is not None:
-                facts: dict[str, Any] = {
-                    "format": matrix.name,
-                    "shape": list(weight.shape),
-                    "dtype": str(weight.dtype)[len("torch.") :],
-                }
-                found[path] = matrix, facts | ({"transposed": True} if transposed else {})
-        if len(found) == len(keys):  # all weights of an experts module, or none
-            for path, (matrix, facts) in found.items():
-                del state[keys[path]]
-                weights[path] = facts
+        keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
+        if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):
+            continue
+        found, transposed = {}, {path: keeps_transposed(model, path) for path in keys}
+        for path, key in keys.items():
+            found[path] = pack_weight(_loaded(model, key, state[key]), transposed[path])
+        if None not in found.values():  # all weights of an experts module, or none
+            for path, matrix in found.items():
+                weight = state.pop(keys[path])
+                weights[path] = describe_weight(matrix.name, weight.shape, weight.dtype, transposed[path])
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
     return {name: _loaded(model, name, tensor) for name, tensor in sorted(state.items())}, weights
 
@@ -208,11 +200,9 @@ def push_pruned(
     """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes the weights of an earlier push.
 
     Args:
-        model (`PreTrainedModel`): pruned.
-        report ([`PruningReport`]): of the prune.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): uploaded with the model.
-        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
+        model, report, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         private (`bool`, *optional*): True to create a private repository. None: your account's default.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
@@ -255,6 +245,30 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
     return format
+
+
+def check_output(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
+    """Return the absolute path of a directory that a command may write a checkpoint to; never that of the dense `source`."""
+    path = check_writable(directory, "save to")
+    check_other_directory(source, path)
+    if not overwrite and path.is_dir() and any(path.iterdir()) and not _is_pruned(path):
+        raise FileExistsError(
+            f"{directory} is not empty, and does not hold a pruned model. Choose another directory, or pass --overwrite "
+            "to replace the model in it. Other files stay."
+        )
+    return path
+
+
+def check_other_directory(source: str | Path | None, output: str | Path) -> None:
+    """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
+    if source and os.path.isdir(source) and is_same(source, output):
+        raise FileExistsError(f"The pruned model would replace the model in {output}. Choose another directory.")
+
+
+def _is_pruned(directory: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return bool(read_json(directory / CONFIG).get("sparsity_config"))
+    return False
 
 
 def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:

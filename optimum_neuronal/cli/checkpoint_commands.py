@@ -55,8 +55,8 @@ class ConvertCommand(Command):
 
     def work(self) -> None:
         from ..checkpoint.converting import convert_checkpoint, find_source
-        from ..checkpoint.own_files import check_output
         from ..checkpoint.packed_files import stored_size
+        from ..checkpoint.saving import check_output
         from ..files.directories import is_same
 
         args = self.args

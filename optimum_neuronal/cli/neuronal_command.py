@@ -24,7 +24,7 @@ class DemoCommand(Command):
         add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the preset best too: six to eight minutes")
 
     def work(self) -> None:
-        from ..checkpoint.own_files import check_output
+        from ..checkpoint.saving import check_output
         from ..demo.run import run_demo
 
         check_output(self.args.output, self.args.overwrite)

@@ -104,7 +104,7 @@ class PruneCommand(Command):
     def _prune(self, config: "NeuronALConfig") -> None:
         """Prune the model, save it, and write the report."""
         from ..checkpoint.hub import check_push
-        from ..checkpoint.own_files import check_output
+        from ..checkpoint.saving import check_output
         from ..common.machine import process_group
         from ..files.scratch import scratch_directory
         from ..model.load_model import loading_code

@@ -2,7 +2,7 @@
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,10 +141,8 @@ class PackedModule(nn.Module):
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
     def describe(self) -> dict[str, Any]:
-        """Return what a file says of this weight: format, dense shape, dtype, and `transposed` if it is."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        facts = {"format": self.format, "shape": list(self.dense_shape), "dtype": dtype}
-        return {**facts, "transposed": True} if self.transposed else facts
+        """Return what a file says of this weight."""
+        return describe_weight(self.format, self.dense_shape, self.dtype, self.transposed)
 
     def extra_repr(self) -> str:
         facts = "" if self.like.is_meta else f"{self.matrix.describe()}, "
@@ -163,6 +161,12 @@ class WeightInfo:
 
     def size(self) -> torch.Size:
         return self.shape
+
+
+def describe_weight(format: str, shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:
+    """Return what a file says of a packed weight: format, dense shape, dtype, and `transposed` if it is."""
+    facts = {"format": format, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+    return {**facts, "transposed": True} if transposed else facts
 
 
 def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:

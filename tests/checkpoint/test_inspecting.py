@@ -27,14 +27,9 @@ def test_the_zeros_of_every_projection_are_counted(family, format, tmp_path):
     assert "model_type" not in text and f"({family})" in text
 
 
-def test_short_and_in_notebooks(tmp_path):
+def test_short(tmp_path):
     save_pruned(tmp_path)
-    found = inspect_checkpoint(tmp_path)
-    assert repr(found) == f"Inspection({tmp_path}, dense, 69.96% zeros, 0 problems)"
-    page = found._repr_html_()
-    assert page.count("<table>") == 3 and "<p>Verified: the zeros agree" in page
-    change_config(tmp_path, lambda config: config.update(model_type="<script>"))
-    assert "<script>" not in inspect_checkpoint(tmp_path)._repr_html_()
+    assert repr(inspect_checkpoint(tmp_path)) == f"Inspection({tmp_path}, dense, 69.96% zeros, 0 problems)"
     change_config(tmp_path, lambda config: config.pop("sparsity_config"))
     assert repr(inspect_checkpoint(tmp_path)) == f"Inspection({tmp_path}, dense, not pruned)"
 

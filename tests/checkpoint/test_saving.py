@@ -14,7 +14,8 @@ from sparse_checkpoints import all_files, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained, sparsify
-from optimum_neuronal.checkpoint import own_files, saving
+from optimum_neuronal.checkpoint import saving
+from optimum_neuronal.checkpoint.card import MARK
 
 
 FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
@@ -165,22 +166,22 @@ def test_a_readme_of_your_own_stays(tmp_path, caplog):
     card.write_text(first + "changed")
     pruner.save(model, tmp_path)
     assert card.read_text() == first
-    card.write_text(first.replace(own_files.MARK, "mine"))
+    card.write_text(first.replace(MARK, "mine"))
     pruner.save(model, tmp_path)
-    assert card.read_text() == first.replace(own_files.MARK, "mine")
+    assert card.read_text() == first.replace(MARK, "mine")
 
 
 def test_a_directory_with_other_files_is_not_written_by_commands(tmp_path):
     save_pruned(tmp_path / "pruned")
     (tmp_path / "mine").mkdir()
     for free in ("new", "pruned", "mine"):
-        own_files.check_output(tmp_path / free)
+        saving.check_output(tmp_path / free)
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-        own_files.check_output(tmp_path / "mine")
-    own_files.check_output(tmp_path / "mine", overwrite=True)
+        saving.check_output(tmp_path / "mine")
+    saving.check_output(tmp_path / "mine", overwrite=True)
     with pytest.raises(FileExistsError, match="would replace the model in"):
-        own_files.check_output(tmp_path / "pruned", True, tmp_path / "pruned")
+        saving.check_output(tmp_path / "pruned", True, tmp_path / "pruned")
     assert "notes.txt" in all_files(tmp_path / "mine")
 
 
