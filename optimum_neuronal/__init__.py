@@ -24,7 +24,7 @@ _HOME = {
     "densify": "packed.sparsify",
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
-    "lora_for_packed": "training.packed_lora",
+    "lora_for_packed": "training.lora",
     "SparsityCallback": "training.callbacks",
     "NeuronALCallback": "training.neuronal_callback",
     "Architecture": "model.architectures",
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from .topup import register_topup
     from .training.callbacks import SparsityCallback
     from .training.keeping import keep_sparsity
-    from .training.lora import keep_lora_sparse
+    from .training.lora import keep_lora_sparse, lora_for_packed
     from .training.neuronal_callback import NeuronALCallback
-    from .training.packed_lora import lora_for_packed
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name

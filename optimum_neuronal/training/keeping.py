@@ -10,7 +10,7 @@ with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accele
 
 The gradients of pruned weights are set to zero as soon as they are accumulated, so clipping, momentum and second moments
 see only the other weights. The pruned weights are set to zero after every step, since some optimizers change weights whose
-gradients are zero. Under FSDP2 gradients are masked right before the step, after clipping.
+gradients are zero.
 """
 
 from contextlib import AbstractContextManager
@@ -54,10 +54,10 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
 
 
 class SparsityKeeper(AbstractContextManager):
-    """Keeper of zeros, made by [`keep_sparsity`].
+    """Keeper of zeros, made by [`keep_sparsity`]; its masks take one bit per weight.
 
     As a context manager it masks the gradients, sets pruned weights to zero after each step of a torch optimizer (or one
-    wrapped by accelerate), and verifies at the end. The masks take one bit per weight.
+    wrapped by accelerate), and verifies at the end.
     """
 
     def __init__(self, weights: list[SparseWeight]):
@@ -67,8 +67,7 @@ class SparsityKeeper(AbstractContextManager):
     @property
     def sparsity(self) -> float:
         """Share of zeros in the weights that this process holds, in (0, 1)."""
-        total = sum(weight.tensor.numel() for weight in self.weights)
-        return sum(int((~weight.mask.unpack()).sum()) for weight in self.weights) / total
+        return sum(weight.count_pruned() for weight in self.weights) / sum(w.tensor.numel() for w in self.weights)
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer | None = None, frozen: bool = True) -> None:
@@ -86,9 +85,8 @@ class SparsityKeeper(AbstractContextManager):
     def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
         """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
         for weight in self._trained_by(optimizer):
-            gradient = weight.owner.grad
-            if gradient is not None and is_spread(gradient):
-                weight.apply_to(gradient)
+            if weight.owner.grad is not None and is_spread(weight.owner.grad):
+                weight.apply_to(weight.owner.grad)
 
     def _trained_by(self, optimizer: Optimizer | None) -> list[SparseWeight]:
         if optimizer is None:
@@ -131,4 +129,5 @@ class SparsityKeeper(AbstractContextManager):
 
 @torch.no_grad()
 def _mask_gradient(weight: SparseWeight, parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None  # it was accumulated just now
     weight.apply_to(parameter.grad)

@@ -1,4 +1,4 @@
-"""LoRA on a sparse model: merging keeps every zero.
+"""LoRA on a sparse model, where merging keeps every zero, and on a packed model, whose weights stay packed.
 
 An update `scaling * B @ A` is dense, so merging it fills the zeros. Here merging leaves out the update of pruned weights.
 [`keep_lora_sparse`] leaves it out in the forward too, so the merged model computes what the trained model did.
@@ -10,6 +10,8 @@ from torch import nn
 
 from ..common.notes import get_logger
 from ..compat import peft
+from ..packed.packed_linear import PackedLinear, is_linear
+from ..packed.packed_module import allow_gradients, packed_modules
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 
@@ -39,8 +41,7 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
             LoRA or rsLoRA on a linear layer. [`keep_sparsity`] says what to do with others.
     """
     peft.check_peft()
-    unwrap(model)  # raises before adapters are looked for
-    layers = list(peft.all_adapter_layers(model))
+    layers = list(peft.all_adapter_layers(unwrap(model)))
     if not layers:
         raise ValueError("The model has no adapters: call keep_lora_sparse on the result of peft.get_peft_model.")
     if any(layer.merged for layer in layers):
@@ -53,10 +54,52 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
     for layer, weight in adapted.items():
         if not make_sparse(layer, weight, exact):
             raise ValueError(
-                f"keep_lora_sparse supports LoRA and rsLoRA of linear layers only, but {weight.name} has another adapter "
-                f"({_describe(layer)}). Call keeper = keep_sparsity(model) before merging, and keeper.apply() after it."
+                f"keep_lora_sparse supports LoRA and rsLoRA of linear layers only, not the adapter of {weight.name}: call "
+                "keeper = keep_sparsity(model) before merging, and keeper.apply() after it."
             )
     return model
+
+
+def lora_for_packed(model: nn.Module, config: Any) -> Any:
+    """Return a `LoraConfig` that lets PEFT put LoRA around packed linear layers.
+
+    ```python
+    model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules="all-linear")))
+    model = PeftModel.from_pretrained(model, path, config=lora_for_packed(model, path))
+    ```
+
+    The result is an ordinary adapter, which also fits the dense model. The backward needs memory for a few unpacked rows. To
+    merge adapters, call [`densify`] first, see [`keep_lora_sparse`].
+
+    Args:
+        model (`PreTrainedModel`): with packed weights. With dense weights, a copy of the config is returned.
+        config (`LoraConfig`): or the path or Hub id of a saved adapter.
+
+    Raises:
+        `ImportError`: peft is not installed.
+        `TypeError`: not a `LoraConfig`, or not a model.
+        `ValueError`: the config trains biases.
+    """
+    peft.check_peft()
+    from ..compat.peft_layers import packed_lora_config
+
+    model, config = unwrap(model), packed_lora_config(config, PackedLinear)
+    if next(packed_modules(model), None) is None:
+        return config
+    if config.bias != "none":
+        raise ValueError(
+            f"bias={config.bias!r}: biases of packed layers are not trained. Leave it 'none', or call "
+            "optimum_neuronal.densify(model) first."
+        )
+    if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        with peft.without_adapters(model):
+            modules = [(name, module) for name, module in model.named_modules() if module is not head]
+        config.target_modules = {
+            name for name, module in modules if isinstance(module, PackedLinear) or is_linear(type(module))
+        }
+    allow_gradients(model)
+    return config
 
 
 def guard_merging(model: nn.Module, weights: list[SparseWeight]) -> None:
@@ -81,9 +124,3 @@ def _adapted_weights(model: nn.Module, weights: list[SparseWeight]) -> dict[Any,
     by_owner = {(weight.module, weight.parameter): weight for weight in weights}
     updated = {layer: by_owner.get(peft.updated_parameter(layer)) for layer in peft.all_adapter_layers(model)}
     return {layer: weight for layer, weight in updated.items() if weight is not None}
-
-
-def _describe(layer: Any) -> str:
-    """Return the name of an adapter layer's class, or those of its LoRA variants."""
-    variants = {type(variant).__name__ for variant in getattr(layer, "lora_variant", {}).values()}
-    return ", ".join(sorted(variants)) or f"{type(layer).__module__}.{type(layer).__name__}"

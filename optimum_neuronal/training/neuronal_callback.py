@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
@@ -18,7 +18,6 @@ from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
-from ..report import PruningReport
 from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
@@ -47,24 +46,21 @@ class NeuronALCallback(SparsityCallback, ExportableState):
 
     def __init__(
         self,
-        config: NeuronALConfig | Mapping,
+        config: NeuronALConfig | Mapping[str, Any],
         at_step: int | None = None,
         schedule: Mapping[int, float] | None = None,
     ):
         super().__init__()
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-        if not isinstance(self.config, NeuronALConfig):
-            raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         for name in ("bits_per_weight", "embedding_bits", "rotate"):
             if value := getattr(self.config, name):
                 raise ValueError(
                     f"config has {name}={value!r}, which cannot be used during training: leave it out, and apply it to the "
                     "trained model."
                 )
-        assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
-        self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)
+        self.schedule = _check_schedule(schedule or {at_step: self.config.sparsity})
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
@@ -76,14 +72,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        train_dataloader: Any = None,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         self._start(args)
         model = unwrap(model)
@@ -98,7 +87,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             for stage in self.stages.values():
                 check(model, stage)
         if self.config.methods.needs_calibration:
-            self.ids = training_sequences(train_dataloader, self.config, model.config)
+            self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
         with suppress(DenseModelError):
             self._keep(model)
         if not state.global_step:
@@ -124,8 +113,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             pruner.prune(model, self.ids)
         if self.keeper is not None:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
-            assert pruner.report is not None
-            _record_anew(model, pruner.report)
+            _record_all_zeros(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
         keeper = self._keep(model)
         _clear_state(optimizer, keeper.weights)
@@ -153,7 +141,7 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
                 weight.apply_to(value)
 
 
-def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
+def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
     """Record the zeros of the last prune and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
@@ -161,10 +149,8 @@ def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
     record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 
 
-def _check_schedule(schedule: Mapping[int, float]) -> dict[int, float]:
+def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `TypeError` or `ValueError` unless the sparsities rise."""
-    if not isinstance(schedule, Mapping):
-        raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
     sparsity_at: dict[int, float] = {}
     for step, sparsity in schedule.items():
         step = int(step) if isinstance(step, str) and step.isdecimal() else step  # JSON turns numbers into text

@@ -15,7 +15,7 @@ from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..packed.change import PackedMask
 from ..packed.formats.sparse import INTEGERS
-from ..pruning.context import check_changeable, check_dense
+from ..pruning.context import check_dense
 
 
 logger = get_logger(__name__)
@@ -46,32 +46,27 @@ class SparseWeight:
         """This process's part of the weight. Raises `RuntimeError` if it no longer has the shape of the mask."""
         tensor = local_part(self.owner.detach())
         if tensor.shape != self.mask.shape:
-            raise RuntimeError(
-                f"{self.name} now has the shape {tuple(tensor.shape)}, but its mask was made for {self.mask.shape}: call "
-                "keep_sparsity(model) after the model has been wrapped (accelerator.prepare, fully_shard)."
-            )
+            raise RuntimeError(f"{self.name} has another shape now: call keep_sparsity after accelerator.prepare.")
         return tensor
-
-    def kept(self, device: torch.device) -> torch.Tensor:
-        """Return the unpacked mask: True where kept."""
-        if self.mask.bits.device != device:  # the model has moved: so do the bits, once
-            self.mask = self.mask.to(device)
-        return self.mask.unpack()
 
     def apply_to(self, tensor: torch.Tensor) -> None:
         """Set a tensor of the weight's shape to zero where the weight is pruned, in place."""
         tensor = local_part(tensor)
         # Multiplying as integers turns NaN into 0.0 too, and is several times faster than `masked_fill_` on CPUs.
-        tensor.view(INTEGERS[tensor.element_size()]).mul_(self.kept(tensor.device))
+        tensor.view(INTEGERS[tensor.element_size()]).mul_(self.mask.unpack(tensor.device))
 
     def masked(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor of the weight's shape that is zero where the weight is pruned, for autograd."""
-        return tensor * self.kept(tensor.device).to(tensor.dtype)
+        return tensor * self.mask.unpack(tensor.device).to(tensor.dtype)
+
+    def count_pruned(self) -> int:
+        """Return the number of pruned weights in this process's part."""
+        return int((~self.mask.unpack()).sum())
 
     def count_lost(self) -> int:
         """Return the number of pruned weights that are not zero."""
         tensor = self.tensor
-        return int(((tensor != 0) & ~self.kept(tensor.device)).sum())
+        return int(((tensor != 0) & ~self.mask.unpack(tensor.device)).sum())
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,45 +79,43 @@ def is_spread(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """Return the transformers model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
+    kind = type(model).__name__
+    if kind == "FullyShardedDataParallel":
+        raise ValueError(
+            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
+            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
         )
-    if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+    if kind in ("DistributedDataParallel", "DataParallel"):
         return unwrap(model.module)
-    if "_orig_mod" in model._modules:
+    if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
-    inside = peft.base_model(model)
-    return model if inside is model else unwrap(inside)
+    model = peft.base_model(model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {kind}.")
+    return model
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     """Return the weights of a sparse model with their masks: every zero in its projections is a pruned weight."""
     model = unwrap(model)
-    decoder, recorded = find_sparse_decoder(model)
-    weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
-    sizes = [projection.numel for projection in decoder.projections.values()]
-    _check_agreement(sum(_count_zeros(weight) for weight in weights), sum(sizes), recorded)
-    return [weight for weight in weights if weight.mask.bits.numel()]
-
-
-def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | None]:
-    """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise ValueError(
-            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
-            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
-        )
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ValueError(
             "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
         )
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
-        )
+    decoder, recorded = find_sparse_decoder(model)
+    weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
+    zeros = sum(
+        int((weight.owner.detach() == 0).sum().full_tensor()) if is_spread(weight.owner) else weight.count_pruned()
+        for weight in weights
+    )
+    _check_agreement(zeros, sum(projection.numel for projection in decoder.projections.values()), recorded)
+    return [weight for weight in weights if weight.mask.bits.numel()]
+
+
+def find_sparse_decoder(model: PreTrainedModel) -> tuple[Decoder, Mapping[str, Any] | None]:
+    """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
     check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
     copied = {part for module in peft.copied_modules(model).values() for part in module.modules()}
@@ -131,8 +124,7 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
     for name, projection in decoder.projections.items():
         if projection.module in copied:
             raise ValueError(
-                f"PEFT trains a copy of {name} (modules_to_save), whose zeros are not kept: use an adapter instead "
-                "(target_modules)."
+                f"PEFT trains a copy of {name} (modules_to_save), which loses its zeros: adapt it instead."
             )
     return decoder, recorded
 
@@ -149,23 +141,13 @@ def _weights_of(block: Block) -> list[SparseWeight]:
         if owner.is_meta or not owner.is_floating_point():
             state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
-        check_changeable(name, owner)
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
             if is_spread(owner):
                 raise ValueError(f"Only some experts of {name} are pruned, which FSDP does not support: use DDP.")
-            numbers = [projection.expert for projection in members]
-            zeros, pruned = pruned, torch.zeros_like(pruned)
-            pruned[numbers] = zeros[numbers]
+            pruned[list(set(range(len(owner))) - {projection.expert for projection in members})] = False
         weights.append(SparseWeight(name, module, parameter, PackedMask.pack(~pruned)))
     return weights
-
-
-def _count_zeros(weight: SparseWeight) -> int:
-    """Return the number of pruned weights; of a spread weight, of all processes."""
-    if is_spread(weight.owner):
-        return int((weight.owner.detach() == 0).sum().full_tensor())
-    return int((~weight.mask.unpack()).sum())
 
 
 def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:

@@ -1,7 +1,7 @@
 """Draws calibration sequences from the data of a training, without disturbing it."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 
@@ -19,25 +19,20 @@ def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config)
     Examples are drawn by the config's seed (a stream without a length: in its order) and collated one by one. Their tokens,
     without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example.
     """
+    allowed, length, pieces, count = resolve_seq_length(model_config, config.seq_length), 1, [], 0
     with untouched_randomness():
-        seq_length, pieces, count = config.seq_length, [], 0
         for piece in _token_ids(loader, config.seed):
             pieces.append(piece)
             count += len(piece)
-            if count >= config.num_samples * _length(seq_length, pieces, model_config):
+            length = allowed if config.seq_length is not None else min(allowed, max(length, len(piece)))
+            if count >= config.num_samples * length:
                 break
-    length = _length(seq_length, pieces, model_config) if pieces else 1
     if count < config.num_samples * length:
         raise ValueError(
             f"The training data holds {count} tokens, but {config.num_samples} calibration sequences of {length} need "
             f"{config.num_samples * length}: set num_samples to at most {count // length}, or a smaller seq_length."
         )
     return torch.cat(pieces)[: config.num_samples * length].view(config.num_samples, length)
-
-
-def _length(seq_length: int | None, pieces: Sequence[torch.Tensor], model_config) -> int:
-    most = resolve_seq_length(model_config, seq_length)
-    return most if seq_length is not None else min(most, max(len(piece) for piece in pieces))
 
 
 def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:

@@ -168,7 +168,7 @@ def _train_sharded(rank, count, ids):
         weight = model.get_parameter(name)
         assert torch.equal(weight.full_tensor() == 0, zero)
         assert (optimizer.state[weight]["momentum_buffer"].full_tensor()[zero] == 0).all()
-    with pytest.raises(RuntimeError, match="after the model has been wrapped"):
+    with pytest.raises(RuntimeError, match="has another shape now: call keep_sparsity after"):
         too_early.apply()
     if rank == 0:
         model.model.layers[0].mlp.up_proj.weight.data.to_local().fill_(1)
