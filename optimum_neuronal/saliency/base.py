@@ -1,12 +1,9 @@
-"""The base classes of saliency methods, and the Hessians that weight-updating methods invert.
-
-To add a method, add a file with a registered subclass of [`Saliency`] or [`WeightUpdate`].
-"""
+"""The base classes of saliency methods, and the Hessians that weight-updating methods invert."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -63,13 +60,10 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class Solver(Saliency):
-    """A method that computes new weights, so that the projection's outputs change least.
-
-    `reconstruct` is the default of the config's field: `"dense"` or `"block"`.
-    """
+    """A method that computes new weights, so that the projection's outputs change least."""
 
     updates_weights: ClassVar[bool] = True
-    reconstruct: ClassVar[str] = "block"
+    reconstruct: ClassVar[str] = "block"  # default of the config's field: "dense" or "block"
     statistic: ClassVar[type[SquaredNorms]] = Hessian
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
@@ -129,27 +123,15 @@ class WeightUpdate(Solver):
             `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
-    def solve(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        hessian: torch.Tensor,
-        amounts: Mapping[str, Any],
-        dtype: torch.dtype,
-        pattern: ColumnPattern | None = None,
-        shared: bool = False,
-    ) -> dict[str, Change]:
-        sparse = (
-            (name, self.prune(weight, hessian, amounts[name], pattern, name)) for name, weight in weights.items()
-        )
-        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse}
+    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+        def change(name: str) -> Change:
+            return NewWeight(self.prune(weights[name], hessian, amounts[name], pattern, name).to(dtype))
+
+        return {name: change(name) for name in weights}
 
 
 class DampenedHessian:
-    """A copy of a Hessian, (in, in), with a share of its mean diagonal added to its diagonal.
-
-    `matrix` is the dampened Hessian. `dead`, boolean of shape (in,), marks inputs that are always zero. Their diagonal is
-    set to 1 first.
-    """
+    """A copy of a Hessian, `matrix`, (in, in), with a share of its mean diagonal added to its diagonal."""
 
     def __init__(self, hessian: torch.Tensor, dampening: float, name: str):
         self.matrix, self.name = hessian.clone(), name
@@ -157,7 +139,7 @@ class DampenedHessian:
         mean = diagonal.mean()
         if not bool(torch.isfinite(mean)):
             raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
-        self.dead = diagonal == 0
+        self.dead = diagonal == 0  # inputs that are always zero, (in,)
         diagonal[self.dead] = 1
         self._mean = torch.where(mean > 0, mean, 1)
         self._raises, self._added = 0, dampening
@@ -166,16 +148,16 @@ class DampenedHessian:
     def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
         """Return the result of `attempt(matrix)`. While it is None, raise the dampening tenfold, with a warning."""
         while (found := attempt(self.matrix)) is None:
+            added, more = self._added, 10 * self._added
             if self._raises == RAISES:
                 raise ValueError(
-                    f"The Hessian of {self.name} cannot be inverted, even with dampening {self._added:g}. Use more "
-                    "calibration sequences (num_samples), or another saliency."
+                    f"The Hessian of {self.name} cannot be inverted, even with dampening {added:g}. Use more calibration "
+                    "sequences (num_samples), or another saliency."
                 )
-            more = 10 * self._added
             logger.warning(
-                f"The Hessian of {self.name} is close to singular: dampening is raised from {self._added:g} to {more:g}."
+                f"The Hessian of {self.name} is close to singular: dampening is raised from {added:g} to {more:g}."
             )
-            self.matrix.diagonal().add_((more - self._added) * self._mean)
+            self.matrix.diagonal().add_((more - added) * self._mean)
             self._added, self._raises = more, self._raises + 1
         return found
 
@@ -198,8 +180,8 @@ def dense_target(
 ) -> torch.Tensor:
     """Return `W' = W C H^-1`, (out, in): the best weight for outputs of the dense model from inputs of the sparse model.
 
-    `hessian` is H, the sum of `x x^T` over the sparse model's inputs. `cross` is C, the sum of `x_dense x^T`; both (in, in).
-    `||W X_dense - V X||^2` and `||(W' - V) X||^2` differ by a constant, so a method can prune W' instead of W.
+    `||W X_dense - V X||^2` and `||(W' - V) X||^2` differ by a constant, so a method can prune W' instead of W. `hessian`
+    is `H = X X^T`, `cross` is `C = X_dense X^T`, both (in, in).
     """
     if not bool(torch.isfinite(cross).all()):
         raise ValueError(f"The inputs of {name} are not finite in the dense model: they overflow in its dtype.")

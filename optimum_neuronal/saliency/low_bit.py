@@ -1,9 +1,9 @@
 """Low-bit weights: codes and scales for the weights of a projection, so that its outputs change least.
 
-Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen column by
-column, and later columns compensate for each error (Frantar et al., GPTQ, 2022): first for several scales, of which each row
-takes its best, then along several paths of codes. Then coordinate descent improves codes (Behdin et al., QuantEase, 2023) and
-scales in turn.
+Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen
+column by column, and later columns compensate for each error (Frantar et al., GPTQ, 2022): first for several scales, of
+which each row takes its best, then along several paths of codes. Then coordinate descent improves codes (Behdin et al.,
+QuantEase, 2023) and scales in turn.
 """
 
 from dataclasses import dataclass, replace
@@ -63,13 +63,6 @@ class Quantized(NamedTuple):
     steps: torch.Tensor | None = None  # bfloat16, (columns,), above 0; None: all 1
 
 
-def nearest(weight: torch.Tensor) -> Quantized:
-    """Round a weight to 8 bits."""
-    scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
-    codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return Quantized(codes.to(torch.int8), scales)
-
-
 class Quantizer:
     """Quantizes the weights of projections with one input, whose Hessian has shape (columns, columns).
 
@@ -82,11 +75,8 @@ class Quantizer:
         diagonal, self._dead = dampened.matrix.diagonal(), dampened.dead
         diagonal[self._dead] = diagonal.min()
         self._order = diagonal.argsort(descending=True, stable=True)
-        self._factor = dampened.solve(lambda matrix: inverse_factor(self._sorted(matrix)))
-        self._matrix = self._sorted(dampened.matrix)
-
-    def _sorted(self, matrix: torch.Tensor) -> torch.Tensor:
-        return matrix[self._order][:, self._order]
+        self._factor = dampened.solve(lambda matrix: inverse_factor(matrix[self._order][:, self._order]))
+        self._matrix = dampened.matrix[self._order][:, self._order]
 
     def quantize(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantized:
         """Return a weight, float32 of shape (rows, columns), in 2 to 8 bits. 8 bits are only rounded.
@@ -94,24 +84,20 @@ class Quantizer:
         With `steps`, every column has a step: about 5 % less error, worth its 16 bits from about 500 rows on.
         """
         if bits == 8:
-            return nearest(weight)
+            scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
+            codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
+            return Quantized(codes.to(torch.int8), scales)
         weight = weight.masked_fill(self._dead, 0)  # inputs that are always zero
-        target, matrix, factor = weight[:, self._order].T, self._matrix, self._factor
-        widths = _column_steps(weight) if steps else None
-        if widths is not None:
+        target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
+        if steps:  # root mean squares of the columns, relative to that of the whole weight
+            squares = weight.square().mean(dim=0)
+            widths = (squares / squares.mean().clamp(min=TINY)).sqrt().clamp(1 / SPREAD, SPREAD).to(torch.bfloat16)
             wide = widths[self._order].float()
             target, matrix, factor = target / wide[:, None], matrix * wide * wide[:, None], factor / wide
         with full_precision():
             codes, scales = _Solver(target.contiguous(), matrix, factor, bits, self._quick).solve()
-        back = self._order.argsort()
-        codes = codes.T[:, back].to(torch.uint8).contiguous()
+        codes = codes.T[:, self._order.argsort()].to(torch.uint8).contiguous()
         return Quantized(codes, scales.to(torch.bfloat16), widths)
-
-
-def _column_steps(weight: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square of each column, relative to that of the whole weight: bfloat16, (columns,)."""
-    squares = weight.square().mean(dim=0)
-    return (squares / squares.mean().clamp(min=TINY)).sqrt().clamp(1 / SPREAD, SPREAD).to(torch.bfloat16)
 
 
 def _inverse(scales: torch.Tensor) -> torch.Tensor:

@@ -141,12 +141,7 @@ def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
 
 def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
     """Call a numpy function, which releases the GIL, on all parts in as many threads as torch uses."""
-    threads = torch.get_num_threads() if weights >= LARGE else 1
-    if threads < 2:
-        for part in parts:
-            function(part)
-        return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(torch.get_num_threads() if weights >= LARGE else 1) as pool:
         list(pool.map(function, parts))
 
 

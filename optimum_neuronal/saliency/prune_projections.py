@@ -24,17 +24,13 @@ def find_activations(
     An expert with fewer than `min_tokens` tokens is starved. All its features get the root mean square activation of the
     layer's other experts, so Wanda prunes it by magnitude.
     """
-    found: dict[str, torch.Tensor] = {}
-    starved: list[Projection] = []
+    found = {p.name: activation(norms[p.name].value) for p in projections}
+    experts = [p for p in projections if p.expert is not None]
+    starved = [p for p in experts if norms[p.name].tokens < min_tokens]
     squares: dict[str, list[torch.Tensor]] = {}
-    for projection in projections:
-        found[projection.name] = values = activation(norms[projection.name].value)
-        if projection.expert is None:
-            continue
-        if norms[projection.name].tokens < min_tokens:
-            starved.append(projection)
-        else:
-            squares.setdefault(projection.group, []).append(values.square().mean())
+    for projection in experts if starved else ():
+        if norms[projection.name].tokens >= min_tokens:
+            squares.setdefault(projection.group, []).append(found[projection.name].square().mean())
     for projection in starved:
         others = squares.get(projection.group)
         mean = torch.stack(others).mean().sqrt() if others else torch.ones((), device=projection.weight.device)
@@ -73,7 +69,7 @@ def prune_projections(
     """
     activations, starved = ({}, []) if norms is None else find_activations(projections, norms, min_tokens)
     if saliency.updates_weights:
-        changes = _solve(saliency, projections, norms, activations, starved, plan, pattern)
+        changes = _solve(saliency, norms, activations, starved, pattern, projections, plan)
         new = {name: change.weight for name, change in changes.items() if isinstance(change, NewWeight)}
         check_finite({name: torch.isfinite(weight).all() for name, weight in new.items()})
         return changes, starved
@@ -107,32 +103,28 @@ def trial_changes(
     def score(projection: Projection) -> torch.Tensor:
         return score_projection(saliency, projection, activations)
 
-    def solve_by(plan: Plan, p: Projection) -> Change:
-        return _solve(saliency, [p], norms, activations, starved, plan, pattern)[p.name]
-
-    def mask_by(plan: SparsityPlan, p: Projection) -> Change:
-        return Zeros(_mask(p, score(p), plan, pattern))
-
     if saliency.updates_weights and updates:
-        return [partial(solve_by, plan) for plan in plans]
+        solve = partial(_solve, saliency, norms, activations, starved, pattern)
+        return [lambda p, plan=plan: solve([p], plan)[p.name] for plan in plans]
     if len(plans) == 1 or pattern is not None:
-        return [partial(mask_by, plan) for plan in plans]
+        return [lambda p, plan=plan: Zeros(_mask(p, score(p), plan, pattern)) for plan in plans]
     cuts: dict[str, list[Cut]] = {}
     for projection in block.pruned:
         ranked = sort_rows(score(projection))
-        counts = (plan.row_counts(projection.name, projection.shape) for plan in plans)
-        cuts[projection.name] = [find_cut(ranked, count) for count in counts]
+        cuts[projection.name] = [
+            find_cut(ranked, plan.row_counts(projection.name, projection.shape)) for plan in plans
+        ]
     return [lambda p, index=index: Zeros(apply_cut(score(p), cuts[p.name][index])) for index in range(len(plans))]
 
 
 def _solve(
     saliency: Saliency,
-    projections: Sequence[Projection],
     norms: Norms,
     activations: Mapping[str, torch.Tensor],
     starved: Sequence[str],
-    plan: Plan,
     pattern: ColumnPattern | None,
+    projections: Sequence[Projection],
+    plan: Plan,
 ) -> dict[str, Change]:
     """Return the changes by a weight-updating saliency. Weights with the same input are solved together."""
     alike: dict[SquaredNorms, list[Projection]] = {}
@@ -144,9 +136,7 @@ def _solve(
         hessian = torch.diag(activations[first.name].square()) if first.name in starved else statistic.hessian
         weights = {p.name: p.weight.to(torch.float32, copy=True) for p in members}
         if statistic.cross is not None:
-            weights = {
-                name: saliency.toward(weight, hessian, statistic.cross, name) for name, weight in weights.items()
-            }
+            weights = {name: saliency.toward(w, hessian, statistic.cross, name) for name, w in weights.items()}
         dtype, shared = first.owner.dtype, first.expert is not None
         found |= saliency.solve(weights, hessian, plan.amounts, dtype, pattern, shared)
     return found

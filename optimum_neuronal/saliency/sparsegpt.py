@@ -45,14 +45,12 @@ class SparseGPT(WeightUpdate):
         self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
     ) -> torch.Tensor:
         """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
-        scale = inverse.diagonal()
-        mask = None if pattern else mask_whole((weight / scale).square(), count)
-        errors = torch.zeros_like(weight)
+        scale, errors = inverse.diagonal(), torch.zeros_like(weight)
+        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
         for column in range(weight.shape[1]):
             if pattern and column % pattern.group == 0:
                 columns = slice(column, column + pattern.group)
-                own = mask_groups((weight[:, columns] / scale[columns]).square(), pattern)
-                mask = own if mask is None else torch.cat([mask, own], dim=1)
+                mask[:, columns] = mask_groups((weight[:, columns] / scale[columns]).square(), pattern)
             kept = torch.where(mask[:, column], weight[:, column], 0)
             errors[:, column] = (weight[:, column] - kept) / scale[column]
             weight[:, column:] -= torch.outer(errors[:, column], inverse[column, column:])
