@@ -20,7 +20,6 @@ BY = ("divergence", "uniform")
 RATES = (2, 3, 4, 5, 6, 7, 8)  # bits
 FALL = 4.0  # of the divergence for each bit: half the distance between levels, a quarter of the squared error
 
-Curve = Mapping[int, float]  # bits -> divergence, in nats per predicted token
 Sizes = Mapping[int, int]  # bits -> bytes, with scales, steps and padding
 
 
@@ -58,7 +57,8 @@ class Rates(TopUp):
     def even(self, decoder: Decoder) -> RatePlan:
         """Return rates as equal as the budget allows: one more bit for the first projections that it suffices for."""
         units = _Units(decoder.projections.values())
-        left = {bits: self._bytes(units) - sum(own[bits] for own in units.sizes.values()) for bits in RATES}
+        budget = units.budget(self.budget)
+        left = {bits: budget - sum(own[bits] for own in units.sizes.values()) for bits in RATES}
         rate = max((bits for bits in RATES if left[bits] >= 0), default=RATES[0])
         chosen, spare = dict.fromkeys(units.sizes, rate), left[rate]
         for name, own in units.sizes.items():
@@ -74,8 +74,7 @@ class Rates(TopUp):
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
         found = self._divergences(trials)
         units = _Units(trials.decoder.projections.values())
-        curves = {name: curve(own) for name, own in found.items()}
-        plan = units.plan(choose_rates(curves, units.sizes, self._bytes(units)))
+        plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))
         return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
     def _divergences(self, trials: Trials) -> dict[str, float]:
@@ -89,15 +88,9 @@ class Rates(TopUp):
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
         return found
 
-    def _bytes(self, units: "_Units") -> int:
-        return math.floor(self.budget * units.weights / 8)
-
 
 class _Units:
-    """Projections by the parameter that holds them, which has one rate. Units have the name of their first projection.
-
-    `members` holds the names of each unit's projections, `sizes` its bytes at each rate, `weights` the number of all.
-    """
+    """Projections by the parameter that holds them, which has one rate. Units have the name of their first projection."""
 
     def __init__(self, projections: Iterable[Projection]):
         by_owner: dict[int, list[Projection]] = {}
@@ -106,6 +99,10 @@ class _Units:
         self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
         self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
         self.weights = sum(p.numel for own in by_owner.values() for p in own)
+
+    def budget(self, bits: float) -> int:
+        """Return the bytes of all weights at so many bits each."""
+        return math.floor(bits * self.weights / 8)
 
     def plan(self, chosen: Mapping[str, int]) -> RatePlan:
         return RatePlan({name: chosen[unit] for unit, names in self.members.items() for name in names})
@@ -118,15 +115,11 @@ def _sizes(members: list[Projection]) -> dict[int, int]:
     }
 
 
-def curve(least: float) -> dict[int, float]:
-    """Return the divergence at every rate from that at the fewest bits: a quarter for each bit more."""
-    return {bits: least * FALL ** (RATES[0] - bits) for bits in RATES}
+def choose_rates(divergences: Mapping[str, float], sizes: Mapping[str, Sizes], budget: int) -> dict[str, int]:
+    """Return the bits of each unit, for a small sum of divergences within a budget of bytes.
 
-
-def choose_rates(curves: Mapping[str, Curve], sizes: Mapping[str, Sizes], budget: int) -> dict[str, int]:
-    """Return the bits of each projection, for a small sum of divergences within a budget of bytes.
-
-    Each starts at its lowest rate; these fit. The projection whose divergence falls most per byte is raised next.
+    `divergences` are at the fewest bits, in nats per predicted token; each bit more leaves a quarter. All begin at the
+    fewest bits, which fit. The unit whose divergence falls most per byte is raised next.
     """
     chosen = {name: min(own) for name, own in sizes.items()}
     left = budget - sum(sizes[name][bits] for name, bits in chosen.items())
@@ -134,7 +127,8 @@ def choose_rates(curves: Mapping[str, Curve], sizes: Mapping[str, Sizes], budget
         best, most = None, -math.inf
         for name, bits in chosen.items():
             for higher in (own for own in sizes[name] if own > bits and sizes[name][own] - sizes[name][bits] <= left):
-                gain = (curves[name][bits] - curves[name][higher]) / max(1, sizes[name][higher] - sizes[name][bits])
+                fall = divergences[name] * (FALL ** (RATES[0] - bits) - FALL ** (RATES[0] - higher))
+                gain = fall / max(1, sizes[name][higher] - sizes[name][bits])
                 if gain > most:
                     best, most = (name, higher), gain
         if best is None:

@@ -10,7 +10,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import quantized_bytes
 from optimum_neuronal.saliency.low_bit import LowBit
-from optimum_neuronal.topup.rates import Rates, choose_rates, curve
+from optimum_neuronal.topup.rates import Rates, choose_rates
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}  # 0.25 bits of scales at most
@@ -87,32 +87,22 @@ def sizes(names: str, size: int = 100) -> dict:
     return {name: {bits: size * bits for bits in (2, 3, 4)} for name in names}
 
 
-def test_each_bit_more_takes_a_quarter():
-    assert [curve(16.0)[bits] for bits in (2, 3, 4)] == [16.0, 4.0, 1.0]
-
-
 @pytest.mark.parametrize("budget, bits", [(600, "222"), (799, "232"), (800, "242"), (900, "342"), (10_000, "444")])
 def test_the_largest_divergence_is_raised_first(budget, bits):
-    curves = {"a": curve(1.0), "b": curve(10.0), "c": curve(0.1)}
-    assert choose_rates(curves, sizes("abc"), budget) == dict(zip("abc", map(int, bits)))
+    assert choose_rates({"a": 1.0, "b": 10.0, "c": 0.1}, sizes("abc"), budget) == dict(zip("abc", map(int, bits)))
 
 
 @pytest.mark.parametrize("large, factor, budget", [(1.5, 2, 800), (100.0, 10, 2400)])
 def test_divergence_counts_by_byte_and_only_what_fits_is_raised(large, factor, budget):
     own = {"large": sizes("a", 100 * factor)["a"], "small": sizes("a")["a"]}
-    assert choose_rates({"large": curve(large), "small": curve(1.0)}, own, budget) == {"large": 2, "small": 4}
-
-
-def test_two_bits_at_once_where_the_first_gains_nothing():
-    curves = {"a": {2: 1.0, 3: 1.0, 4: 0.0}, "b": {2: 0.3, 3: 0.2, 4: 0.1}}
-    assert choose_rates(curves, sizes("ab"), 600) == {"a": 4, "b": 2}
+    assert choose_rates({"large": large, "small": 1.0}, own, budget) == {"large": 2, "small": 4}
 
 
 @pytest.mark.parametrize("budget", range(1000, 2001, 200))
 def test_near_the_best_of_all_and_within_the_budget(budget):
-    curves = {name: {2: value, 3: value / 3, 4: value / 12} for name, value in zip("abcde", (9.0, 1.0, 4.0, 2.5, 0.3))}
-    own = sizes("abcde")
-    found = choose_rates(curves, own, budget)
+    divergences, own = dict(zip("abcde", (9.0, 1.0, 4.0, 2.5, 0.3))), sizes("abcde")
+    curves = {name: {bits: value / 4 ** (bits - 2) for bits in (2, 3, 4)} for name, value in divergences.items()}
+    found = choose_rates(divergences, own, budget)
     assert sum(own[name][bits] for name, bits in found.items()) <= budget
     best = min(
         sum(curves[name][bits] for name, bits in zip("abcde", tried))
