@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
 class EarlyQuantizer(HfQuantizer):
     """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
 
-    transformers 5.17 calls `update_tp_plan` and `update_ep_plan`, 5.18 to 5.20 all three hooks, 5.23 only the last.
+    transformers 5.17 calls the first hook, 5.18 to 5.20 both, 5.23 the second.
     """
 
     def see_config(self, config: PreTrainedConfig) -> None:
@@ -71,12 +71,7 @@ class EarlyQuantizer(HfQuantizer):
         self.see_config(config)
         return config
 
-    def update_ep_plan(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        return config
-
-    def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        self.see_config(config)
-        return config
+    update_attn_implementation = update_tp_plan
 
 
 def look_for_weights(config: PreTrainedConfig, name: str) -> None:
@@ -131,28 +126,20 @@ def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedCon
 @contextmanager
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
-    before = model.__dict__.get("hf_device_map")
+    before = {key: value for key, value in vars(model).items() if key == "hf_device_map"}
     model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
             yield
     finally:
-        if before is None:
-            del model.hf_device_map
-        else:
-            model.hf_device_map = before
+        del model.hf_device_map
+        vars(model).update(before)
 
 
 def bytes_of(size: int | str) -> int:
-    """Return `max_shard_size`, such as `"500MB"`, in bytes. Raise `TypeError` or `ValueError` unless it is a size."""
-    message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'."
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(message)
-    with suppress(ValueError):
-        if (count := convert_file_size_to_int(size)) >= 1:
-            return count
-    raise ValueError(message)
+    """Return a size, such as `"500MB"`, in bytes."""
+    return convert_file_size_to_int(size)
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
@@ -162,8 +149,7 @@ def unsplit_modules(model: PreTrainedModel) -> set[str]:
 
 def tied_names(model: PreTrainedModel) -> set[str]:
     """Return the names of all parameters of a model, loaded or not, that are tied to others."""
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    return {*tied.keys(), *tied.values()}
+    return {name for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items() for name in pair}
 
 
 # MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
@@ -198,28 +184,27 @@ def activate(experts: nn.Module, inner: torch.Tensor, gated: bool) -> torch.Tens
 
 def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
     """Return an expert's output from that of its last weight: some families have a norm there."""
-    norm: Any = getattr(experts, "post_expert_norm", None)
-    return output if norm is None else norm(output)
+    return experts.post_expert_norm(output) if hasattr(experts, "post_expert_norm") else output
 
 
 # The registry of functions that compute the experts: a name in the text config chooses one for all layers of a model.
 
 
 def chooses_experts_function(module: nn.Module) -> bool:
-    """Return True for experts whose forward is looked up in transformers' registry at every call."""
-    return hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
+    """Return True for experts, all of them in this process, whose forward is looked up in the registry at every call."""
+    looks_up = hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
+    return looks_up and not getattr(module, "_is_expert_parallel", False)
 
 
 def register_experts_function(name: str, function: Callable) -> None:
     ALL_EXPERTS_FUNCTIONS.register(name, function)
 
 
-def experts_function(experts: nn.Module) -> str | None:
-    return experts.config._experts_implementation
-
-
-def set_experts_function(experts: nn.Module, name: str | None) -> None:
+def set_experts_function(experts: nn.Module, name: str | None) -> str | None:
+    """Choose a function for all layers of the model, and return the name of the one before."""
+    before = experts.config._experts_implementation
     experts.config._experts_implementation_internal = name
+    return before
 
 
 def own_experts_forward(experts: nn.Module) -> Callable:
@@ -227,20 +212,12 @@ def own_experts_forward(experts: nn.Module) -> Callable:
     return type(experts).forward.__wrapped__.__get__(experts)
 
 
-def is_spread_over_processes(experts: nn.Module) -> bool:
-    """Return True if every process holds only some of the experts."""
-    return getattr(experts, "_is_expert_parallel", False)
-
-
 def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
     """Remove weights from a model's lists of tied weights, so that `tie_weights` skips them. No names: restore them."""
     for prefix, part in model.named_modules():
         if isinstance(part, PreTrainedModel):
             if "_dense_tied_keys" in vars(part):
-                own = vars(part).pop("_dense_tied_keys")
-                part._tied_weights_keys = own
-                if own is type(part)._tied_weights_keys:
-                    del part._tied_weights_keys
+                part._tied_weights_keys = vars(part).pop("_dense_tied_keys")
             start, tied = prefix and f"{prefix}.", part.get_expanded_tied_weights_keys()
             left = {to: of for to, of in tied.items() if start + to not in names and start + of not in names}
             if left != tied:
@@ -276,11 +253,9 @@ def offload_hook(module: nn.Module) -> Any:
 
 def execution_device(module: nn.Module) -> torch.device:
     """Return the device on which a module with weights computes, wherever its weights are."""
-    return (
-        torch.device(offload_hook(module).execution_device)
-        if is_offloaded(module)
-        else next(module.parameters()).device
-    )
+    if is_offloaded(module):
+        return torch.device(offload_hook(module).execution_device)
+    return next(module.parameters()).device
 
 
 def own_forward(module: nn.Module) -> Callable:

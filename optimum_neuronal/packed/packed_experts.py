@@ -118,7 +118,7 @@ def stack_names(experts: nn.Module) -> list[str]:
 
 def is_packable(module: nn.Module) -> bool:
     """Return True if a module holds stacked experts that can be computed packed."""
-    if not hf_private.chooses_experts_function(module) or hf_private.is_spread_over_processes(module):
+    if not hf_private.chooses_experts_function(module):
         return False
     names = stack_names(module)
     weights = [getattr(module, name) for name in names]
@@ -127,12 +127,14 @@ def is_packable(module: nn.Module) -> bool:
 
 def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
-    before, transposed = hf_private.experts_function(experts), hf_private.is_transposed(experts, default=False)
+    before, transposed = (
+        hf_private.set_experts_function(experts, FUNCTION),
+        hf_private.is_transposed(experts, default=False),
+    )
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
     stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
     delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
-    hf_private.set_experts_function(experts, FUNCTION)
 
 
 def take_stack(experts: nn.Module, name: str) -> None:

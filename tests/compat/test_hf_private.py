@@ -12,18 +12,14 @@ from optimum_neuronal.compat import hf_private
 
 
 def test_an_early_quantizer_sees_the_config_in_every_release():
-    for hooks in (("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)):
+    class Quantizer(hf_private.EarlyQuantizer):
+        is_serializable = is_trainable = False
 
-        class Quantizer(hf_private.EarlyQuantizer):
-            is_serializable = is_trainable = False
+        def see_config(self, config):
+            config.seen = True
 
-            def see_config(self, config):
-                config.seen = True
-
-        config = SimpleNamespace()
-        for hook in hooks:
-            config = getattr(Quantizer(QuantizationConfigMixin("none")), hook)(config)
-        assert config.seen
+    for hook in ("update_tp_plan", "update_attn_implementation"):
+        assert getattr(Quantizer(QuantizationConfigMixin("none")), hook)(SimpleNamespace()).seen
 
 
 def test_forget_quantization():
@@ -60,17 +56,16 @@ def test_what_computes_a_mixture():
     model, hidden = make_model("mixtral"), torch.randn(5, 32)
     experts = model.model.layers[0].mlp.experts
     indices, weights = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]]), torch.full((5, 2), 0.5)
-    assert hf_private.chooses_experts_function(experts) and not hf_private.is_spread_over_processes(experts)
+    assert hf_private.chooses_experts_function(experts)
     assert not hf_private.chooses_experts_function(model.model.layers[0].self_attn.q_proj)
     with torch.no_grad():
         expected = experts(hidden, indices, weights)
         assert torch.allclose(hf_private.own_experts_forward(experts)(hidden, indices, weights), expected, atol=1e-5)
-    before = hf_private.experts_function(experts)
     hf_private.register_experts_function("of this test", lambda module, *arguments: (module, *arguments))
-    hf_private.set_experts_function(experts, "of this test")
-    assert hf_private.experts_function(model.model.layers[1].mlp.experts) == "of this test"
-    assert experts(hidden, indices, weights) == (experts, hidden, indices, weights)
-    hf_private.set_experts_function(experts, before)
+    before = hf_private.set_experts_function(experts, "of this test")
+    other = model.model.layers[1].mlp.experts
+    assert other(hidden, indices, weights) == (other, hidden, indices, weights)
+    assert hf_private.set_experts_function(experts, before) == "of this test"
     with torch.no_grad():
         assert torch.equal(experts(hidden, indices, weights), expected)
 
