@@ -58,12 +58,6 @@ def test_what_it_says(pruned, monkeypatch):
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
 
 
-def test_without_its_own_tokenizer_the_dense_models_is_named(pruned):
-    pruner, model = pruned
-    assert 'AutoTokenizer.from_pretrained("me/x")' in make_card(model, pruner.report, "me/x")
-    assert "path/to/the-dense-model" in python(make_card(model, pruner.report, "me/x", "dense", False))
-
-
 def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_model("llama", vocab_size=256).save_pretrained("dense")

@@ -115,7 +115,7 @@ def test_damage_is_an_error_before_anything_is_computed(folder, change):
     assert str(error.value).isprintable()
 
 
-def test_another_version_is_refused(folder):
+def test_another_version_raises(folder):
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     for read in (AutoModelForCausalLM.from_pretrained, inspect_checkpoint):

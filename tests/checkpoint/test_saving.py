@@ -128,16 +128,6 @@ def test_a_model_on_disk(tmp_path, format):
     assert same(memory, disk)
 
 
-@pytest.mark.parametrize("format", ["dense", "packed"])
-def test_compiled_models(format, tmp_path):
-    _, model = pruned()
-    save_pretrained(model, tmp_path / "plain", format)
-    save_pretrained(torch.compile(model), tmp_path / "compiled", format)
-    assert same(tensors_of(tmp_path / "plain"), tensors_of(tmp_path / "compiled"))
-    with pytest.raises(TypeError, match="Expected a PreTrainedModel, got a Linear"):
-        save_pretrained(torch.nn.Linear(2, 2), tmp_path / "plain", format)
-
-
 def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("precious")
@@ -169,20 +159,6 @@ def test_a_readme_of_your_own_stays(tmp_path, caplog):
     card.write_text(first.replace(MARK, "mine"))
     pruner.save(model, tmp_path)
     assert card.read_text() == first.replace(MARK, "mine")
-
-
-def test_a_directory_with_other_files_is_not_written_by_commands(tmp_path):
-    save_pruned(tmp_path / "pruned")
-    (tmp_path / "mine").mkdir()
-    for free in ("new", "pruned", "mine"):
-        saving.check_output(tmp_path / free)
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-        saving.check_output(tmp_path / "mine")
-    saving.check_output(tmp_path / "mine", overwrite=True)
-    with pytest.raises(FileExistsError, match="would replace the model in"):
-        saving.check_output(tmp_path / "pruned", True, tmp_path / "pruned")
-    assert "notes.txt" in all_files(tmp_path / "mine")
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

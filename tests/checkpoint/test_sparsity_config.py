@@ -53,7 +53,7 @@ def test_experts_are_summed_up():
     "value",
     [[], "neuronal", {}, {"version": 2}, {"version": 1, "sparsity": 0.7}, {"block_sparsity": [0.7]}, {"projections": "q"}],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(written, value):
+def test_what_cannot_be_read_raises(written, value):
     whole = written | value if isinstance(value, dict) and "version" not in value and value else value
     with pytest.raises(ValueError, match="sparsity_config"):
         read_sparsity_config({"sparsity_config": whole})

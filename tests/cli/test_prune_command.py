@@ -111,13 +111,6 @@ def test_presets_and_hyper_parameters(run, dense, tmp_path):
     assert config["topup_args"] == {"steps": "block", "block_lambdas": [0.1]}
 
 
-def test_a_pattern_on_the_command_line(run, dense, tmp_path):
-    own = (*PLAIN, "--pattern", "2:4", "--sparsity", 0.5)
-    run("prune", "--model", dense, "--dataset", tmp_path / "text.txt", *own, "--output", tmp_path / "o")
-    for name, weight in load_file(tmp_path / "o" / "model.safetensors").items():
-        assert "_proj" not in name or ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name
-
-
 def test_dry_run(run, dense, tmp_path):
     before = sorted(tmp_path.iterdir())
     shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--dry-run")
@@ -141,20 +134,3 @@ def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     assert (project / "README.md").read_text() == "# Mine" and (project / "model.safetensors").exists()
     for _ in range(2):
         run("prune", *given, tmp_path / "sparse")
-
-
-def test_mistakes(run, dense, tmp_path, monkeypatch):
-    given = ("prune", "--model", dense, "--output", tmp_path / "o")
-    monkeypatch.setattr("optimum_neuronal.pruner.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    (tmp_path / "c.json").write_text('{"sparsity": 0.7, "dataset": "gone.txt"}')
-    for flags, message in (
-        (("--sparsity", 70), "Did you mean 0.7"),
-        (("--sparsity", 0.7, "--bits-per-weight", 6), "Both sparsity"),
-        (("--sparsity", 0.7, "--topup", "owl:half_widht=1"), "Did you mean 'half_width'"),
-        (("--sparsity", 0.7, "--device", "tpu"), "--device tpu is not available"),
-        (("--sparsity", 0.7, "--evaluate", "gone.txt"), "'gone.txt' does not exist"),
-        (("--config", tmp_path / "c.json"), "'gone.txt' does not exist"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            run(*given, *flags)
-    assert not list(tmp_path.glob("*o*unfinished")) and not (tmp_path / "o").exists()

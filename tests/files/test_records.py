@@ -27,12 +27,6 @@ def test_findings_are_found_again(tmp_path):
     assert written.get("step-02") is None
 
 
-def test_without_a_directory_nothing_is_recorded():
-    records, made = Records(), iter([(1, {}), (2, {})])
-    assert not records.keeps
-    assert [records.recorded("step-01", lambda: next(made))[0] for _ in range(2)] == [1, 2]
-
-
 class Second(Processes):
     """The second of two processes. The first has recorded a step."""
 
@@ -120,7 +114,7 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_second_prune_is_refused(tmp_path):
+def test_a_second_prune_raises(tmp_path):
     work = tmp_path / "work"
     with work_directory(work), pytest.raises(BlockingIOError, match="work is in use by another prune"):
         work_directory(work).__enter__()

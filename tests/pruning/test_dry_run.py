@@ -48,11 +48,3 @@ def test_bits(tmp_path, llama):
     fields = {name: value for name, value in SMALL.items() if name != "topup"}
     plan = plan_prune(saved(tmp_path, llama)[0], NeuronALConfig(bits_per_weight=8, **fields))
     assert plan.bits_per_weight <= 8 and "rates by divergence" in str(plan) and plan.config["sparsity"] is None
-
-
-def test_mistakes_are_found_from_the_config_alone(tmp_path, llama):
-    directory, _ = saved(tmp_path, llama)
-    with pytest.raises(ValueError, match="1000000"):
-        plan_prune(directory, config_of(seq_length=10**6))
-    with pytest.raises(ValueError, match="match no projection"):
-        plan_prune(directory, config_of(targets=["nothing"]))

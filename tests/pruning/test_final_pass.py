@@ -122,18 +122,3 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
                 assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
             for projection in block.pruned:
                 projection.weight.masked_fill_(~masks[projection.name], 0)
-
-
-def test_refine_edits_masks(llama, ids):
-    with inference(llama):
-        trials = make_trials(llama, ids)
-        seen = []
-
-        def refine(projection, mask, score, statistic):
-            seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
-            return torch.ones_like(mask)
-
-        masks = FinalPruning(trials, uniform(trials), refine).find()[0]
-    assert [name for name, *_ in seen] == list(trials.decoder.projections)
-    assert all(mask.unpack().all() for mask in masks.values())
-    assert seen[-1][1:] == ((48,), True), "down's inputs"

@@ -32,7 +32,7 @@ def test_changes_are_found_and_none_is_made(llama, ids):
     assert outcome.block_forwards == 3 + 12 * 5, "the check; what blocks receive, and what all but the last put out"
 
 
-def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):
+def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
     said = []
     monkeypatch.setattr(finding.logger, "warning", said.append)
     find(llama, ids[:1, :8], saliency="alps", num_samples=1, num_alignment_samples=1)

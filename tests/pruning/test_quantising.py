@@ -127,7 +127,7 @@ def test_embeddings_and_head_go_with_it(ids, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_quantised_is_refused_before_any_work(spoil, message, ids, monkeypatch):
+def test_what_cannot_be_quantized_raises_before_any_work(spoil, message, ids, monkeypatch):
     model = make_model("llama")
     spoil(model)
     monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))

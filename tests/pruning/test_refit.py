@@ -12,8 +12,6 @@ from conftest import make_model, memory_of
 from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps
 
@@ -81,26 +79,6 @@ def test_steps_of_columns_are_inverse_to_their_inputs():
     assert column_steps(torch.tensor([1.0, 0.0, 0.0]), kept).max() < 3, "a column without inputs"
     assert torch.equal(column_steps(torch.zeros(3), kept), kept.float()), "no column has any"
     assert not column_steps(torch.ones(3), torch.zeros_like(kept)).any(), "nothing is kept"
-
-
-@pytest.mark.usefixtures("last_epoch")
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-def test_the_first_step_goes_as_far_as_inputs_say(family, ids, monkeypatch):
-    """Adam's first step is the learning rate, but for gradients near zero."""
-    monkeypatch.setattr("optimum_neuronal.pruning.refit.SEQUENCES_PER_STEP", len(ids))  # so that there is but one
-    fitted = Fitted(family, ids, epochs=1, rate=1e-2)
-    with inference(fitted.model):
-        norms = replay(fitted.block, fitted.inputs.batches, fitted.calls)[1]
-    sizes = {}  # projections that share a parameter share their rate
-    for projection in fitted.block.pruned:
-        sizes.setdefault(projection.owner, []).append(fitted.sparse[projection.name])
-    for projection in fitted.block.pruned:
-        sparse = fitted.sparse[projection.name]
-        weights = torch.cat([weight[weight != 0] for weight in sizes[projection.owner]])
-        far = 1e-2 * weights.square().mean().sqrt()
-        expected = far * column_steps(norms[projection.name].value.sum(0), sparse != 0)
-        moved = (fitted.found[projection.name] - sparse).abs()
-        assert float((moved - expected).abs().quantile(0.9) / far) < 0.01, projection.name
 
 
 @pytest.fixture

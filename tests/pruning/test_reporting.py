@@ -48,7 +48,7 @@ def test_what_is_published_names_no_folder(tmp_path):
     assert str(tmp_path) not in str(report.to_dict())
 
 
-def test_a_file_is_told_by_its_name_even_if_it_cannot_be_seen_and_anything_else_as_it_is(tmp_path):
+def test_a_file_keeps_only_its_name(tmp_path):
     (tmp_path / "own.jsonl").write_text("{}")
     for folder, column in product([tmp_path, "/no/such/folder"], ["", ":text"]):
         assert without_folders(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
@@ -57,7 +57,7 @@ def test_a_file_is_told_by_its_name_even_if_it_cannot_be_seen_and_anything_else_
 
 
 def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
-    """3 of 4, 0 of 2 and 1 of 4 weights; a block of which nothing is pruned is not told of."""
+    """3 of 4, 0 of 2 and 1 of 4 weights; a block without pruned projections is left out."""
     first = make_block([[0.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]], name="first")
     last = make_block([[0.0, -1.0, 5.0, 2.0]], name="last")
     decoder = SimpleNamespace(blocks=[first, Block("left out", make_block([[0.0]]).module, {}), last])

@@ -45,7 +45,7 @@ def test_tied_ones_stay_tied():
         (lambda m: m.model.embed_tokens.to("meta"), "are offloaded: leave it out"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message, monkeypatch):
+def test_what_cannot_be_rounded_raises_before_any_work(llama, spoil, message, monkeypatch):
     spoil(llama)
     monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
     before = state(llama)

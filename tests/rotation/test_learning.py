@@ -53,9 +53,3 @@ def test_the_batch_size_changes_rounding_alone(ids):
     for found in results[1:]:
         for name, rotation in found.tensors().items():
             assert torch.allclose(rotation, results[0].tensors()[name], atol=1e-3), name
-
-
-def test_without_terms_nothing_turns(llama, ids):
-    rotated = rotated_of(llama)
-    found, losses = Rotation().descend(rotated, [[], [], []], BlockRunner(rotated.decoder, quiet=True), 0)
-    assert losses == [0.0] and torch.equal(found.stream, torch.eye(32, dtype=torch.float64))

@@ -1,5 +1,4 @@
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from turning import logits, random_rotations, rotated_of, ties, uneven
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity, load_windows
 from optimum_neuronal.model.architectures import find_architecture
-from optimum_neuronal.rotation.merging import Originals, Rotations, restored_on_error
+from optimum_neuronal.rotation.merging import Originals, Rotations
 
 
 ROTATED = [family for family in FAMILIES if find_architecture(family).rotates]
@@ -118,15 +117,3 @@ def test_merging_again_begins_from_the_originals(llama):
     originals.merge(first)
     originals.merge(second)
     assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, None])
-@pytest.mark.parametrize("always", [True, False])
-def test_restored_on_error(llama, error, always):
-    before, originals = state(llama), Originals(rotated_of(llama))
-    with pytest.raises(error) if error else nullcontext(), restored_on_error(originals, always):
-        originals.merge(random_rotations(originals.rotated))
-        if error is not None:
-            raise error
-    restored = all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-    assert restored == (always or error is not None)
