@@ -106,7 +106,7 @@ class PruneCommand(Command):
         from ..checkpoint.hub import check_push
         from ..checkpoint.saving import check_output
         from ..common.machine import process_group
-        from ..files.scratch import scratch_directory
+        from ..files.atomic import scratch_directory
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
 

@@ -10,10 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .scratch import scratch_directory
-
 
 STAGING = ".saving"  # end of the temporary directory's name
+
+
+@contextmanager
+def scratch_directory(place: Path, name: str) -> Iterator[Path]:
+    """Yield an empty directory of this name, and remove it at the end. Two processes must not use the same name at once.
+
+    The name is fixed, so that the next process removes what a killed one has left.
+    """
+    directory = place / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

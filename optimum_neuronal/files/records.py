@@ -53,7 +53,7 @@ class Records:
 
     def get(self, name: str) -> Finding | None:
         """Return a JSON value and tensors on the CPU, or None without a readable record."""
-        if not self.holds(name):
+        if self.directory is None or not self._path(name).exists():
             return None
         try:
             tensors = load(self._path(name).read_bytes())
@@ -62,17 +62,14 @@ class Records:
             logger.warning(f"{self._path(name)} is damaged ({error}): its result is computed again.")
             return None
 
-    def holds(self, name: str) -> bool:
-        return self.directory is not None and self._path(name).exists()
-
     def put(self, name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """Record a JSON value and tensors under a name of letters, digits and hyphens."""
         if self.directory is None:
             return
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        content = save(held | {VALUE: torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)})
+        held[VALUE] = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
         try:
-            write_atomically(self._path(name), content)
+            write_atomically(self._path(name), save(held))
         except OSError as error:
             logger.warning_once(f"{self.directory} cannot be written ({error}): the prune goes on without a record.")
 
@@ -91,18 +88,16 @@ class Records:
 def _begin(directory: Path, identity: dict[str, Any]) -> None:
     """Mark a directory as this prune's, or raise `ValueError` if it belongs to another."""
     path = directory / IDENTITY
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if changes := "; ".join(_changes(before, identity)):
-            raise ValueError(
-                f"{directory} holds an unfinished prune that was started with different settings: {changes}. Use the "
-                "same settings, or delete that directory to start again."
-            )
-        return
-    if directory.exists() and not all(_is_own(entry.name) for entry in directory.iterdir()):
-        raise ValueError(f"{directory} holds other files: choose an empty directory to record in.")
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(identity, indent=2).encode())
+    if not path.exists():
+        if not all(_is_own(entry.name) for entry in directory.iterdir()):
+            raise ValueError(f"{directory} holds other files: choose an empty directory to record in.")
+        write_atomically(path, json.dumps(identity, indent=2).encode())
+    elif changes := "; ".join(_changes(json.loads(path.read_text(encoding="utf-8")), identity)):
+        raise ValueError(
+            f"{directory} holds an unfinished prune that was started with different settings: {changes}. Use the same "
+            "settings, or delete that directory to start again."
+        )
 
 
 def _is_own(name: str) -> bool:
@@ -129,15 +124,12 @@ class WorkDirectory:
 
     def remove(self) -> None:
         """Remove the records, and the directory if nothing else is in it."""
-        if self.path is None or not self.path.is_dir():
+        if self.path is None:
             return
-        try:
+        with suppress(OSError):  # it is gone, not empty or a link
             for file in self.path.iterdir():
                 if _is_own(file.name):
                     file.unlink()
-        except OSError as error:
-            logger.warning(f"The records of the finished prune in {self.path} could not be removed: {error}")
-        with suppress(OSError):  # it is not empty, or a link
             if not self.path.samefile(os.curdir):
                 self.path.rmdir()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optimum_neuronal.files.atomic import replaced_directory, write_atomically
-from optimum_neuronal.files.scratch import scratch_directory
+from optimum_neuronal.files.atomic import replaced_directory, scratch_directory, write_atomically
 
 
 TOUCHING = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
