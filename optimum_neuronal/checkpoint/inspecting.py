@@ -100,10 +100,6 @@ class Inspection:
         return values
 
     def __repr__(self) -> str:
-        found = f"{self.total.sparsity:.2%} zeros, {len(self.problems)} problems" if self.pruned else "not pruned"
-        return f"Inspection({escaped(self.source)}, {self.format}, {found})"
-
-    def __str__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
         verdict = self.verdict + (adapter if self.has_adapter else "")
         return "\n\n".join([*(format_table(*table) for table in self._tables()), verdict])

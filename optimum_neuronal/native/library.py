@@ -50,22 +50,14 @@ class Library:
             function = getattr(self.functions, name)
             function.argtypes, function.restype = arguments, _INT
         self.kernels = [name for name, code in KERNELS.items() if self.functions.neuronal_supports(code)]
-
-    @property
-    def has_threads(self) -> bool:
-        """True if it was compiled with OpenMP. Otherwise it computes in one thread."""
-        return bool(self.functions.neuronal_has_threads())
+        self.has_threads = bool(self.functions.neuronal_has_threads())  # compiled with OpenMP
 
 
 class Kernel:
     """The kernels of one instruction set in `KERNELS`, for tensors on the CPU. They use as many threads as torch."""
 
     def __init__(self, library: Library, name: str):
-        self.name, self._code = name, KERNELS[name]
-        self._linear = library.functions.neuronal_linear
-        self._unpack = library.functions.neuronal_unpack
-        self._quantized_linear = library.functions.neuronal_quantized_linear
-        self._quantized_unpack = library.functions.neuronal_quantized_unpack
+        self.name, self._code, self._functions = name, KERNELS[name], library.functions
 
     def linear(
         self,
@@ -78,7 +70,7 @@ class Kernel:
         """Return `x @ W.T + bias` for at most `MAX_ROWS` rows, x (rows, in) -> (rows, out). All contiguous, on the CPU."""
         y = x.new_empty(x.shape[0], bits.shape[0])
         _check(
-            self._linear(
+            self._functions.neuronal_linear(
                 self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], bits.data_ptr(), values.data_ptr(),
                 values.shape[0], offsets.data_ptr(), _pointer(bias), y.data_ptr(), bits.shape[0], x.shape[1],
                 torch.get_num_threads(),
@@ -89,7 +81,7 @@ class Kernel:
     def unpack(self, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, dense: torch.Tensor) -> None:
         """Fill `dense`, shape (rows, columns), from the bits of these rows, their offsets (rows + 1) and all `values`."""
         _check(
-            self._unpack(
+            self._functions.neuronal_unpack(
                 self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0],
                 offsets.data_ptr(), dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )
@@ -107,7 +99,7 @@ class Kernel:
     ) -> None:
         """Fill `y` (count, rows) with `x @ W.T + bias` of a [`QuantizedWeight`], at most `MAX_ROWS` rows of x (count, in)."""
         _check(
-            self._quantized_linear(
+            self._functions.neuronal_quantized_linear(
                 self._code, DTYPES[x.dtype], x.data_ptr(), x.shape[0], codes.data_ptr(), bits, scales.data_ptr(),
                 _pointer(steps), _pointer(bias), y.data_ptr(), y.shape[1], x.shape[1], torch.get_num_threads(),
             )
@@ -118,7 +110,7 @@ class Kernel:
     ) -> None:
         """Fill `dense`, shape (rows, columns), of a dtype of `DTYPES`, with levels times scales and steps."""
         _check(
-            self._quantized_unpack(
+            self._functions.neuronal_quantized_unpack(
                 self._code, DTYPES[dense.dtype], codes.data_ptr(), bits, scales.data_ptr(), _pointer(steps),
                 dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )

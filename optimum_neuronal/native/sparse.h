@@ -142,12 +142,7 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
         memset(arranged, 0, bytes);
         arrange(x, dtype, taken, columns, count, how, arranged);
     }
-    SparseProduct product = {.job = {.bits = bits,
-                                     .stride = stride,
-                                     .values = values,
-                                     .offsets = offsets,
-                                     .kept = kept,
-                                     .x = arranged ? arranged : x},
+    SparseProduct product = {.job = {bits, stride, values, offsets, kept, arranged ? arranged : x},
                              .compute = how->rows[which],
                              .count = count,
                              .taken = taken,

@@ -1,7 +1,5 @@
 """Token embeddings held in 8 bits, whose rows are unpacked when they are looked up, and a head that shares them."""
 
-import copy
-
 import torch
 from torch import nn
 
@@ -28,7 +26,7 @@ def is_head(module: nn.Module | None) -> bool:
 
 
 class PackedEmbedding(PackedModule):
-    """An `nn.Embedding` with a packed weight of shape (tokens, features)."""
+    """An `nn.Embedding` with a packed weight of shape (tokens, features). It takes the weight of the given one away."""
 
     def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
         super().__init__(matrix)
@@ -39,12 +37,13 @@ class PackedEmbedding(PackedModule):
             scale = embedding.embed_scale
             self.rounds_scale = isinstance(scale, torch.Tensor)  # to the weight's dtype
             self.embed_scale = float(getattr(embedding, "scalar_embed_scale", scale))
-        self.__dict__["shell"] = _without_weight(embedding)
         take_place(self, embedding)
+        embedding.weight = None
+        self.__dict__["dense_module"] = embedding  # not a child
 
     def to_dense_module(self) -> nn.Embedding:
         """Return the embedding that it was made of, with the unpacked weight."""
-        embedding = _without_weight(self.shell)
+        embedding = self.dense_module
         if self.rounds_scale:
             embedding._buffers["embed_scale"] = torch.tensor(self.embed_scale, device=self.device)
         embedding.weight = nn.Parameter(self.dense())
@@ -89,11 +88,3 @@ class TiedLinear(nn.Module):
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, tied to the token embeddings, for inference only: to train it, {ADVICE}"
-
-
-def _without_weight(embedding: nn.Embedding) -> nn.Embedding:
-    """Return a shallow copy without the weight."""
-    shell = copy.copy(embedding)
-    shell.__dict__ = {key: value.copy() if isinstance(value, dict) else value for key, value in vars(shell).items()}
-    shell._parameters["weight"] = None
-    return shell

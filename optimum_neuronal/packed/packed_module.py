@@ -130,11 +130,6 @@ class PackedModule(nn.Module):
         """Bytes of the packed parameter in memory."""
         return sum(buffer.nbytes for name, buffer in self._buffers.items() if name.startswith(STORED))
 
-    @property
-    def sparsity(self) -> float:
-        """Share of the elements that are not kept, in [0, 1]."""
-        return 1 - self.matrix.kept / max(1, self.row_count * self.columns)
-
     def dense(self) -> torch.Tensor:
         """Return the dense parameter, bit-equal, in its own layout."""
         dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))

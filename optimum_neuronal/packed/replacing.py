@@ -60,8 +60,8 @@ def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
     if isinstance(module, nn.Parameter):
         put_stack(parent, name, matrix)
     elif isinstance(module, nn.Embedding):
-        table = PackedEmbedding(matrix, module)
-        for other in _tied_heads(model, module):
+        heads, table = _tied_heads(model, module), PackedEmbedding(matrix, module)
+        for other in heads:
             replace_module(model, other, TiedLinear(table, other))
         replace_module(model, module, table)
         _tie_again(model)

@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.packed_files import QUANT_METHOD, read_weights
 from ..packed.ops import unpack
-from .packed_rows import PackedRows
+from .arriving import PackedRows
 
 
 @register_model_loader(QUANT_METHOD)

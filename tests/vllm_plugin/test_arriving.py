@@ -4,8 +4,7 @@ import torch
 from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.formats.sparse import SparseWeight
-from optimum_neuronal.vllm_plugin.arriving import ArrivingRows, ArrivingWeight
-from optimum_neuronal.vllm_plugin.packed_rows import PackedRows
+from optimum_neuronal.vllm_plugin.arriving import ArrivingRows, ArrivingWeight, PackedRows
 
 
 CPU = torch.device("cpu")

@@ -91,11 +91,6 @@ class PackedMatrix(Change):
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedMatrix":
         """Return this weight on another device, or with another dtype."""
 
-    @property
-    @abstractmethod
-    def kept(self) -> int:
-        """Number of kept elements."""
-
     @abstractmethod
     def describe(self) -> str:
         """Return a text for the `repr` of its module: `"sparsity=0.7000"`."""

@@ -79,9 +79,7 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
-        """Round a weight (..., columns) to the nearest levels. A row's largest magnitude becomes the largest level."""
-        check_dense(weight)
-        check_bits(bits)
+        """Round a finite weight (..., columns) to the nearest levels. A row's largest magnitude becomes the largest level."""
         rows = weight.detach().reshape(-1, weight.shape[-1])
         found = [_nearest_rows(rows[part], bits) for part in chunk_rows(*rows.shape)]
         codes, scales = (torch.cat(parts) for parts in zip(*found))
@@ -100,15 +98,12 @@ class QuantizedWeight(PackedMatrix):
         if dtype not in DTYPES:
             raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
         bits, rows, columns = bits_of_codes(headers["codes"]), math.prod(shape[:-1]), shape[-1]
-        check_bits(bits)
+        if bits not in BITS:
+            raise ValueError(f"its codes have {bits} bits: expected {BITS[0]} to {BITS[-1]}")
         expected = {"codes": codes_header(rows, columns, bits), "scales": (torch.bfloat16, (rows,))}
         if "steps" in headers:
             expected["steps"] = (torch.bfloat16, (columns,))
         check_tensors(headers, expected, shape, f"{bits} bits and a weight")
-
-    @property
-    def kept(self) -> int:
-        return math.prod(self.shape)
 
     def describe(self) -> str:
         return f"bits={self.bits}"
@@ -272,21 +267,3 @@ def codes_header(rows: int, columns: int, bits: int) -> Header:
     if bits == BYTE_BITS:
         return torch.int8, (rows, columns)
     return torch.uint8, planes_shape(rows, columns, bits)
-
-
-def check_bits(bits: int) -> None:
-    """Raise `ValueError` unless codes can have so many bits."""
-    if type(bits) is not int or bits not in BITS:
-        raise ValueError(f"its codes have {bits!r} bits: expected a whole number from {BITS[0]} to {BITS[-1]}")
-
-
-def check_dense(weight: torch.Tensor) -> None:
-    """Raise `ValueError` unless a dense weight can be quantized."""
-    if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
-        expected = f"a matrix, or a stack of them, of one of {', '.join(map(str, DTYPES))}"
-        raise ValueError(
-            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantized: expected {expected}"
-        )
-    rows = weight.reshape(-1, weight.shape[-1])
-    if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):
-        raise ValueError("a weight with NaN or infinite values cannot be quantized: mend it first")

@@ -112,12 +112,8 @@ class SparseWeight(PackedMatrix):
         """Of the weight."""
         return self.values.dtype
 
-    @property
-    def kept(self) -> int:
-        return len(self.values)
-
     def describe(self) -> str:
-        return f"sparsity={1 - self.kept / max(1, math.prod(self.shape)):.4f}"
+        return f"sparsity={1 - len(self.values) / max(1, math.prod(self.shape)):.4f}"
 
     def unpack_mask(self) -> torch.Tensor:
         """Return the mask as booleans of the weight's shape, True where kept."""

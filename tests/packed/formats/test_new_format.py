@@ -69,10 +69,6 @@ class Float8Weight(PackedMatrix):
     def to(self, device=None, dtype=None) -> "Float8Weight":
         return replace(self, eights=self.eights.to(device=device), dtype=dtype or self.dtype)
 
-    @property
-    def kept(self) -> int:
-        return self.eights.numel()
-
     def describe(self) -> str:
         return "eight bits"
 

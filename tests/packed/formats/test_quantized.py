@@ -165,21 +165,6 @@ def test_as_files_hold_it(steps):
     assert sum(part.nbytes for part in stored.values()) == weight.nbytes == quantized_bytes((5, 70), 4, steps)
 
 
-def test_what_cannot_be_quantized():
-    for weight, message in (
-        (torch.zeros(3), "expected a matrix"),
-        (torch.zeros(2, 0), "expected a matrix"),
-        (torch.zeros(2, 2, dtype=torch.float64), "torch.float64 cannot be quantized"),
-        (torch.full((2, 2), torch.nan), "NaN or infinite"),
-        (torch.full((2, 2), torch.inf), "NaN or infinite"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            QuantizedWeight.nearest(weight)
-    for bits in (1, 9, 2.5, True):
-        with pytest.raises(ValueError, match=r"bits: expected a whole number from 2 to 8"):
-            QuantizedWeight.nearest(torch.ones(2, 2), bits)
-
-
 def damage(weight, part, index, value) -> QuantizedWeight:
     spoilt = getattr(weight, part).clone()
     spoilt[index] = value
