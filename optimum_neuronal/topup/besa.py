@@ -10,7 +10,6 @@ from torch import nn
 
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, replay
-from ..blocks.statistics import Norms
 from ..common.validation import hyper
 from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..packed.change import Zeros
@@ -86,7 +85,10 @@ class BESA(TopUp):
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
             norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
-            rates = self._rates(trials, block, norms, sparsity)
+            activations, rates = trials.activations(block, norms), []
+            for projection in block.pruned:
+                score = score_projection(trials.saliency, projection, activations)
+                rates.append(LearnedRate(projection, score, sparsity, self.candidate_step))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
             met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
@@ -101,16 +103,10 @@ class BESA(TopUp):
         runner.run(runner.capture(trials.alignment_ids, batch_size=1), 2, visit, LABEL)
         return found, {}
 
-    def _rates(self, trials: Trials, block: Block, norms: Norms, sparsity: float) -> list["LearnedRate"]:
-        """Return a rate to be learned for every pruned projection of a block."""
-        activations = trials.activations(block, norms)
-        scores = (score_projection(trials.saliency, projection, activations) for projection in block.pruned)
-        return [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
-
     def _train(
         self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data: Iterable, sparsity: float
     ) -> None:
-        """Train a block's rates on every sequence in turn; data: its hidden states, call and target."""
+        """Train a block's rates on every sequence in turn: its hidden states, call and target."""
         optimizer = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
         total, data = sum(rate.weights for rate in rates), list(data)
         for hidden, call, target in data * self.epochs:
@@ -153,9 +149,9 @@ class LearnedRate:
     def mask(self) -> torch.Tensor:
         """Return the mask at the present sparsity: boolean, shape (out, in), True where kept."""
         share = min(max(self.sparsity.item(), 0.0), 1.0)
-        counts = row_counts(share, self.projection.shape).to(self._order.device)
-        kept = torch.arange(self._order.shape[1], device=self._order.device) >= counts[:, None]
-        return torch.zeros_like(kept).scatter_(1, self._order.long(), kept)
+        counts = row_counts(share, self.projection.shape)[:, None].to(self._order.device)
+        ranks = torch.arange(self._order.shape[1], device=self._order.device)
+        return torch.zeros_like(self._order, dtype=torch.bool).scatter_(1, self._order.long(), ranks >= counts)
 
     def by_rank(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the sum over the rows of each rank's gradients, (out, in) -> (in,)."""
@@ -181,9 +177,7 @@ def _mask_gradients(
     gradients = []
     for rate in rates:
         gradient, weight = by_owner[rate.projection.owner], dense[rate.projection.owner]
-        if gradient is None:  # an expert that no token reached
-            gradients.append(torch.zeros_like(rate.kept))
-            continue
+        gradient = torch.zeros_like(weight) if gradient is None else gradient  # an expert that no token reached
         product = rate.projection.view(gradient).float() * rate.projection.view(weight).float()
         gradients.append(rate.by_rank(product) / SCALE)
     return gradients
@@ -192,15 +186,15 @@ def _mask_gradients(
 @contextmanager
 def _learning(owners: Sequence[nn.Parameter]) -> Iterator[None]:
     """Compute gradients of `owners` while the context lasts, even if the user froze them."""
-    before = [owner.requires_grad for owner in owners]
+    frozen = [owner for owner in owners if not owner.requires_grad]
     try:
-        for owner in owners:
+        for owner in frozen:
             owner.requires_grad_(True)
         with torch.enable_grad():
             yield
     finally:
-        for owner, required in zip(owners, before):
-            owner.requires_grad_(required)
+        for owner in frozen:
+            owner.requires_grad_(False)
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

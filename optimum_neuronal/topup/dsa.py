@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -109,8 +109,8 @@ class Function:
 
     def __str__(self) -> str:
         """Return the authors' notation, such as `"W:(ABSLOG)-(VAR)-(ATAN,ASIN)-(7)"`."""
-        parts = (self.pre, self.reduce, ",".join(self.transforms))
-        return f"W:({')-('.join(part.upper() for part in parts)})-({self.lam * 100:g})"
+        parts = f"({self.pre})-({self.reduce})-({','.join(self.transforms)})"
+        return f"W:{parts.upper()}-({self.lam * 100:g})"
 
     def plan(self, blocks: Sequence[Block], sparsity: float, statistics: Statistics) -> SparsityPlan | None:
         """Return the plan of blocks with prunable weights; None if an importance is infinite."""
@@ -137,10 +137,9 @@ class DSA(TopUp):
     A function changes Wanda's metric of a block's weights element by element (`PRE`), reduces it to one importance
     (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Importances decide sparsity linearly within a window of
     `2 * lam`: important blocks are pruned more. Each generation adds offspring, by crossover of two functions of the
-    better half and by mutation, and drops the worst.
+    better half and by mutation, and drops the worst. Functions whose plans were tried already are drawn again.
 
-    The authors' code applies up to two element-wise operations. One is applied here, so that one pass over the
-    calibration sequences gives all statistics. Functions whose plans were tried already are drawn again.
+    The authors' code applies up to two element-wise operations; with one, a single pass gives all statistics.
 
     Args:
         population (`int`): functions that are kept from one generation to the next.
@@ -172,15 +171,16 @@ class DSA(TopUp):
         plans: dict[Function, SparsityPlan] = {}  # of all functions so far
         errors: dict[Function, float] = {}
 
-        def untried(function: Function) -> Function | None:
-            plan = function.plan(blocks, sparsity, statistics)
-            if plan is None or plan in plans.values():
-                return None
-            plans[function] = plan
-            return function
-
         def measure(make: Callable[[], Function], count: int) -> None:
-            functions = distinct(lambda: untried(make()), count, ATTEMPTS * count)
+            def untried() -> Function | None:
+                function = make()
+                plan = function.plan(blocks, sparsity, statistics)
+                if plan is None or plan in plans.values():
+                    return None
+                plans[function] = plan
+                return function
+
+            functions = distinct(untried, count, ATTEMPTS * count)
             found = [plans[function] for function in functions]
             errors.update(zip(functions, trials.output_errors(found, METRIC, label=SEARCH, reference="dense")))
 
@@ -194,7 +194,7 @@ class DSA(TopUp):
         return Allocation(plans[best], {"dsa": {"function": str(best), "candidates": candidates}})
 
     def _random(self, generator: torch.Generator) -> Function:
-        def one(names) -> str:
+        def one(names) -> Any:
             return list(names)[draw(generator, len(names))]
 
         transforms = tuple(one(TRANSFORM) for _ in range(1 + draw(generator, MOST_TRANSFORMS)))
@@ -203,11 +203,10 @@ class DSA(TopUp):
     def _child(self, generator: torch.Generator, parents: Sequence[Function]) -> Function:
         """Return a function with each part from one of two parents, or drawn anew if it mutates."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
-        fresh = self._random(generator)
         parts = []
-        for own in zip(astuple(fresh), astuple(mother), astuple(father)):
+        for fresh, *own in zip(*map(astuple, (self._random(generator), mother, father))):
             mutates = float(torch.rand((), generator=generator)) < self.mutation
-            parts.append(own[0 if mutates else 1 + draw(generator, 2)])
+            parts.append(fresh if mutates else own[draw(generator, 2)])
         return Function(*parts)
 
 
@@ -219,15 +218,10 @@ def block_statistics(trials: Trials) -> Statistics:
 
 def _scores(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
     """Return the importances of a block by all pairs of operations; none without prunable weights."""
-    if not block.pruned:
-        return []
-
-    def metrics():  # computed twice rather than stored: a block's metrics take twice the memory of its weights
-        return (wanda_metric(projection, activations) for projection in block.pruned)
-
-    whole = sum((ElementSums.of(metric) for metric in metrics()), ElementSums())
+    whole = sum((ElementSums.of(wanda_metric(p, activations)) for p in block.pruned), ElementSums())
     sums = dict.fromkeys(PRE, ElementSums())
-    for metric in metrics():
+    for projection in block.pruned:  # again: a block's metrics take twice the memory of its weights
+        metric = wanda_metric(projection, activations)
         for name, operation in PRE.items():
             sums[name] += ElementSums.of(operation(metric, whole))
-    return [reduce(sums[name]) for name in PRE for reduce in REDUCE.values()]
+    return [reduce(sums[name]) for name in PRE for reduce in REDUCE.values()] if block.pruned else []

@@ -55,10 +55,7 @@ class DSnoT(TopUp):
     def _exchange(
         self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
     ) -> torch.Tensor:
-        """Return the refined mask of a few rows: boolean, shape (rows, in).
-
-        A row's shift never changes its sign, so the order of exchanges is known, and all cycles are one cumulative sum.
-        """
+        # A row's shift never changes its sign, so the order of exchanges is known, and all cycles are one cumulative sum.
         output = weight * mean  # share of every weight in its row's expected output
         shift = (output * ~mask).sum(dim=1, keepdim=True)
         sign = shift.sign()

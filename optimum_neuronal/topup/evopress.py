@@ -107,9 +107,7 @@ class EvoPress(TopUp):
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
         shares = [sparsity + offset * weights / size for offset, size in zip(offsets, sizes)]
         # Rounding may lead out of [0, 1] by a bit where step * levels is 1.
-        return SparsityPlan(
-            {projection.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for projection in unit}
-        )
+        return SparsityPlan({p.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for p in unit})
 
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:

@@ -16,7 +16,6 @@ from .base import Allocation, TopUp
 
 
 LABEL = "Divergence"
-BY = ("divergence", "uniform")
 RATES = (2, 3, 4, 5, 6, 7, 8)  # bits
 FALL = 4.0  # of the divergence for each bit: half the distance between levels, a quarter of the squared error
 
@@ -39,7 +38,7 @@ class Rates(TopUp):
     name: ClassVar[str] = "rates"
 
     budget: float
-    by: str = BY[0]
+    by: str = "divergence"
 
     def check(self, decoder: Decoder) -> None:
         """Raise `ValueError` if the lowest rates do not fit into the budget."""
@@ -72,8 +71,7 @@ class Rates(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if self.by == "uniform":
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
-        found = self._divergences(trials)
-        units = _Units(trials.decoder.projections.values())
+        found, units = self._divergences(trials), _Units(trials.decoder.projections.values())
         plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))
         return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
@@ -97,7 +95,11 @@ class _Units:
         for projection in projections:  # whose weights are not read
             by_owner.setdefault(id(projection.owner), []).append(projection)
         self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
-        self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
+        self.sizes: dict[str, Sizes] = {}
+        for first, *others in by_owner.values():
+            (rows, columns), shared = first.shape, first.expert is not None
+            shape = (1 + len(others), rows, columns)
+            self.sizes[first.name] = {b: quantized_bytes(shape, b, has_steps(rows, b, shared)) for b in RATES}
         self.weights = sum(p.numel for own in by_owner.values() for p in own)
 
     def budget(self, bits: float) -> int:
@@ -106,13 +108,6 @@ class _Units:
 
     def plan(self, chosen: Mapping[str, int]) -> RatePlan:
         return RatePlan({name: chosen[unit] for unit, names in self.members.items() for name in names})
-
-
-def _sizes(members: list[Projection]) -> dict[int, int]:
-    (rows, columns), shared = members[0].shape, members[0].expert is not None
-    return {
-        bits: quantized_bytes((len(members), rows, columns), bits, has_steps(rows, bits, shared)) for bits in RATES
-    }
 
 
 def choose_rates(divergences: Mapping[str, float], sizes: Mapping[str, Sizes], budget: int) -> dict[str, int]:
@@ -124,15 +119,14 @@ def choose_rates(divergences: Mapping[str, float], sizes: Mapping[str, Sizes], b
     chosen = {name: min(own) for name, own in sizes.items()}
     left = budget - sum(sizes[name][bits] for name, bits in chosen.items())
     while True:
-        best, most = None, -math.inf
+        gains = {}
         for name, bits in chosen.items():
-            for higher in (own for own in sizes[name] if own > bits and sizes[name][own] - sizes[name][bits] <= left):
-                fall = divergences[name] * (FALL ** (RATES[0] - bits) - FALL ** (RATES[0] - higher))
-                gain = fall / max(1, sizes[name][higher] - sizes[name][bits])
-                if gain > most:
-                    best, most = (name, higher), gain
-        if best is None:
+            for higher, size in sizes[name].items():
+                more = size - sizes[name][bits]
+                if higher > bits and more <= left:
+                    fall = divergences[name] * (FALL ** (RATES[0] - bits) - FALL ** (RATES[0] - higher))
+                    gains[name, higher, more] = fall / max(1, more)
+        if not gains:
             return chosen
-        name, higher = best
-        left -= sizes[name][higher] - sizes[name][chosen[name]]
-        chosen[name] = higher
+        name, higher, more = max(gains, key=gains.__getitem__)
+        chosen[name], left = higher, left - more

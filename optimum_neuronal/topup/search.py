@@ -128,15 +128,12 @@ class _Run:
         return False
 
     def cost_of_round(self, number: int) -> float:
-        """Return the passes of the alignment sequences that a round takes."""
         return self.stream_cost + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
 
     def cost(self, candidates: Sequence[torch.Tensor]) -> float:
-        """Return the passes that candidates take together."""
         return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
 
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
-        """Return errors of plans, and spend the passes."""
         self.spent += cost
         if self.objective == ALIGNMENT:
             return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
@@ -148,7 +145,6 @@ class _Run:
             (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
 
     def take_round(self) -> None:
-        """Probe every direction, then try the line of steepest descent."""
         self.restart()
         directions, step = self.space.directions(self.rounds), self.steps[self.rounds % 2]
         began, base, start = self.error, self.best, self.best_plan
@@ -156,16 +152,12 @@ class _Run:
         before_line = self.error
         descent = _descent(torch.tensor(rises, dtype=torch.float64) - began, torch.stack(list(directions.values())))
         line = self.try_out([base + step * length * descent for length in LENGTHS], start)
-        self.adapt_step(line, before_line)
+        best = index_of_smallest(line)
+        factor = list(LENGTHS.values())[best] if line[best] < before_line else NOTHING_FOUND
+        self.steps[self.rounds % 2] = max(LAST_STEP, factor * step)
         stage = {"stage": f"round {len(self.stages)}", "began": began, "step": step}
         self.stages.append(stage | {"probes": dict(zip(directions, rises)), "line": line, "ended": self.error})
         self.rounds += 1
-
-    def adapt_step(self, line: Sequence[float], before: float) -> None:
-        """Set the next step along these directions: longer if the longest candidate of the line was best."""
-        best = index_of_smallest(line)
-        factor = list(LENGTHS.values())[best] if line[best] < before else NOTHING_FOUND
-        self.steps[self.rounds % 2] = max(LAST_STEP, factor * self.steps[self.rounds % 2])
 
     def try_out(self, candidates: Sequence[torch.Tensor], reference: str | SparsityPlan) -> list[float]:
         """Return errors of candidates. The best replaces the best so far if its error is lower."""
@@ -178,7 +170,6 @@ class _Run:
         return errors
 
     def spread_rows(self) -> None:
-        """Take the third stage."""
         self.restart()
         saliency = self.trials.row_saliency(self.best_plan, LABEL)
         sparsities = dict(zip(self.space.names, self.best.tolist()))
@@ -228,8 +219,7 @@ class Space:
     def directions(self, number: int) -> dict[str, torch.Tensor]:
         """Return the directions that round `number` (from 0) probes, name -> direction of weighted mean 0.
 
-        A direction of the late half of the blocks leaves the early half unchanged, so that candidates along it share
-        the work up to there. Directions that move nothing are left out.
+        Candidates along directions of the late half of the blocks share the early half.
         """
         everywhere = torch.ones_like(self.depth)
         found = {kind: self._centered(mask, everywhere) for kind, mask in self.kinds.items()}
@@ -257,14 +247,11 @@ class Space:
         return sum(map(len, distinct)) / count
 
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
-        """Shift all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target.
-
-        Sparsities that meet this already stay the same to the bit, so that candidates share equal blocks.
-        """
+        """Shift all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target."""
         mean = (sparsities * self.sizes).sum() / self.sizes.sum()
         within = sparsities.min() >= SMALLEST and sparsities.max() <= LARGEST
         if within and abs(mean - self.target) < NEGLIGIBLE:
-            return sparsities
+            return sparsities  # the same to the bit, so that candidates share equal blocks
         return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
