@@ -15,11 +15,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..blocks.statistics import wide_dtype
 from ..common.machine import deferred_interrupt
 from ..compat import hf_private
 from ..compat.hf_private import set_config
-from .rotated_weights import RotatedBlock, RotatedWeights, bias_of
-from .turns import turn_bias, turn_table, turn_weight, unless_identity, widened
+from ..model.projections import Projection
+from .rotated_weights import Heads, RotatedBlock, RotatedWeights, bias_of
+
+
+ROWS = 4096  # of a vocabulary's matrix that are computed at a time
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Originals:
             turned = turn_weight(projection, own, weight, scales.get(projection), stream, heads)
             projection.weight.copy_(turned)
             if (bias := bias_of(projection)) is not None:
-                bias.copy_(turn_bias(projection, own, widened(self._copies[bias], bias.device), stream, heads))
+                column = widened(self._copies[bias], bias.device)[:, None]
+                bias.copy_(turn_outputs(projection, own, column, stream, heads)[:, 0])
 
     def _untie(self, head: nn.Module) -> None:
         if self.rotated.unties:
@@ -115,3 +120,79 @@ def restored_on_error(originals: Originals, always: bool = False) -> Iterator[No
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     set_config(model, config)
     hf_private.find_tied_again(model)
+
+
+def turn_weight(
+    projection: Projection,
+    own: RotatedBlock,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    stream: torch.Tensor | None,
+    heads: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return a projection's rotated weight. The original, shape (out, in), in the widest type, may change in place.
+
+    `scale`, shape (in,), is of the norm in front; `stream` is R1, `heads` is R2. What is None changes nothing.
+    """
+    if scale is not None:
+        weight = weight * like(scale, weight)
+        if stream is not None:
+            weight = weight @ like(stream, weight)
+    if heads is not None and projection is own.heads.reader:
+        weight = turn_columns(weight, heads, own.heads)
+    return turn_outputs(projection, own, weight, stream, heads)
+
+
+def turn_outputs(
+    projection: Projection,
+    own: RotatedBlock,
+    weight: torch.Tensor,
+    stream: torch.Tensor | None,
+    heads: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the weight, shape (out, in), or the bias as a column, (out, 1), of rotated outputs."""
+    if heads is not None and projection is own.heads.writer:
+        weight[own.heads.rows] = turn_rows(weight[own.heads.rows], heads)
+    if stream is not None and projection in own.writers:
+        weight = like(stream, weight).T @ weight
+    return weight
+
+
+def turn_table(
+    into: torch.Tensor, original: torch.Tensor, scale: torch.Tensor | None, stream: torch.Tensor | None
+) -> None:
+    """Write the rotated embeddings or head, shape (vocabulary, hidden), in pieces: in float64 they take gigabytes."""
+    for own, piece in zip(into.split(ROWS), original.split(ROWS)):
+        wide = widened(piece, into.device)
+        wide = wide if scale is None else wide * like(scale, wide)
+        own.copy_(wide if stream is None else wide @ like(stream, wide))
+
+
+def turn_columns(weight: torch.Tensor, heads: torch.Tensor, layout: Heads) -> torch.Tensor:
+    """Return the weight, shape (out, in), that reads rotated values."""
+    turned = like(heads, weight).repeat_interleave(layout.group, dim=0)
+    split = weight.unflatten(1, (-1, layout.size)).transpose(0, 1)
+    return (split @ turned).transpose(0, 1).flatten(1)
+
+
+def turn_rows(values: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Return rotated rows of values, shape (heads * size, in)."""
+    count, size = heads.shape[:2]
+    return (like(heads, values).transpose(1, 2) @ values.unflatten(0, (count, size))).flatten(0, 1)
+
+
+def unless_identity(rotation: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a rotation of shape (..., n, n), or None if it is the identity, which must not change a bit."""
+    if rotation is None:
+        return None
+    identity = torch.eye(rotation.shape[-1], dtype=rotation.dtype, device=rotation.device)
+    return None if torch.equal(rotation, identity.expand_as(rotation)) else rotation
+
+
+def widened(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a tensor in the widest type of a device."""
+    return tensor.detach().to(device, wide_dtype(device), copy=True)
+
+
+def like(rotation: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rotation.to(weight.device, weight.dtype)

@@ -13,8 +13,8 @@ import torch
 
 from ..blocks.statistics import Hessian, wide_dtype
 from ..model.projections import Projection
-from .rotated_weights import Heads, RotatedBlock
-from .turns import turn_columns
+from .merging import turn_columns
+from .rotated_weights import RotatedBlock
 
 
 DAMPENING = 0.01  # of a Hessian: share of its mean diagonal
@@ -25,14 +25,12 @@ LOOK_EVERY = 5  # steps between two draws of rows and quantiles
 
 @dataclass(eq=False)
 class Term:
-    """One projection in the objective.
-
-    `inverse` is that of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of
-    shape (query heads, size, size) if it reads heads, otherwise the diagonal of shape (in,).
-    """
+    """One projection in the objective."""
 
     projection: Projection
     rotated: RotatedBlock
+    # Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query heads,
+    # size, size) if it reads heads, otherwise the diagonal of shape (in,).
     inverse: torch.Tensor
     weight: float  # Fisher weight by the energy of its output
     matrix: torch.Tensor = field(init=False)  # folded, not rotated, rows of values last; or the drawn rows or columns
@@ -44,8 +42,8 @@ class Term:
     def draw(self, generator: torch.Generator) -> None:
         """Draw rows of the rotated weight, and forget the threshold.
 
-        A rotation mixes the rows of weights that write into the stream, so columns are drawn of these. It mixes the
-        values of a head too, so `matrix` keeps all values, and the sample is of the rotated ones.
+        A rotation mixes rows of weights that write into the stream, so columns are drawn. It mixes the values of a head,
+        so `matrix` keeps all of them, and the sample is of the rotated ones.
         """
         layout, weight, self.cut = self.rotated.heads, self.projection.weight, None
 
@@ -79,10 +77,7 @@ class Term:
     def importance(
         self, stream: torch.Tensor | None, heads: torch.Tensor, diagonal: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the importance of all weights, or of the drawn ones, shape (out, in), float32.
-
-        `diagonal`, shape (in,), is that of `R^T inverse R`, for a projection that reads the stream.
-        """
+        """Return the importance of the drawn weights, float32. `diagonal`: of `R^T inverse R`, if it reads the stream."""
         layout, weight = self.rotated.heads, self.matrix.float()
         if self.projection is layout.writer:
             values = weight[-len(layout.rows) :].unflatten(0, (layout.count, layout.size))
@@ -115,8 +110,8 @@ class Term:
 def divide_rows(lost: Mapping[Term, float], share: float) -> None:
     """Set each term's share of drawn rows, of mean `share` in (0, 1] over all weights, by its loss of a cut.
 
-    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum: few projections
-    make up most of the objective. Each term gets at least an eighth of the mean.
+    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum, and at least an
+    eighth of the mean.
     """
     sizes = {term: term.projection.numel for term in lost}
     roots = {term: (value / sizes[term]) ** 0.5 for term, value in lost.items()}
@@ -142,7 +137,12 @@ def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapp
         if key not in inverses:
             together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
             inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
-            inverses[key] = inverse if projection in readers else _part(inverse, rotated.heads, projection)
+            if projection is rotated.heads.reader:  # its diagonal blocks
+                square = inverse.unflatten(0, (-1, rotated.heads.size)).unflatten(2, (-1, rotated.heads.size))
+                inverse = square.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+            elif projection not in readers:
+                inverse = inverse.diagonal().clone()
+            inverses[key] = inverse
         terms.append(Term(projection, rotated, inverses[key], fisher[projection.name] / energy))
     return terms
 
@@ -155,14 +155,6 @@ def _energy(projection: Projection, norm: Hessian) -> float:
             f"rotate: inputs or outputs of {projection.name} are too large for float32. Set rotate=False."
         )
     return max(energy, 0.0)
-
-
-def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.Tensor:
-    """Return the part of an inverse Hessian that [`Term`] needs if the input is not the stream."""
-    if projection is not heads.reader:
-        return inverse.diagonal().clone()
-    square = inverse.unflatten(0, (-1, heads.size)).unflatten(2, (-1, heads.size))
-    return square.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
 
 
 def block_loss(

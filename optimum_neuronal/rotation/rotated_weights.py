@@ -105,10 +105,8 @@ class RotatedWeights:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
-        found = []
-        if self.rotates_stream:
-            modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings(), *self.norms)
-            found = [module.weight for module in modules]
+        modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings(), *self.norms)
+        found = [module.weight for module in modules] if self.rotates_stream else []
         for projection in (projection for own in self.blocks for projection in own.projections):
             found += [projection.owner, bias_of(projection)]
         yield from dict.fromkeys(parameter for parameter in found if parameter is not None)

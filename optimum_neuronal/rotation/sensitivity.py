@@ -5,6 +5,8 @@ One backward pass over a few sequences, block by block with recomputation, with 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +23,8 @@ BACKWARD = 2  # block forwards that take as long as one with gradients
 def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[str, float]:
     """Return projection name -> Fisher information of its output y times the mean square of y, scaled to a mean of 1.
 
-    This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the drawn labels' negative log-likelihood
-    at y. All experts of an MoE layer share its value equally. `ids` (int64) has shape (sequences, tokens); `seed`
-    draws the labels.
+    This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the negative log-likelihood of labels, drawn
+    by `seed`, at y. All experts of an MoE layer share its value equally.
     """
     inputs, entering = runner.capture(ids), []
 
@@ -76,9 +77,7 @@ def _through(
         before.append(own)
         for (name, written), at_output in zip(outputs.items(), others):
             squares = float(at_output.float().square().sum()), float(written.detach().float().square().sum())
-            sums[name] = [
-                total + more for total, more in zip(sums.get(name, (0.0, 0.0, 0)), (*squares, written.numel()))
-            ]
+            sums[name] = [a + b for a, b in zip(sums.get(name, (0.0, 0.0, 0)), (*squares, written.numel()))]
     values = {name: squared * written / count for name, (squared, written, count) in sums.items()}
     for projection in block.pruned:
         name = projection.name if projection.expert is None else projection.parent.rpartition(".")[0]
@@ -94,10 +93,10 @@ def _outputs(block: Block) -> Iterator[dict[str, torch.Tensor]]:
     watched: dict[str, nn.Module] = {p.name: p.module for p in block.pruned if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts}
 
-    def keep(name: str):
-        return lambda _module, _inputs, output: outputs.__setitem__(name, first_output(output))
+    def keep(name: str, _module: nn.Module, _inputs: tuple, output: Any) -> None:
+        outputs[name] = first_output(output)
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
+    handles = [module.register_forward_hook(partial(keep, name)) for name, module in watched.items()]
     try:
         yield outputs
     finally:

@@ -20,7 +20,7 @@ from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.pruning import rotate as module
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.rotate import rotated
-from optimum_neuronal.rotation import learning, merging, turns
+from optimum_neuronal.rotation import learning, merging
 from optimum_neuronal.rotation.merging import Originals, Rotations
 from optimum_neuronal.rotation.rotated_weights import find_rotated
 
@@ -109,8 +109,8 @@ def test_always_undo(llama, ids, always_undo):
 
 
 WRONG = {
-    "values": (turns, "turn_rows", lambda values, heads: values),
-    "outputs": (turns, "turn_columns", lambda weight, heads, layout: weight),
+    "values": (merging, "turn_rows", lambda values, heads: values),
+    "outputs": (merging, "turn_columns", lambda weight, heads, layout: weight),
     "norms": (Originals, "_scale", lambda self, norm: torch.ones_like(norm.weight, dtype=torch.float64)),
     "NaN": (Rotations, "of_tensors", lambda tensors: Rotations(*(None, [tensors["heads-0"] * torch.nan] * 3))),
 }
