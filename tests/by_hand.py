@@ -23,7 +23,7 @@ def make_block(*weights, name: str = "block") -> Block:
 
 
 class FakeTrials:
-    """Answers with errors of its own choice, so that the decisions can be told."""
+    """Answers with errors of its own choice, so that decisions can be checked."""
 
     def __init__(self, blocks, errors=None, activations=None):
         projections = {name: p for block in blocks for name, p in block.projections.items()}

@@ -1,7 +1,6 @@
 """The families of the coverage matrix: how a tiny model of each is made, and which projections it must have.
 
-The projections are written out by hand, apart from the package's own table. `tests/family_table.py` makes the table
-of docs/families.md from them.
+The projections are written out by hand, apart from the package's own table.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ class Family:
     Args:
         projections: names inside a block, the experts' with a `*`; one string for all blocks, or one for each.
         overrides: values of the config beside `SHAPES`; all of them for a multimodal one.
-        title: what that table calls it.
+        title: the usual name of the family.
     """
 
     title: str

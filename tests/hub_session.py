@@ -66,14 +66,14 @@ other_pruner.push_to_hub(other, "me/llama-70", revision="trial")
 outcome["branches"] = [same(other, "me/llama-70", revision="trial"), same(model, "me/llama-70")]
 
 outcome["may push"] = [error(check_push, name) for name in ("fresh", "me/llama-70", "lab/fresh")]
-refused = [
+rejected = [
     ("not/an/id", None),
     ("else/fresh", None),
     ("library/fresh", None),
     ("me/x", "hf_read"),
     ("me/x", "hf_unknown"),
 ]
-outcome["may not push"] = [error(check_push, name, token) for name, token in refused]
+outcome["may not push"] = [error(check_push, name, token) for name, token in rejected]
 
 del os.environ["HF_TOKEN"]
 outcome["check without token"] = error(check_push, "me/llama-70")

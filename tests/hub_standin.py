@@ -92,17 +92,17 @@ class Handler(BaseHTTPRequestHandler):
                 repository = self.server.repositories.get(match[1]) if match.groups() else None
                 writes = handle in (Handler.create, Handler.whoami, Handler.commit, Handler.branch)
                 if token is None and (writes or (repository and repository.private)):
-                    return self._refused()
+                    return self._unauthorized()
                 return handle(self, body, *match.groups())
         return self._missing("EntryNotFound")
 
     do_GET = do_POST = do_PUT = do_HEAD = answer
 
     def whoami(self, body):
-        """A token that is called hf_read may read only, and hf_unknown is none."""
+        """The token hf_read may only read; hf_unknown is not valid."""
         given = self.headers["Authorization"].removeprefix("Bearer ")
         if given == "hf_unknown":
-            return self._refused()
+            return self._unauthorized()
         token = {"displayName": "test", "role": "read" if given == "hf_read" else "write"}
         orgs = [{"name": "lab", "roleInOrg": "write"}, {"name": "library", "roleInOrg": "read"}]
         auth = {"type": "access_token", "accessToken": token}
@@ -229,13 +229,13 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, value, code: int = 200) -> None:
         self._send(code, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _refused(self) -> None:
-        """What the Hub answers to who has no token: it does not tell whether the repository exists."""
+    def _unauthorized(self) -> None:
+        """What the Hub answers without a token: it does not say whether the repository exists."""
         headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}
         self._send(401, b"{}", headers)
 
     def _branch(self, repo_id: str, revision: str | None) -> Branch | None:
-        """A branch of a repository; None if there is no such, as has been answered by then."""
+        """A branch of a repository; None, after the answer that it does not exist."""
         repository = self.server.repositories.get(repo_id)
         if repository is None:
             return self._missing("RepoNotFound")

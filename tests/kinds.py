@@ -51,12 +51,12 @@ MULTIMODAL = {
     "Qwen2VLForConditionalGeneration": (t.Qwen2VLConfig, QWEN2_VL),
     "Gemma3ForConditionalGeneration": (t.Gemma3Config, GEMMA3),
 }
-REFUSED = {
+UNSUPPORTED = {
     "ViTForImageClassification": (t.ViTConfig, VISION),
     "WhisperForConditionalGeneration": (t.WhisperConfig, WHISPER),
     "T5ForConditionalGeneration": (t.T5Config, dict(d_model=16, d_kv=8, d_ff=16, num_layers=1, vocab_size=256)),
 }
-KINDS = {**ENCODERS, **OTHER_HEADS, **MULTIMODAL, **REFUSED}
+KINDS = {**ENCODERS, **OTHER_HEADS, **MULTIMODAL, **UNSUPPORTED}
 
 
 def make_config(name: str) -> t.PreTrainedConfig:

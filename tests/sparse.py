@@ -1,4 +1,4 @@
-"""Sparse models to train, and their zeros told without the package."""
+"""Sparse models to train, and their zeros, found without the package."""
 
 import copy
 from functools import cache

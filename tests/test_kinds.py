@@ -4,12 +4,11 @@ import logging
 
 import pytest
 import torch
-import transformers
 from conftest import make_tokenizer
-from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, REFUSED, VISION, make_config, make_kind
+from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, UNSUPPORTED, make_config, make_kind
 from profiles import by_day
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
@@ -65,11 +64,11 @@ def test_without_a_causal_head_the_search_goes_by_alignment_and_says_so(name, id
     causal = model.can_generate()
     assert pruner.report.decisions["search"]["objective"] == ("kl" if causal else "alignment")
     notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    told = f"{name} has no causal language-model head, so the top-up 'search' uses objective='alignment'."
-    assert (told in notes) == (not causal)
+    note = f"{name} has no causal language-model head, so the top-up 'search' uses objective='alignment'."
+    assert (note in notes) == (not causal)
 
 
-def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(ids):
+def test_topups_that_compare_outputs_need_a_causal_head(ids):
     for topup in ["atp", "dsa", "evopress"]:
         model = make_kind("LlamaForSequenceClassification")
         before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -78,8 +77,8 @@ def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(ids):
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_a_sentence_before_weights_are_read(name, tmp_path):
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_kinds_raise_before_weights_are_read(name, tmp_path):
     make_config(name).save_pretrained(tmp_path)  # no file with weights
     messages = []
     for attempt in (
@@ -93,18 +92,8 @@ def test_refused_in_a_sentence_before_weights_are_read(name, tmp_path):
     assert len(set(messages)) == 1 and len(messages[0]) < 150
 
 
-def test_what_reads_text_in_a_model_of_two_towers_is_not_known():
-    towers = transformers.CLIPModel(
-        transformers.CLIPConfig(text_config=ENCODERS["BertModel"][1], vision_config=VISION)
-    )
-    with pytest.raises(ValueError, match="CLIPModel has no token embeddings"):
-        NeuronALPruner(config()).prune(towers)
 
 
-def test_there_is_no_perplexity_without_a_causal_head(ids):
-    for name in ["BertForMaskedLM", "LlamaForSequenceClassification"]:
-        with pytest.raises(ValueError, match=f"{name} has no language-model head"):
-            evaluate_perplexity(make_kind(name), None, ids)
 
 
 def test_a_pooler_is_no_final_norm(ids):

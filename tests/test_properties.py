@@ -46,7 +46,7 @@ FIELDS = st.fixed_dictionaries(REQUIRED, optional=OTHERS) | st.fixed_dictionarie
 
 @examples(25)
 @given(fields=FIELDS)
-def test_a_config_is_refused_in_words_or_comes_back_from_every_file(fields, tmp_path):
+def test_a_config_raises_or_comes_back_from_every_file(fields, tmp_path):
     try:
         config = NeuronALConfig(**fields)
     except (ValueError, TypeError) as error:
@@ -79,7 +79,7 @@ def changed(data, config):
 
 @examples(25)
 @given(data=st.data())
-def test_whatever_a_checkpoint_says_of_itself_is_read_or_refused_in_words(checkpoint, data, tmp_path):
+def test_any_checkpoint_is_read_or_raises_a_clear_error(checkpoint, data, tmp_path):
     folder, config = checkpoint
     (folder / "config.json").write_text(json.dumps(changed(data, config)))
     output = tmp_path / "converted"
@@ -93,7 +93,7 @@ def test_whatever_a_checkpoint_says_of_itself_is_read_or_refused_in_words(checkp
 
 @examples(25)
 @given(data=st.data())
-def test_whatever_a_config_says_training_keeps_zeros_or_refuses(checkpoint, data):
+def test_training_keeps_zeros_or_raises_whatever_a_config_says(checkpoint, data):
     model = make_model("llama")
     model.config.sparsity_config = changed(data, checkpoint[1])["sparsity_config"]
     before = {name: value.clone() for name, value in model.state_dict().items()}

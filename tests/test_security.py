@@ -87,7 +87,7 @@ def test_nothing_in_a_checkpoint_is_run(foreign, format, monkeypatch, tmp_path):
 
 
 @FORMATS
-def test_attention_of_a_repository_is_refused_unless_the_caller_names_it(foreign, format):
+def test_attention_of_a_repository_raises_unless_the_caller_names_it(foreign, format):
     """transformers would run the repository's code."""
     folder, kernel = foreign(format), "kernels-community/evil"
     change_config(folder, lambda config: config.update(attn_implementation={"": kernel}))
@@ -99,7 +99,7 @@ def test_attention_of_a_repository_is_refused_unless_the_caller_names_it(foreign
 
 @FORMATS
 @pytest.mark.parametrize("name, value", [("intermediate_size", 56), ("vocab_size", 65), ("num_hidden_layers", 10**9)])
-def test_weights_that_are_not_the_models_are_refused(foreign, format, name, value):
+def test_weights_that_are_not_the_models_raise(foreign, format, name, value):
     folder = foreign(format)
     change_config(folder, lambda config: config.update({name: value}))
     for read in (load_model, convert_it):

@@ -112,15 +112,6 @@ def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
     assert experts and len({tokens[p.name] for p in experts}) > 3, "not all experts receive the same tokens"
 
 
-def test_batches_do_not_matter_and_the_mixture_itself_is_left_alone(ids):
-    model = make_model("mixtral")
-    first, *others = [recorded_norms(model, ids, batch_size)[1] for batch_size in (1, 5, 12)]
-    for other in others:
-        assert all(torch.equal(norms.value, other[name].value) for name, norms in first.items())
-    assert all("forward" not in module.__dict__ for module in model.modules())
-    assert model.config._experts_implementation == "grouped_mm"
-
-
 @pytest.mark.parametrize("topup", ["uniform", "neuronal"])
 def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
     model = starved_model()

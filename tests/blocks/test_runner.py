@@ -13,7 +13,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def make_runner(**options):
-    """Of three blocks, which do nothing by themselves: what a visit does is told by the tests."""
+    """Of three blocks, which do nothing by themselves: the tests say what a visit does."""
     decoder = SimpleNamespace(blocks=[make_block([[1.0]], name=f"b{index}") for index in range(3)])
     return BlockRunner(decoder, **options)
 
@@ -89,7 +89,7 @@ def check(model, ids):
     return runner.wrap(ids)
 
 
-def test_it_tells_how_blocks_return_hidden_states_and_leaves_the_model_alone(any_model, ids):
+def test_how_blocks_return_hidden_states_and_leaves_the_model_alone(any_model, ids):
     before = state(any_model)
     with inference(any_model):
         wrap, hidden = check(any_model, ids), torch.zeros(1, 2, 32)
@@ -98,7 +98,7 @@ def test_it_tells_how_blocks_return_hidden_states_and_leaves_the_model_alone(any
     assert unchanged(any_model, before) and not any(module._forward_hooks for module in any_model.modules())
 
 
-def test_a_block_that_keeps_a_state_is_refused(llama, ids):
+def test_a_block_that_keeps_a_state_raises(llama, ids):
     layer, calls = llama.model.layers[1], []
     original = type(layer).forward
 
@@ -113,7 +113,7 @@ def test_a_block_that_keeps_a_state_is_refused(llama, ids):
         check(llama, ids)
 
 
-def test_projections_that_never_run_and_activations_that_are_not_finite_are_refused(llama, ids):
+def test_projections_that_never_run_and_activations_that_are_not_finite_raise(llama, ids):
     llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
     message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
     with pytest.raises(ValueError, match=message), inference(llama):

@@ -1,4 +1,4 @@
-"""Against a stand-in for the Hub on loopback. One process does all that hub_session.py tells; the tests look at it."""
+"""Against a stand-in for the Hub on loopback. One process runs hub_session.py; the tests check its outcome."""
 
 import json
 import subprocess

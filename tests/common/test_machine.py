@@ -114,7 +114,7 @@ def test_the_precision_that_the_user_has_set_is_put_back(precisions):
 
 
 def test_a_precision_that_was_set_for_one_backend_is_put_back(precisions):
-    """As torch has it since 2.9; it then refuses to tell what holds for all."""
+    """As torch has it since 2.9; it then raises an error for what holds for all."""
     cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     for chosen in (("tf32", "ieee"), ("ieee", "bf16"), ("tf32", "bf16"), ("none", "none")):
         cuda.fp32_precision, mkldnn.fp32_precision = chosen

@@ -50,7 +50,7 @@ def test_methods_with_hyper_parameters(text, expected):
     assert parse_method(text) == expected
 
 
-def test_bad_hyper_parameters_are_refused():
+def test_bad_hyper_parameters_raise():
     for text in ["owl:", "owl:m", "owl:m=", "owl:=1", "owl:1a=2", "owl:1"]:
         with pytest.raises(ValueError, match="expected NAME or NAME:KEY=VALUE"):
             parse_method(text)

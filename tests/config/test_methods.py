@@ -11,7 +11,7 @@ from optimum_neuronal.topup.uniform import Uniform
 
 class TestMethodsThatGoTogether:
     @pytest.mark.parametrize("topup", ["besa", "dsnot"])
-    def test_topups_that_need_fixed_weights_refuse_sparsegpt(self, topup):
+    def test_topups_that_need_fixed_weights_raise_with_sparsegpt(self, topup):
         with pytest.raises(ValueError, match="'sparsegpt' updates them: .*such as 'wanda'"):
             NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup)
 
@@ -37,7 +37,7 @@ class TestMethodsThatGoTogether:
             methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).methods
             assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")
 
-    def test_a_pattern_refuses_other_topups_and_sparsities(self):
+    def test_a_pattern_raises_with_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
             NeuronALConfig(sparsity=0.5, pattern="2:4", topup="search")
         with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):

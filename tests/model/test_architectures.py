@@ -24,7 +24,7 @@ def test_parallel_may_depend_on_the_config():
     assert find_architecture("cohere").is_parallel(Config) and not find_architecture("llama").is_parallel(Config)
 
 
-def test_unknown_roles_are_refused():
+def test_unknown_roles_raise():
     with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
         Architecture(roles={"w1": "gatee"})
     with pytest.raises(ValueError, match="rotates is 'all'"):

@@ -23,7 +23,7 @@ def test_targets_and_ignore():
     assert all("mlp" in name and ".0." not in name for name in decoder.projections)
 
 
-def test_patterns_that_match_nothing_are_refused():
+def test_patterns_that_match_nothing_raise():
     for patterns in ({"targets": ["qproj"]}, {"ignore": ["mpl"]}):
         with pytest.raises(ValueError, match="match no projection: .*(qproj|mpl)"):
             find_decoder(make_model("llama"), **patterns)
@@ -81,7 +81,7 @@ def test_a_family_is_registered_from_outside():
     assert "model.layers.0.mlp.extra_down" in find_decoder(model).projections
 
 
-def test_a_model_without_blocks_is_refused(llama):
+def test_a_model_without_blocks_raises(llama):
     del llama.model.layers
     with pytest.raises(
         ValueError, match=r"LlamaForCausalLM has no ModuleList of decoder blocks.*Architecture\(blocks="

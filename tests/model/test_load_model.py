@@ -82,7 +82,7 @@ def test_the_class_that_the_config_names():
         assert code.of("a/b", ", dtype=1") == f'{loader}.from_pretrained("a/b", dtype=1)'
 
 
-def test_what_is_no_class_of_the_config_is_refused():
+def test_an_unknown_class_in_the_config_raises():
     for name in ("LlamaForRewardModel", "BertModel", "AutoModel", "pipelines", "os", "../x", "LlamaConfig"):
         with pytest.raises(
             ValueError, match=f"of model_type 'llama', names the class {name!r}, and transformers has no such"

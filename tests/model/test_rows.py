@@ -61,7 +61,7 @@ def test_low_rank_and_state_space():
     assert values("gated_conv", 12) == PLACE.tolist() * 3
 
 
-def test_rows_that_do_not_fit_are_refused():
+def test_rows_that_do_not_fit_raise():
     for role, rows in (
         ("query", 5),
         ("key", 3),

@@ -117,14 +117,6 @@ def test_moved_converted_copied_and_compiled(family, fields, ids):
             assert torch.equal(compiled(x), module(x))
 
 
-def test_training_raises(ids):
-    for model in (quantized(bits=4), quantized(embedding_bits=8)):
-        with pytest.raises(RuntimeError, match="densify"):
-            model.train()(input_ids=ids, labels=ids).loss.backward()
-    with pytest.raises(RuntimeError, match="call optimum_neuronal.densify"):
-        model.get_input_embeddings()(ids)
-
-
 @pytest.mark.parametrize("spoil, why", [
     (lambda m: m.lm_head.weight.data.__setitem__((0, 0), torch.inf), "holds NaN or infinite"),
     (lambda m: setattr(m.lm_head, "forward", m.lm_head.forward), "its forward was replaced"),

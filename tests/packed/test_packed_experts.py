@@ -6,11 +6,9 @@ from conftest import make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed
 
 from optimum_neuronal import densify, sparsify
-from optimum_neuronal.compat import hf_private
 from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_experts import FUNCTION, PackedStack
 from optimum_neuronal.packed.packed_module import allow_gradients
-from optimum_neuronal.packed.replacing import take_packed
 
 
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
@@ -101,18 +99,6 @@ def test_gradients_for_adapters(ids):
         x = dense.model.embed_tokens(ids).detach().requires_grad_()
         found.append(torch.autograd.grad(model(inputs_embeds=x).logits.square().mean(), x)[0])
     assert_close(*found, 1e-4)
-
-
-def test_one_packed_weight_beside_a_dense_one(ids):
-    """As in a checkpoint of which only one is smaller packed."""
-    for family in ("mixtral", "gpt_oss"):
-        model = make_zeroed(family)
-        expected = logits(model, ids)
-        sparsify(model)
-        for name in [n for n, m in model.named_modules() if isinstance(m, PackedStack)][::2]:
-            take_packed(model, name)
-            hf_private.set_experts_function(model.get_submodule(name.rpartition(".")[0]), FUNCTION)
-        assert_close(logits(model, ids), expected)
 
 
 def test_llama4_is_left_dense_and_named(ids):

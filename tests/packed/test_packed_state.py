@@ -71,8 +71,8 @@ def test_replaced_buffers_are_checked_before_they_are_used(module):
     assert tried >= 6
 
 
-def test_damaged_state_dicts_are_refused(module):
-    """Of the right shapes; torch refuses others."""
+def test_damaged_state_dicts_raise(module):
+    """Of the right shapes; torch raises an error for others."""
     expected, state = compute(module), copy.deepcopy(module.state_dict())
     name = "packed_mask" if module.format == "sparse" else "packed_scales"
     for assign in (False, True):

@@ -10,7 +10,7 @@ from conftest import FEW, make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed, zero
 from sparse import make_sparse
 from torch import nn
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from optimum_neuronal import densify, sparsify
 from optimum_neuronal.packed import sparsify as module
@@ -111,15 +111,3 @@ def test_training_raises(ids, tmp_path):
         peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
     densify(model).train()(input_ids=ids, labels=ids).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-def test_save_pretrained_writes_a_dense_checkpoint(family, ids, tmp_path):
-    """The files of a packed model are those of the dense one."""
-    model = make_zeroed(family)
-    model.save_pretrained(tmp_path / "dense")
-    sparsify(model).save_pretrained(tmp_path / "packed")
-    for file in (tmp_path / "dense").iterdir():
-        assert (tmp_path / "packed" / file.name).read_bytes() == file.read_bytes()
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
-    assert_close(logits(loaded, ids), logits(model, ids))

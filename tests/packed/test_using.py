@@ -61,32 +61,6 @@ def test_logits_of_a_trained_model(trained):
         assert (found - expected).norm() < most * expected.norm()
 
 
-@pytest.mark.parametrize(
-    "family, options",
-    [
-        *((family, {"cache_implementation": "static", "disable_compile": True}) for family in ("llama", "mixtral")),
-        ("llama", {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 12}),
-        ("llama", {"num_beams": 3, "max_new_tokens": 12}),
-    ],
-)
-def test_static_caches_sampling_and_beams(family, options):
-    found = []
-    for model in pair(family):
-        torch.manual_seed(0)
-        found.append(model.generate(torch.tensor([[5, 7, 11]]), **{**GREEDY, **options}))
-    assert torch.equal(*found)
-
-
-def test_assisted():
-    """A packed model is helped, and helps."""
-    dense, packed = pair()
-    _, helper = pair(num_hidden_layers=1)
-    ids = torch.tensor([[5, 7, 11]])
-    expected = dense.generate(ids, **GREEDY)
-    assert torch.equal(packed.generate(ids, assistant_model=helper, **GREEDY), expected)
-    assert torch.equal(packed.generate(ids, prompt_lookup_num_tokens=2, **GREEDY), expected)
-
-
 @pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral"))
 def test_compiled_whole(family, ids):
     torch._dynamo.reset()

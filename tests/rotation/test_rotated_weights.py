@@ -18,7 +18,7 @@ REFUSED = r"cannot be rotated. Only causal RMS-norm decoders .* with their weigh
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ROTATED])
-def test_other_families_are_refused_before_any_work(family, ids, monkeypatch):
+def test_other_families_raise_before_any_work(family, ids, monkeypatch):
     model = make_model(family)
     monkeypatch.setattr(type(model), "forward", lambda *_args, **_kwargs: pytest.fail("work began"))
     with pytest.raises(ValueError, match=REFUSED):

@@ -35,7 +35,7 @@ def test_counts_of_rows_of_their_own():
     assert row_counts(sparsity, (4, 8)).tolist() == [2, 4, 8, 0]
 
 
-def test_plan_outside_zero_and_one_is_refused():
+def test_a_plan_outside_zero_and_one_raises():
     with pytest.raises(ValueError, match="'q' leaves"):
         SparsityPlan({"q": 1.2})
     with pytest.raises(ValueError, match="'q' leaves"):
@@ -83,7 +83,7 @@ class TestColumnPattern:
         assert mask_groups(saliency, ColumnPattern.parse("2:4")).tolist() == expected
         assert mask_groups(saliency, ColumnPattern(1, 8)).sum() == 1
 
-    def test_anything_else_is_refused(self):
+    def test_anything_else_raises(self):
         for text in ("", "2", "4:2", "2:2", "0:4", "a:b"):
             with pytest.raises(ValueError, match="expected 'N:M'"):
                 ColumnPattern.parse(text)

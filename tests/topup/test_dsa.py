@@ -46,14 +46,6 @@ def test_where_no_window_fits_one_plan_is_tried(llama):
         assert trials.asked[0] == (1, "nll", None) and sum(count for count, *_ in trials.asked) == 1
 
 
-def test_blocks_left_out_take_no_part(llama, ids):
-    with inference(llama):
-        trials = make_trials(llama, ids, ignore=[r"layers\.1\."])
-        plan = DSA(population=3, generations=1, offspring=2).allocate(trials, 0.6).plan
-    assert set(plan.sparsity) == set(trials.decoder.projections)
-    assert sum(set(plan.sparsity.values())) / 2 == pytest.approx(0.6)
-
-
 VALUES = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
 
 

@@ -62,7 +62,7 @@ def test_inputs_that_are_always_the_same_or_zero():
 
 
 def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
-    """The method as it is told in DSnoT's docstring, cycle by cycle."""
+    """The method as DSnoT's docstring describes it, cycle by cycle."""
     output, mask = row * mean, mask.clone()
     pruned, kept = set((~mask).nonzero().flatten().tolist()), set(mask.nonzero().flatten().tolist())
     shift = output[~mask].sum()

@@ -41,7 +41,7 @@ def digest(mask) -> str:
 @pytest.mark.parametrize("topup, saliency, sparsity", [*(("owl", *own) for own in SETTINGS), ("alpha", *SETTINGS[0])])
 def test_masks_and_perplexities_are_the_authors(topup, saliency, sparsity):
     """With their counts of weights: where ours hit the target, theirs fall short by up to one weight per row. Their
-    AlphaPruning asks for more than everything of the first block; with it, capped, all else is theirs."""
+    AlphaPruning prunes more than everything of the first block; with it, capped, all else is theirs."""
     reference, figures = Reference(saliency), run(saliency, sparsity, topup)
     targets = [min(target, 1.0) for target in figures["per_block_target"]]
     masks = reference.prune(authors.authors_block_plan(reference.decoder, targets))

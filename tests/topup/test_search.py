@@ -81,16 +81,6 @@ def test_the_budget_is_what_it_costs(family, ids):
             assert 0.7 * spent <= forwards <= spent <= budget, "less where candidates share blocks"
 
 
-def test_one_block_or_one_projection():
-    one = find_decoder(make_model("llama", num_hidden_layers=1))
-    space = Space.of(one, 0.7)
-    assert not any("depth" in name or "block" in name for name in space.directions(1))
-    allocation = Search().allocate(FakeTrials(one, dict(zip(space.names, space.uniform.tolist()))), 0.7)
-    assert set(allocation.plan.sparsity) == set(space.names)
-    single = find_decoder(make_model("llama", num_hidden_layers=1), targets=["down_proj"])
-    assert set(Search().allocate(FakeTrials(single, {}), 0.7).plan.sparsity.values()) == {0.7}
-
-
 @pytest.mark.parametrize(
     "saliency, arguments, levels, by_row",
     [

@@ -5,7 +5,6 @@ import torch
 from packed_models import logits, make_zeroed, pack
 from peft import LoraConfig, PeftModel, get_peft_model
 from sparse import make_sparse, same_zeros, zeros_of
-from transformers import Trainer, TrainingArguments
 
 import optimum_neuronal.packed.ops as ops
 from optimum_neuronal import densify, keep_lora_sparse, lora_for_packed, sparsify
@@ -74,18 +73,6 @@ def test_gradient_checkpointing(reentrant, ids):
     assert_same(gradients(packed, ids), gradients(dense, ids))
 
 
-def test_autocast_is_no_further_from_float32_than_with_dense_weights(ids):
-    packed, dense = adapted()
-    expected = gradients(dense, ids)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, rounded = gradients(packed, ids), gradients(dense, ids)
-
-    def error(low):
-        return sum((low[name] - expected[name]).square().sum() for name in expected)
-
-    assert found.keys() == expected.keys() and error(found) <= 1.2 * error(rounded)
-
-
 def test_saved_and_loaded_as_any_adapter(ids, tmp_path):
     packed, dense = adapted()
     expected = logits(packed.eval(), ids)
@@ -104,7 +91,7 @@ def test_saved_and_loaded_as_any_adapter(ids, tmp_path):
         PeftModel.from_pretrained(sparsify(make_zeroed()), tmp_path)
 
 
-def test_merging_is_refused_until_the_model_is_dense_and_then_keeps_zeros(ids):
+def test_merging_raises_until_the_model_is_dense_and_then_keeps_zeros(ids):
     model = make_sparse()
     zeros = zeros_of(model)
     sparsify(model)
@@ -129,7 +116,7 @@ def test_training_without_adapters_raises(ids):
         gradients(sparsify(make_zeroed()), ids)
 
 
-def test_what_is_refused():
+def test_errors():
     model = sparsify(make_zeroed())
     with pytest.raises(ValueError, match="bias='all': biases of packed layers are not trained"):
         lora_for_packed(model, LoraConfig(bias="all"))
@@ -139,26 +126,3 @@ def test_what_is_refused():
         get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION, use_dora=True)))
     config = LoraConfig(target_modules="all-linear")
     assert lora_for_packed(make_zeroed(), config) == config and config.target_modules == "all-linear"
-
-
-def test_a_trainer_resumes(ids, tmp_path):
-    """Two steps, and two more from the checkpoint, end where four steps do; only adapters are saved."""
-    data = [{"input_ids": row, "labels": row} for row in ids]
-
-    def train(steps, resume=None):
-        model = sparsify(make_zeroed())
-        torch.manual_seed(0)
-        model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION)))
-        fields = {"save_steps": 2, "report_to": "none", "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
-        arguments = TrainingArguments(
-            tmp_path / str(steps), max_steps=steps, use_cpu=True, disable_tqdm=True, **fields
-        )
-        Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=resume)
-        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-    whole = train(4)
-    checkpoint = tmp_path / "4" / "checkpoint-2"
-    assert not (checkpoint / "model.safetensors").exists() and (checkpoint / "adapter_model.safetensors").exists()
-    resumed = train(4, str(checkpoint))
-    for name, value in whole.items():
-        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-6)

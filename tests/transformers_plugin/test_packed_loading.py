@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 from packed_models import make_low_bit, make_zeroed
 from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM
@@ -103,7 +102,7 @@ def test_configs_that_are_passed(packed):
         )
 
 
-def test_offloading_is_refused(packed, tmp_path):
+def test_offloading_raises(packed, tmp_path):
     with pytest.raises(ValueError, match="device_map offloads some weights"):
         device_map = {"model": "disk", "lm_head": "cpu"}
         AutoModelForCausalLM.from_pretrained(packed, device_map=device_map, offload_folder=tmp_path)
@@ -139,11 +138,6 @@ def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
     assert "Unknown quantization type, got optimum_neuronal" in result.stderr
     for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
         assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
-
-
-def test_the_pipeline_loads_it(packed, tokenizer):
-    generator = transformers.pipeline("text-generation", model=str(packed), tokenizer=tokenizer)
-    assert generator("w1 w2", max_new_tokens=2)[0]["generated_text"].startswith("w1 w2")
 
 
 @pytest.mark.parametrize("make, lost", [(make_low_bit, True), (make_zeroed, False)])

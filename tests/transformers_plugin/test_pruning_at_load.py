@@ -65,7 +65,7 @@ def test_pruning_at_load_with_a_device_map(dense, device_map):
         assert torch.equal(model(ids).logits, expected(ids).logits)
 
 
-def test_a_sparse_checkpoint_is_refused_unless_forced(dense):
+def test_a_sparse_checkpoint_raises_unless_forced(dense):
     model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
     sparse = dense.parent / "sparse"
     model.save_pretrained(sparse)
@@ -96,7 +96,7 @@ def test_mistakes_are_found_before_the_weights_are_read(dense):
         AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
 
 
-def test_a_checkpoint_that_wants_itself_pruned_is_refused(dense):
+def test_a_checkpoint_with_a_pruning_config_raises(dense):
     model = make_model("llama")
     model.config.quantization_config = config(dense).to_dict()
     model.save_pretrained(dense)

@@ -41,16 +41,6 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
         torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_last_plans_stream_is_kept_until_it_is_let_go(trials):
-    costs = []
-    engine, first, second = trials, uniform(trials), uniform(trials)
-    for ask in (first, first, second, second, first, None, first):
-        before = engine.runner.block_forwards
-        engine.cache.release() if ask is None else engine.stream_of(ask)
-        costs.append((engine.runner.block_forwards - before) // (4 * 3))
-    assert costs == [2, 0, 2, 0, 2, 0, 2], "what it receives and what it puts out, of four sequences in three blocks"
-
-
 HALF = SparsityPlan({"q": 0.5, "k": torch.tensor([0.25, 0.75], dtype=torch.float64)})
 
 

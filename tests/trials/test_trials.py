@@ -87,7 +87,7 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids):
             assert unchanged(llama, before)
 
 
-def test_activations_that_are_not_finite_are_refused(ids):
+def test_activations_that_are_not_finite_raise(ids):
     model = make_model("llama")
     with inference(model):
         make_trials(model, ids).runner.check_replay(ids[:1])

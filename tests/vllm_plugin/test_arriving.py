@@ -110,7 +110,7 @@ def test_dtypes_are_converted():
     assert isinstance(matrix, PackedMatrix) and matrix.dtype == torch.bfloat16
 
 
-def test_missing_rows_and_other_shapes_are_refused():
+def test_missing_rows_and_other_shapes_raise():
     held = arriving(128)
     ArrivingRows(held).narrow(0, 0, 64).copy_(weight(64))
     with pytest.raises(

@@ -91,19 +91,6 @@ def test_rounding_to_the_nearest_level(bits, dtype):
             assert (off <= limit.eps * weight.double().abs()).all()
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_the_error_of_normal_weights(bits):
-    """As of a uniform quantizer from the largest magnitude down."""
-    weight = torch.randn(70, 2000, generator=torch.Generator().manual_seed(0))
-    found = QuantizedWeight.nearest(weight, bits)
-    step = weight.abs().amax(1) / 127 if bits == 8 else 2 * weight.abs().amax(1) / (2**bits - 1)
-    expected = float((step.square() / 12).mean())
-    lost = (found.unpack() - weight).square().sum() / weight.square().sum()
-    assert found.error(weight) == pytest.approx(float(lost), rel=1e-4)
-    assert lost < 1.05 * expected if bits > 2 else 0.5 * expected < lost < 1.2 * expected
-    assert QuantizedWeight.nearest(torch.zeros(2, 3), bits).error(torch.zeros(2, 3)) == 0
-
-
 @pytest.mark.parametrize("count", [0, 1, 8, 9, quantized.MAX_FUSED_ROWS, quantized.MAX_FUSED_ROWS + 1])
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_products(bits, count, with_kernels, monkeypatch):

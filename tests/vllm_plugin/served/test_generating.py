@@ -1,4 +1,4 @@
-"""Sparse models in vLLM compute what they compute in transformers, or are refused with a sentence."""
+"""Sparse models in vLLM compute what they compute in transformers, or raise an error of one sentence."""
 
 import os
 
@@ -45,7 +45,7 @@ def test_a_missing_file_is_named(tmp_path):
     assert found is None and file.name in output
 
 
-def test_without_the_load_format_packed_checkpoints_are_refused(tmp_path):
+def test_packed_checkpoints_raise_without_the_load_format(tmp_path):
     found, output = generate(save("sparse", tmp_path / "sparse"))
     assert found is None and "serve it with --load-format optimum_neuronal" in output
 
