@@ -143,8 +143,11 @@ class NeuronALPruner(OptimumQuantizer):
         with work_directory(work_dir) as folder, exclusive(model):
             context = check(model, self.config, batch_size, max_hidden_bytes)
             rotation = context.methods.rotation
-            untied = 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
-            check_space(model, save_dir, expected_size(context, untied > 0), format, untied)
+            more = untied = 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
+            if format == "packed":
+                size = expected_size(context, untied > 0)
+                more -= size.dense - size.saved
+            check_space(model, save_dir, more)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
 
             def measure() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Models on the Hub: their names, downloads, and checks before one is published."""
+"""Models on the Hub: downloads, and checks before one is published."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,20 +14,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedModel
 
 from ..common.validation import check_path
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
-from .sparsity_config import hub_id
 
 
 HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
-    origin = model.config.name_or_path
-    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
 
 
 def find_checkpoint(

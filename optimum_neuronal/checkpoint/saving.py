@@ -22,7 +22,6 @@ from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, is_same, nearest_existing
-from ..model.packed_size import PackedSize
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import describe_weight, packed_modules
 from ..packed.replacing import keeps_transposed, packable_paths
@@ -271,11 +270,10 @@ def _is_pruned(directory: Path) -> bool:
     return False
 
 
-def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:
-    """Raise `OSError` if the disk is too small for a model and `more` bytes, by which an untied head makes it larger."""
+def check_space(model: PreTrainedModel, directory: str | Path, more: int) -> None:
+    """Raise `OSError` if the disk is too small for a model whose files are `more` bytes larger than its weights."""
     path = check_writable(directory, "save to")
     needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
-    needed -= size.dense - size.saved if format == "packed" else 0
     free = shutil.disk_usage(nearest_existing(path)).free
     if free < needed:
         raise OSError(f"Saving to {path} needs {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free.")

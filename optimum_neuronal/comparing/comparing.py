@@ -12,7 +12,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checkpoint.hub import public_name
 from ..common.machine import reset_peak_memory
 from ..common.notes import get_logger
 from ..compat.hf_private import is_offloaded
@@ -21,12 +20,10 @@ from ..data.calibration import as_token_ids
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import evaluate_tasks, load_tasks
-from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
 from ..pruning.context import PruneContext, check, default_batch_size, exclusive
-from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
-from ..pruning.reporting import make_report, versions
-from ..pruning.rotate import rotated
+from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
+from ..pruning.reporting import make_report, packed_size, public_name, versions
 from ..trials import Cache
 from .combinations import find_combinations
 from .comparison import Comparison, check_output
@@ -162,7 +159,7 @@ class Runs:
             context = PruneContext(
                 self.context.decoder, config, methods, cache=self.caches[methods.rotation], **shared
             )
-            with rotated(context, always_undo=True) as facts:
+            with maybe_rotated(context, always_undo=True) as facts:
                 outcome = find_changes(context)
                 report = make_report(context, outcome, {}, facts)
                 projections = list(context.decoder.projections.values())

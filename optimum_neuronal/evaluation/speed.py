@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..blocks.block_inputs import inference
-from ..checkpoint.hub import public_name
 from ..common.display import format_bytes, format_table
 from ..common.validation import check_count
+from ..pruning.reporting import public_name
 
 
 PROMPT = 16  # tokens before the generated ones

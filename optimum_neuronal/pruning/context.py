@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoint.sparsity_config import read_sparsity_config
+from ..checkpoint.sparsity_config import KEY
 from ..common.machine import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
@@ -105,7 +105,7 @@ def check(
         if value is not None:
             check_count(name, value, least)
     check_model(model)
-    if read_sparsity_config(model.config) is not None:
+    if getattr(model.config, KEY, None) is not None:
         raise ValueError(
             f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
             "model; or, to prune further in Python, del model.config.sparsity_config first."

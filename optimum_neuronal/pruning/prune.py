@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
-from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..common.machine import Processes, deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
 from ..compat import hf_private
@@ -27,7 +26,7 @@ from ..trials import Cache, Trials
 from .context import PruneContext, default_batch_size
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
-from .reporting import PruneOutcome, make_report, versions
+from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity, versions
 from .rotate import rotated
 
 
@@ -38,7 +37,7 @@ def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
-    with ExitStack() as last, rotated(context) as rotation:
+    with ExitStack() as last, maybe_rotated(context) as rotation:
         outcome = find_changes(context)
         dense = token_weights(model) if bits is not None else {}
         head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
@@ -49,6 +48,11 @@ def prune_model(context: PruneContext) -> PruningReport:
         apply_changes(decoder, outcome.changes, head)  # nothing that may fail from here on
         record_sparsity(model, sparsity_config)
     return report
+
+
+def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractContextManager[dict[str, Any]]:
+    """Return the context manager [`rotated`], or one that does nothing and gives an empty dict."""
+    return nullcontext({}) if context.methods.rotation is None else rotated(context, always_undo)
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:

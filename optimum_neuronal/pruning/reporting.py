@@ -1,26 +1,40 @@
-"""The report of a prune, made before any weight changes: what may fail fails while the model is as it was."""
+"""The report of a prune, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
+import copy
 import os
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel
 
 from .. import __version__
 from ..blocks.offload import BlockLoader
+from ..checkpoint.sparsity_config import KEY, VERSION, about_head
 from ..common.machine import peak_memory
-from ..model.packed_size import PackedSize, packed_size
-from ..model.projections import Decoder
+from ..compat.hf_private import set_config
+from ..model.projections import Decoder, Projection, every_projection, kind_of, token_weights
 from ..packed.change import Change
+from ..packed.formats.quantized import quantized_bytes
+from ..packed.formats.sparse import sparse_bytes
 from ..report import PruningReport
+from ..saliency.low_bit import has_steps
 from ..saliency.plan import RatePlan, row_sparsity
 from ..topup import Allocation
 from ..topup.rates import Rates
 from .context import PruneContext
+
+
+# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 
 
 @dataclass(frozen=True)
@@ -81,14 +95,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def expected_size(context: PruneContext, unties: bool, head: bool = True) -> PackedSize:
-    """Return the packed size before the prune. Weights need not be loaded. `head=False` leaves out embeddings and head."""
-    config, topup, decoder = context.config, context.methods.topup, context.decoder
-    bits = topup.even(decoder).amounts if isinstance(topup, Rates) else None
-    head_bits = config.embedding_bits if head else None
-    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)
-
-
 def without_folders(dataset: str) -> str:
     """Return the name of a dataset for a report, which is published, without folders of this machine."""
     # os.path.exists returns False for names that are too long and for paths that cannot be read.
@@ -121,3 +127,135 @@ def measure_sparsity(
             blocks[block.name] = block_zeros / block_weights
         zeros, weights = zeros + block_zeros, weights + block_weights
     return zeros / weights, blocks, projections
+
+
+def make_sparsity_config(
+    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    """Return what a pruned model's config keeps of the report; `weight_names` are those of [`stored_names`]."""
+    kinds = _projections_by_kind(decoder, report, weight_names)
+    return {
+        "version": VERSION,
+        "quant_method": "neuronal",
+        "base_model": hub_id(decoder.model),
+        "sparsity": report.requested_sparsity,
+        "achieved_sparsity": report.achieved_sparsity,
+        "block_sparsity": dict(report.blocks),
+        "projections": kinds,
+        "bits_per_weight": None if report.config.get("bits_per_weight") is None else report.bits_per_weight,
+        **(about_head(report.head_roundings) if report.head_roundings else {}),
+        "left_out": [
+            projection.name
+            for block, projection in every_projection(decoder)
+            if not projection.pruned and block.name in report.blocks and kind_of(block, projection) in kinds
+        ],
+        "block_lambda": report.block_lambda,
+        "row_lambda": report.row_lambda,
+        "calibration": report.calibration,
+        "config": report.config,
+        "versions": report.versions,
+    }
+
+
+def _projections_by_kind(
+    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
+) -> dict[str, dict[str, Any]]:
+    """Return, for each kind of projection, sparsity and mean bits of the pruned ones, their names and layout."""
+    kinds: dict[str, list[Projection]] = {}
+    for block, projection in every_projection(decoder):
+        kinds.setdefault(kind_of(block, projection), []).append(projection)
+    entries = {}
+    for kind, projections in kinds.items():
+        if pruned := [projection for projection in projections if projection.pruned]:
+            zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+            entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
+            if "bits" in report.projections[pruned[0].name]:
+                bits = sum(report.projections[p.name]["bits"] * p.numel for p in pruned)
+                entries[kind]["bits"] = bits / sum(p.numel for p in pruned)
+            if any(projection.transposed for projection in projections):
+                entries[kind]["transposed"] = True
+    return entries
+
+
+def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
+    """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
+    own = copy.copy(model.config)
+    setattr(own, KEY, sparsity_config)
+    set_config(model, own)
+
+
+def hub_id(model: PreTrainedModel) -> str | None:
+    """Return the id of the repository on the Hub that a model was loaded from, or None."""
+    origin = model.config.name_or_path
+    if not origin:
+        return None
+    if (path := Path(origin)).exists():
+        cached = SNAPSHOT.search(path.absolute().as_posix())
+        return cached[1].replace("--", "/") if cached else None
+    with suppress(HFValidationError):
+        validate_repo_id(origin)
+        return origin
+    return None
+
+
+def public_name(model: PreTrainedModel) -> str:
+    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
+    origin = model.config.name_or_path
+    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """Bytes of pruned and low-bit weights. A weight that is not smaller when packed counts as dense."""
+
+    dense: int
+    saved: int  # in the packed format
+    weights: int  # number of weights
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per weight in the packed format: mask and values, or codes and scales."""
+        return 8 * self.saved / self.weights
+
+
+def packed_size(
+    decoder: Decoder,
+    zeros: Callable[[Projection], int],
+    bits: Mapping[str, int] | None = None,
+    embedding_bits: int | None = None,
+    unties: bool = False,
+) -> PackedSize:
+    """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
+
+    `zeros` counts a projection's zeros, `bits` maps projection names to the bits of their codes, and `unties` is True
+    if the head will no longer share its weights. Weights are not read, and may be on the meta device.
+    """
+    owners, zeros_of, bits_of = {}, {}, {}
+    for projection in decoder.projections.values():
+        key = id(owner := projection.owner)
+        owners[key] = owner, projection.shape[1]
+        zeros_of[key] = zeros_of.get(key, 0) + zeros(projection)
+        if bits is not None:
+            bits_of[key] = bits[projection.name]
+    dense = saved = weights = 0
+    for key, (owner, columns) in owners.items():
+        rows, size = owner.numel() // columns, owner.numel() * owner.element_size()
+        if key in bits_of:
+            packed = quantized_bytes((rows, columns), bits_of[key], has_steps(rows, bits_of[key], owner.ndim > 2))
+        else:  # in the parameter's own layout
+            packed = sparse_bytes(owner.shape, owner.numel() - zeros_of[key], owner.element_size())
+        dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
+    head = [] if embedding_bits is None else list(token_weights(decoder.model).values())
+    for weight in [*head, *(head if unties else ())]:
+        size = weight.numel() * weight.element_size()
+        packed = quantized_bytes(weight.shape, embedding_bits)
+        dense, saved, weights = dense + size, saved + min(size, packed), weights + weight.numel()
+    return PackedSize(dense, saved, weights)
+
+
+def expected_size(context: PruneContext, unties: bool, head: bool = True) -> PackedSize:
+    """Return the packed size before the prune. Weights need not be loaded. `head=False` leaves out embeddings and head."""
+    config, topup, decoder = context.config, context.methods.topup, context.decoder
+    bits = topup.even(decoder).amounts if isinstance(topup, Rates) else None
+    head_bits = config.embedding_bits if head else None
+    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)

@@ -12,7 +12,6 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ..common.machine import full_precision
-from ..model.packed_size import has_steps
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
 from .base import DAMPENING, DampenedHessian, Solver, inverse_factor
@@ -31,6 +30,7 @@ CHUNK = 1 << 13  # rows to quantize at once
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
 SPREAD, TINY = 16.0, 1e-30  # steps lie between 1 / SPREAD and SPREAD
 LARGEST = 127  # the largest level of 8 bits
+STEPS_FROM = 512  # rows of a weight from which steps pay for their bits
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class LowBit(Solver):
 
     def quick(self) -> "LowBit":
         return replace(self, paths=False)
+
+
+def has_steps(rows: int, bits: int, shared: bool) -> bool:
+    """Return True if a quantized weight gets a step per column. `shared`: an expert in one parameter with others."""
+    return rows >= STEPS_FROM and bits < 8 and not shared
 
 
 class Quantized(NamedTuple):

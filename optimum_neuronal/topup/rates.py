@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..model.packed_size import has_steps
 from ..model.projections import Decoder, Projection
 from ..packed.formats.quantized import quantized_bytes
 from ..saliency import Saliency
+from ..saliency.low_bit import has_steps
 from ..saliency.plan import DENSE, RatePlan
 from ..trials import Trials
 from ..trials.solved import SolvedRates

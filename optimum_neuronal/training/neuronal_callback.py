@@ -10,14 +10,14 @@ import torch
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
+from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
 from ..common.validation import check_count, check_number
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check
-from ..pruning.reporting import measure_sparsity
+from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
 from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness

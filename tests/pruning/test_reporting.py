@@ -6,13 +6,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from by_hand import make_block
+from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.pruning.context import PruneContext
-from optimum_neuronal.pruning.reporting import PruneOutcome, make_report, measure_sparsity, without_folders
+from optimum_neuronal.pruning.reporting import (
+    PruneOutcome,
+    hub_id,
+    make_report,
+    measure_sparsity,
+    public_name,
+    without_folders,
+)
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup import Allocation
 
@@ -81,3 +89,41 @@ def test_what_weights_will_be_is_counted_before_they_are():
     assert whole == blocks["block"] == pytest.approx(4 / 6)
     assert projections["block.0"] == {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0}
     assert [p.weight.tolist() for p in block.pruned] == [[[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("llama")
+
+
+@pytest.mark.parametrize(
+    "origin, on_the_hub, name",
+    [
+        ("meta/llama", "meta/llama", "meta/llama"),
+        ("gpt2", "gpt2", "gpt2"),
+        ("", None, "LlamaForCausalLM"),
+        ("a/b/c", None, "c"),
+        ("/gone/dense", None, "dense"),
+        ("./dense", None, "dense"),
+        ("../my dense/", None, "my dense"),
+    ],
+)
+def test_names_hold_no_folder(model, origin, on_the_hub, name):
+    model.config._name_or_path = origin
+    assert (hub_id(model), public_name(model)) == (on_the_hub, name)
+
+
+def test_what_lies_here_is_not_on_the_hub(model, tmp_path, monkeypatch):
+    (tmp_path / "own" / "dense").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "own")
+    for origin, name in (("dense", "dense"), (".", "own"), (str(tmp_path / "own" / "dense"), "dense")):
+        model.config._name_or_path = origin
+        assert (hub_id(model), public_name(model)) == (None, name)
+
+
+@pytest.mark.parametrize("folder, repository", [("models--meta--llama-3", "meta/llama-3"), ("models--gpt2", "gpt2")])
+def test_a_snapshot_of_the_cache_is_on_the_hub(model, folder, repository, tmp_path):
+    snapshot = tmp_path / folder / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    model.config._name_or_path = str(snapshot)
+    assert hub_id(model) == public_name(model) == repository
