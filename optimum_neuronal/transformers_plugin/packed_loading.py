@@ -40,11 +40,6 @@ class PackedConfig(QuantizationConfigMixin):
 class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
     """The quantizer of a packed checkpoint. It stays on the loaded model, whose `save_pretrained` asks it for dense weights."""
 
-    def __init__(self, quantization_config: PackedConfig, **kwargs: Any):
-        super().__init__(quantization_config, **kwargs)
-        if not self.pre_quantized:
-            raise ValueError("The checkpoint is not packed: load it without quantization_config=PackedConfig().")
-
     def see_config(self, config: PreTrainedConfig) -> None:
         """Name the file that transformers looks for. Plain transformers does not find it, and raises an error."""
         hf_private.look_for_weights(config, PACKED_INDEX)
@@ -59,11 +54,7 @@ class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
             )
 
     def preprocess_model(
-        self,
-        model: PreTrainedModel,
-        dtype: torch.dtype | None = None,
-        checkpoint_files: list[str] | None = None,
-        **_: Any,
+        self, model: PreTrainedModel, dtype: torch.dtype | None = None, checkpoint_files: Any = None, **_: Any
     ) -> None:
         """Replace modules by empty packed ones, as the headers of the files say."""
         files = sorted(map(Path, checkpoint_files or ()))

@@ -32,9 +32,6 @@ class PackedRows(torch.Tensor):
     def __init__(self, matrix: PackedMatrix):
         self.matrix = matrix
 
-    def __repr__(self, **_) -> str:
-        return f"PackedRows(shape={list(self.shape)}, dtype={self.dtype}, {self.matrix.describe()})"
-
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         if function in SAME:

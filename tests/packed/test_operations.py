@@ -72,15 +72,11 @@ def test_what_does_not_fit_raises():
     of_codes, scales = codes.tensors().values()
     for format, tensors, rows, message in (
         ("sparse", [mask.int(), values, offsets], 4, "its mask have dtype torch.int32"),
-        ("sparse", [mask, values, offsets[1:]], 4, r"its offsets have dtype torch.int64 and shape \[4\]"),
-        ("sparse", [mask, values[None], offsets], 4, "its values have"),
         ("sparse", [mask.t().contiguous().t(), values, offsets], 4, "not contiguous"),
         ("sparse", [mask, values.bfloat16(), offsets], 4, "its values have dtype torch.bfloat16"),
         ("sparse", [mask], 4, "1 tensors of a sparse weight are given: expected mask, values, offsets"),
         ("quantized", [of_codes, scales, scales, scales], 4, "4 tensors of a quantized weight"),
-        ("quantized", [of_codes, scales.float()], 4, "its scales have dtype torch.float32"),
         ("quantized", [of_codes, scales], 5, "its codes have|its scales have"),
-        ("quantized", [of_codes[..., :5].contiguous(), scales], 4, "its codes have"),
         ("dense", [values], 4, "Unknown packed format 'dense'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -13,7 +13,6 @@ from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM
 
 from optimum_neuronal import NeuronALConfig, densify, save_pretrained, sparsify
 from optimum_neuronal.packed.packed_module import packed_modules
-from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
 
 IDS = torch.arange(16)[None]
@@ -96,10 +95,6 @@ def test_configs_that_are_passed(packed):
     with pytest.raises(ValueError, match="PackedConfig but you are passing a NeuronALConfig"):
         config = NeuronALConfig(0.8, saliency="magnitude", topup="uniform")
         LlamaForCausalLM.from_pretrained(packed, quantization_config=config)
-    with pytest.raises(ValueError, match="The checkpoint is not packed"):
-        LlamaForCausalLM.from_pretrained(
-            packed.parent, config=make_zeroed("llama").config, quantization_config=PackedConfig()
-        )
 
 
 def test_offloading_raises(packed, tmp_path):

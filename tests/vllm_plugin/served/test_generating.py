@@ -14,15 +14,18 @@ from .checkpoints import KINDS, PACKED, ZEROS, agreeing, save
 from .processes import generate
 
 
+def check(found, output, model):
+    assert found is not None, output[-4000:]
+    same, tokens = agreeing(model, found["prompts"], found["outputs"])
+    assert tokens == 128 and same >= 127
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_transformers(kind, tmp_path):
     """Given the tokens before it, each is the most likely one; one of 128 may be a near tie. In float32, which makes few."""
     folder = save(kind, tmp_path / kind)
     found, output = generate(folder, dtype="float32", **KINDS[kind][2])
-    assert found is not None, output[-4000:]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    same, tokens = agreeing(model, found["prompts"], found["outputs"])
-    assert tokens == 128 and same >= 127
+    check(found, output, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor for each of two processes")
@@ -31,10 +34,7 @@ def test_two_processes_share_a_quantized_model(tmp_path):
     folder = save("quantized-8-bit-head", tmp_path / "model")
     more = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "dtype": "float32"}
     found, output = generate(folder, **PACKED, **more)
-    assert found is not None, output[-4000:]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    same, tokens = agreeing(model, found["prompts"], found["outputs"])
-    assert tokens == 128 and same >= 127
+    check(found, output, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -65,6 +65,4 @@ def test_adapters_work_on_packed_weights(tmp_path):
     )
     adapted.save_pretrained(tmp_path / "adapter")
     found, output = generate(folder, dtype="float32", lora=str(tmp_path / "adapter"), **PACKED)
-    assert found is not None, output[-4000:]
-    same, tokens = agreeing(adapted, found["prompts"], found["outputs"])
-    assert tokens == 128 and same >= 127
+    check(found, output, adapted)
