@@ -5,11 +5,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from by_hand import make_block
+from conftest import make_model
+from forward import squared_norms, token_counts
+from torch import nn
 from trial_helpers import state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import BlockInputs, Stream, inference
+from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, capture_inputs, inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import Block, Projection
 
 
 def make_runner(**options):
@@ -124,3 +129,92 @@ def test_projections_that_never_run_and_activations_that_are_not_finite_raise(ll
     )
     with pytest.raises(ValueError, match=message), inference(llama):
         check(llama, ids)
+
+
+class Doubling(nn.Module):
+    """Adds to its input twice the sum of the features, and what it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+        self.up.weight.data, self.down.weight.data = 2 * torch.eye(2), torch.ones(1, 2)
+
+    def forward(self, hidden_states, added, shared=None):
+        result = hidden_states + self.down(self.up(hidden_states)) + added
+        if shared is not None:
+            shared["calls"] = shared.get("calls", 0) + 1
+            result = result + shared["calls"]
+        return result, "more"
+
+
+@pytest.fixture
+def block():
+    module = Doubling()
+    projections = [Projection("up", "up", module.up, True), Projection("down", "down", module.down, True)]
+    return Block("block", module, {projection.name: projection for projection in projections})
+
+
+STATES = [torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 0.0]]])]  # two batches of one sequence of one token
+CALLS = [Call((10.0,), {}), Call((), {"added": 20.0})]
+
+
+def run_block(*arguments, **options):
+    with torch.no_grad():
+        return replay(*arguments, **options)
+
+
+def test_every_batch_by_its_own_call_and_inputs_are_recorded_over_all(block):
+    outputs, recorded = run_block(block, STATES, CALLS, record=None)
+    assert [output.tolist() for output in outputs] == [[[[17.0, 18.0]]], [[[29.0, 26.0]]]]
+    assert recorded == {}
+    recorded = run_block(block, STATES, CALLS)[1]
+    assert recorded["up"].value.tolist() == [[1, 4], [9, 0]]
+    assert recorded["down"].value.tolist() == [[4, 16], [36, 0]]
+    assert type(recorded["up"]) is SquaredNorms and recorded["up"].tokens == 2
+    assert run_block(block, STATES, CALLS, Hessian)[1]["up"].hessian.tolist() == [[10, 2], [2, 4]]
+
+
+def test_what_is_skipped_is_zero_and_still_recorded(block):
+    outputs, recorded = run_block(block, STATES, CALLS, skipped=[block.projections["down"]])
+    assert [output.tolist() for output in outputs] == [[[[11.0, 12.0]]], [[[23.0, 20.0]]]]
+    assert recorded["down"].value.tolist() == [[4, 16], [36, 0]]
+
+
+def test_what_blocks_share_is_kept_by_batch(block):
+    """Every batch has one container, whatever the other batch did with it."""
+    shared = {}
+    calls = [Call((0.0,), {"shared": shared}) for _ in STATES]
+    hidden = [states.clone() for states in STATES]
+    for states in hidden:
+        states.shared_contents = {id(shared): {}}
+    first = run_block(block, hidden, calls, record=None)[0]
+    assert [output.shared_contents[id(shared)] for output in first] == [{"calls": 1}] * 2
+    second = run_block(block, first, calls, record=None)[0]
+    assert [output.shared_contents[id(shared)] for output in second] == [{"calls": 2}] * 2
+
+
+MIXTURES = ("deepseek_v3", "gpt_oss", "granitemoe", "jamba", "llama4_text", "mixtral", "olmoe", "qwen3_moe")
+
+
+def recorded_norms(model, ids, batch_size=5, ignore=None):
+    with inference(model):
+        decoder = find_decoder(model, ignore=ignore)
+        inputs = capture_inputs(decoder, ids, batch_size, "cpu")
+        hidden, norms = inputs.hidden, {}
+        for block, calls in zip(decoder.blocks, inputs.calls):
+            hidden, recorded = replay(block, hidden, calls)
+            norms.update(recorded)
+    return decoder, norms
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
+    """Against what transformers' own loop over the experts multiplies, sequence by sequence."""
+    model = make_model(family)
+    decoder, norms = recorded_norms(model, ids)
+    tokens = token_counts(model, ids, decoder.projections)
+    for name, expected in squared_norms(model, ids, decoder.projections).items():
+        torch.testing.assert_close(norms[name].value, expected)
+        assert norms[name].tokens == tokens[name], name
+    experts = [p for p in decoder.projections.values() if p.expert is not None]
+    assert experts and len({tokens[p.name] for p in experts}) > 3, "not all experts receive the same tokens"

@@ -1,13 +1,7 @@
 import torch
 from torch import nn
 
-from optimum_neuronal.blocks.statistics import (
-    Hessian,
-    InputSums,
-    SquaredNorms,
-    activation,
-    record_inputs,
-)
+from optimum_neuronal.blocks.statistics import Hessian, InputSums, SquaredNorms, activation, record_inputs
 
 
 INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])

@@ -133,12 +133,8 @@ class TestHub:
     def test_how_it_is_used(self, calls):
         c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
         assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
-        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined) == (
-            1200,
-            None,
-            "\n\n",
-            True,
-        )
+        found = (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined)
+        assert found == (1200, None, "\n\n", True)
         assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
         assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
 

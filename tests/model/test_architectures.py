@@ -1,9 +1,6 @@
 import pytest
 
-from optimum_neuronal.model.architectures import (
-    Architecture,
-    find_architecture,
-)
+from optimum_neuronal.model.architectures import Architecture, find_architecture
 
 
 def test_roles_prefer_the_longest_name():

@@ -44,13 +44,6 @@ def test_what_is_never_pruned_may_be_ignored_by_name():
     find_decoder(make_model("mixtral"), ignore=["lm_head", r"mlp\.gate$"])
 
 
-def test_experts_of_an_unknown_kind_are_not_overlooked():
-    model = make_model("llama")
-    model.model.layers[0].mlp.experts = nn.ParameterList([nn.Parameter(torch.zeros(4, 8, 8))])
-    with pytest.raises(ValueError, match=r"mlp\.experts\.0 \(ParameterList, shape \(4, 8, 8\)\) is not understood"):
-        find_decoder(model)
-
-
 def test_the_list_of_blocks_can_be_named(llama):
     llama.model.experiments = nn.ModuleList([nn.Linear(4, 4) for _ in range(10)])
     assert find_decoder(llama).blocks[0].name == "model.layers.0", "the longest list of what must not be split"

@@ -6,13 +6,7 @@ from kinds import make_config, make_kind
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.model.load_model import (
-    find_loader,
-    load_model,
-    load_skeleton,
-    loading_code,
-    streamed_device_map,
-)
+from optimum_neuronal.model.load_model import find_loader, load_model, load_skeleton, loading_code, streamed_device_map
 
 
 CPU = torch.device("cpu")
@@ -21,14 +15,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
-    config = NeuronALConfig(
-        0.7,
-        topup="neuronal",
-        num_samples=12,
-        num_alignment_samples=4,
-        topup_args={"block_lambdas": [0.1], "row_lambdas": [0, 0.1]},
-        saliency="wanda",
-    )
+    fields = dict(topup="neuronal", topup_args={"block_lambdas": [0.1], "row_lambdas": [0, 0.1]}, saliency="wanda")
+    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, **fields)
     results = {}
     for name, options in (("streamed", {"stream_to": tmp_path / "rewritten", "device": CPU}), ("whole", {})):
         pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
@@ -40,11 +28,8 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
 
 def test_on_an_accelerator_only_the_blocks_stay_on_disk():
     device = torch.device("cuda", 0)
-    for family, blocks in (
-        ("llama", "model.layers"),
-        ("gpt2", "transformer.h"),
-        ("gemma3", "model.language_model.layers"),
-    ):
+    lists = {"llama": "model.layers", "gpt2": "transformer.h", "gemma3": "model.language_model.layers"}
+    for family, blocks in lists.items():
         model = make_model(family)
         placed = streamed_device_map(model, device)
         assert [name for name, place in placed.items() if place == "disk"] == [blocks]
@@ -92,11 +77,7 @@ def test_an_unknown_class_in_the_config_raises():
 
 def test_code_that_comes_with_a_model_needs_trust():
     config = transformers.LlamaConfig(architectures=["OwnReward"])
-    config.auto_map = {
-        "AutoConfig": "own.OwnConfig",
-        "AutoModelForSequenceClassification": "own.OwnReward",
-        "os": "own.OwnReward",
-    }
+    config.auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnReward"}
     assert find_loader(config, trust_remote_code=True) is transformers.AutoModelForSequenceClassification
     with pytest.raises(ValueError, match="trust_remote_code"):
         find_loader(config)

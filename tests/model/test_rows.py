@@ -62,16 +62,15 @@ def test_low_rank_and_state_space():
 
 
 def test_rows_that_do_not_fit_raise():
-    for role, rows in (
+    for role, rows in [
         ("query", 5),
         ("key", 3),
         ("qkv", 11),
         ("interleaved_qkv", 5),
-        ("up", 3),
         ("up", 2),
         ("gate_up", 6),
         ("mixer", 7),
-    ):
+    ]:
         with pytest.raises(ValueError, match=f"{rows} rows of a '{role}' projection do not map to 4 features with 2"):
             row_groups(role, rows, 4, HEADS)
 
