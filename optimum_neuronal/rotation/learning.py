@@ -18,7 +18,6 @@ from .sensitivity import LABEL, fisher_weights
 
 
 CUTS = (0.5, 0.9)  # least and largest default of `cut`: a threshold at the target sparsity works best
-UNKNOWN_CUT = 0.6  # for a sparsity that a budget of bits decides later
 ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has features; fewer gave worse rotations
 
 
@@ -44,19 +43,15 @@ class Rotation:
     untie: bool = True
     rows: float | None = hyper(None, 0, 1, above=True)
 
-    def at(self, sparsity: float | None) -> "Rotation":
-        """Return the rotation with a `cut` for a target sparsity, which is None if a bit budget decides it later."""
+    def at(self, sparsity: float) -> "Rotation":
+        """Return the rotation with a `cut` for a target sparsity, unless it has one."""
         least, most = CUTS
-        cut = UNKNOWN_CUT if sparsity is None else min(max(sparsity, least), most)
-        return self if self.cut is not None else replace(self, cut=cut)
+        return self if self.cut is not None else replace(self, cut=min(max(sparsity, least), most))
 
     def learn(
         self, rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations of a model with folded norms, and the objective before each step.
-
-        `ids` (int64) has shape (sequences, tokens); `seed` draws labels and rows.
-        """
+        """Return the rotations of a model with folded norms, and the objective before each step."""
         fisher = {name: 1.0 for name in rotated.decoder.projections}
         if self.weights == "fisher":
             fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
@@ -104,9 +99,8 @@ class Rotation:
                 group["lr"] = rate
             losses.append(self._step(optimizer, terms, stream, heads, None if step % LOOK_EVERY else generator))
         with torch.no_grad():
-            wide = [None if own is None else own.to(wide_dtype(device)) for own in (stream, *heads)]
-            turned = None if wide[0] is None else cayley(wide[0]).cpu()
-            return Rotations(turned, [cayley(own).cpu() for own in wide[1:]]), losses
+            found = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
+            return Rotations(found[0], found[1:]), losses
 
     def _step(
         self,

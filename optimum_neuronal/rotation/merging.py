@@ -34,13 +34,13 @@ class Rotations:
     heads: Sequence[torch.Tensor]  # R2 of every block, shape (key-value heads, size, size)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found = {f"heads-{index}": rotation for index, rotation in enumerate(self.heads)}
-        return found if self.stream is None else {"stream": self.stream, **found}
+        found = {} if self.stream is None else {"stream": self.stream}
+        return found | {f"heads-{index}": rotation for index, rotation in enumerate(self.heads)}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Rotations":
-        heads = [tensors[f"heads-{index}"] for index in range(sum(name != "stream" for name in tensors))]
-        return cls(tensors.get("stream"), heads)
+        count = len(tensors) - ("stream" in tensors)
+        return cls(tensors.get("stream"), [tensors[f"heads-{index}"] for index in range(count)])
 
     @classmethod
     def identity(cls, rotated: RotatedWeights) -> "Rotations":
@@ -62,7 +62,11 @@ class Originals:
         """Set the model's weights to the rotated originals, fold the norms and untie the head."""
         rotated, stream = self.rotated, unless_identity(rotations.stream)
         head, embeddings = rotated.model.get_output_embeddings(), rotated.model.get_input_embeddings()
-        self._untie(head)
+        if rotated.unties:
+            head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
+            config = copy.copy(self._config)
+            config.tie_word_embeddings = False
+            _set_config(rotated.model, config)
         with torch.no_grad():
             for own, heads in zip(rotated.blocks, map(unless_identity, rotations.heads)):
                 self._merge_block(own, stream, heads)
@@ -90,18 +94,10 @@ class Originals:
         scales = {reader: self._scale(norm) for norm, readers in own.folds for reader in readers}
         for projection in own.projections:
             weight = widened(projection.view(self._copies[projection.owner]), projection.owner.device)
-            turned = turn_weight(projection, own, weight, scales.get(projection), stream, heads)
-            projection.weight.copy_(turned)
+            projection.weight.copy_(turn_weight(projection, own, weight, scales.get(projection), stream, heads))
             if (bias := bias_of(projection)) is not None:
                 column = widened(self._copies[bias], bias.device)[:, None]
                 bias.copy_(turn_outputs(projection, own, column, stream, heads)[:, 0])
-
-    def _untie(self, head: nn.Module) -> None:
-        if self.rotated.unties:
-            config = copy.copy(self._config)
-            head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-            config.tie_word_embeddings = False
-            _set_config(self.rotated.model, config)
 
 
 @contextmanager

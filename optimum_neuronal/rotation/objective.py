@@ -108,10 +108,9 @@ class Term:
 
 
 def divide_rows(lost: Mapping[Term, float], share: float) -> None:
-    """Set each term's share of drawn rows, of mean `share` in (0, 1] over all weights, by its loss of a cut.
+    """Set each term's share of drawn rows, of mean `share` in (0, 1] over all weights and at least an eighth of it.
 
-    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum, and at least an
-    eighth of the mean.
+    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum.
     """
     sizes = {term: term.projection.numel for term in lost}
     roots = {term: (value / sizes[term]) ** 0.5 for term, value in lost.items()}
@@ -126,8 +125,8 @@ def divide_rows(lost: Mapping[Term, float], share: float) -> None:
 
 def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
     """Return the terms of a block with folded norms: its pruned and rotated projections that received inputs."""
-    readers, inverses, terms = rotated.readers, {}, []
-    seen = [p for p in rotated.pruned if p.name in norms and norms[p.name].tokens]
+    readers, inverses, terms, changed = rotated.readers, {}, [], set(rotated.projections)
+    seen = [p for p in rotated.block.pruned if p in changed and p.name in norms and norms[p.name].tokens]
     for projection in seen:
         energy = _energy(projection, norms[projection.name])
         if energy == 0:
@@ -136,7 +135,9 @@ def find_terms(rotated: RotatedBlock, norms: Mapping[str, Hessian], fisher: Mapp
         key = group or id(norm)
         if key not in inverses:
             together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
-            inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
+            hessian = sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values())
+            wide = hessian.to(wide_dtype(hessian.device))
+            inverse = torch.linalg.inv(wide + torch.diag(DAMPENING * wide.diagonal().mean().expand(len(wide)))).float()
             if projection is rotated.heads.reader:  # its diagonal blocks
                 square = inverse.unflatten(0, (-1, rotated.heads.size)).unflatten(2, (-1, rotated.heads.size))
                 inverse = square.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
@@ -164,10 +165,7 @@ def block_loss(
     share: float,
     drawn_by: torch.Generator | None,
 ) -> torch.Tensor:
-    """Return the objective of a block with at least one term, a scalar in float32, at a cut of `share` in (0, 1].
-
-    `drawn_by` draws new rows and finds new thresholds. None keeps both.
-    """
+    """Return the objective of a block, a float32 scalar, at a cut of `share`. `drawn_by` draws new rows and thresholds."""
     diagonals: dict[int, torch.Tensor] = {}
     device = terms[0].inverse.device  # blocks may lie on several
     stream, heads = None if stream is None else stream.to(device), heads.to(device)
@@ -175,17 +173,10 @@ def block_loss(
     for term in terms:
         if drawn_by is not None:
             term.draw(drawn_by)
-        diagonal = None
+        key, diagonal = id(term.inverse), None
         if term.projection in term.rotated.readers:
-            key = id(term.inverse)
             if key not in diagonals:
                 diagonals[key] = ((term.inverse @ stream) * stream).sum(0)
             diagonal = diagonals[key]
         losses.append(term.lost(term.importance(stream, heads, diagonal), share))
     return torch.stack(losses).sum()
-
-
-def _inverse(hessian: torch.Tensor) -> torch.Tensor:
-    wide = hessian.to(wide_dtype(hessian.device))
-    wide = wide + DAMPENING * wide.diagonal().mean() * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
-    return torch.linalg.inv(wide).float()

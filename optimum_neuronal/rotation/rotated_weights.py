@@ -65,11 +65,6 @@ class RotatedBlock:
         """All projections that a rotation changes, each once."""
         return list(dict.fromkeys([*self.readers, *self.writers, self.heads.writer, self.heads.reader]))
 
-    @property
-    def pruned(self) -> list[Projection]:
-        changed = set(self.projections)
-        return [projection for projection in self.block.pruned if projection in changed]
-
 
 @dataclass(frozen=True, eq=False)
 class RotatedWeights:
@@ -100,8 +95,7 @@ class RotatedWeights:
     @property
     def untied_bytes(self) -> int:
         """Bytes by which the model grows because its head is untied."""
-        head = self.model.get_output_embeddings().weight
-        return head.numel() * head.element_size() if self.unties else 0
+        return self.model.get_output_embeddings().weight.nbytes if self.unties else 0
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
@@ -121,10 +115,9 @@ def bias_of(projection: Projection) -> nn.Parameter | None:
 
 
 def find_rotated(decoder: Decoder, unties: bool = True) -> RotatedWeights:
-    """Return the weights that rotations of a model change.
+    """Return the weights that rotations of a model change. Without `unties`, the stream of a tied head stays.
 
-    With `unties=False`, the stream is not rotated if the head is tied. Raise `ValueError` unless the model is a causal
-    RMS-norm decoder with its weights in memory.
+    Raise `ValueError` unless the model is a causal RMS-norm decoder with its weights in memory.
     """
     model, rotates = decoder.model, decoder.architecture.rotates
     known = (

@@ -33,9 +33,7 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
         return runner.pass_on(index, block, calls, streams)
 
     (last,) = runner.run(inputs, 1, visit, LABEL, release=True)
-    gradients, found = _loss_gradients(runner, ids, last, seed), {}
-
-    blocks = runner.decoder.blocks
+    gradients, found, blocks = _loss_gradients(runner, ids, last, seed), {}, runner.decoder.blocks
     for index in runner.shown_by_bar(range(len(blocks))[::-1], LABEL):
         runner.block_forwards += BACKWARD * len(ids)
         gradients = _through(blocks[index], entering.pop(), inputs.calls[index], gradients, found)
@@ -47,8 +45,7 @@ def _loss_gradients(runner: BlockRunner, ids: torch.Tensor, last: Stream, seed: 
     """Return the gradient of the loss at the last block's output, one tensor per batch."""
     generator, gradients = torch.Generator().manual_seed(seed), []
     for batch, hidden in zip(ids.split([len(states) for states in last]), last):
-        drawn = torch.rand(batch.shape, generator=generator)
-        found = []
+        drawn, found = torch.rand(batch.shape, generator=generator), []
         for own, states, share in zip(batch.split(1), hidden.split(1), drawn.split(1)):  # logits take much memory
             states = states.detach().requires_grad_()
             with torch.enable_grad():
@@ -71,18 +68,16 @@ def _through(
         states = to_device(states, device).detach().requires_grad_()
         with torch.enable_grad(), _outputs(block) as outputs:
             output = first_output(block.module(states, *call.args, **call.kwargs))
-            own, *others = torch.autograd.grad(
-                output, [states, *outputs.values()], gradient.to(output.device, output.dtype)
-            )
+            gradient = gradient.to(output.device, output.dtype)
+            own, *others = torch.autograd.grad(output, [states, *outputs.values()], gradient)
         before.append(own)
         for (name, written), at_output in zip(outputs.items(), others):
             squares = float(at_output.float().square().sum()), float(written.detach().float().square().sum())
             sums[name] = [a + b for a, b in zip(sums.get(name, (0.0, 0.0, 0)), (*squares, written.numel()))]
-    values = {name: squared * written / count for name, (squared, written, count) in sums.items()}
     for projection in block.pruned:
         name = projection.name if projection.expert is None else projection.parent.rpartition(".")[0]
-        members = sum(p.module is projection.module for p in block.pruned)
-        found[projection.name] = values[name] / members
+        squared, written, count = sums[name]
+        found[projection.name] = squared * written / count / sum(p.module is projection.module for p in block.pruned)
     return before
 
 

@@ -98,4 +98,4 @@ def test_what_is_not_pruned_is_rotated_too():
     chosen = rotated_of(make_model("llama"), targets=["q_proj"], ignore=[r"layers\.0\."])
     model = make_model("llama")
     assert len(list(chosen.parameters())) == len(list(model.parameters()))
-    assert [len(own.pruned) for own in chosen.blocks] == [0, 1, 1]
+    assert [len(own.block.pruned) for own in chosen.blocks] == [0, 1, 1]
