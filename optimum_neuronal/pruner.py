@@ -113,6 +113,7 @@ class NeuronALPruner(OptimumQuantizer):
         dataset: Any = None,
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
+        window: int | None = None,
         format: str | None = None,
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
@@ -127,6 +128,7 @@ class NeuronALPruner(OptimumQuantizer):
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set. Report and model card show the
                 perplexities before and after the prune.
+            window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
@@ -148,13 +150,18 @@ class NeuronALPruner(OptimumQuantizer):
                 size = expected_size(context, untied > 0)
                 more -= size.dense - size.saved
             check_space(model, save_dir, more)
-            windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
+            windows = {
+                name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()
+            }
 
             def measure() -> dict[str, float]:
                 return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}
 
             before, report, after = measure(), self._prune(context, dataset, folder), measure()
-            evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
+            evaluation = {
+                name: {"dense": before[name], "pruned": after[name], "window": ids.shape[1]}
+                for name, ids in windows.items()
+            }
             self.report = replace(report, evaluation=evaluation)
             self.save(model, save_dir, format)
             folder.remove()

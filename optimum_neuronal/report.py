@@ -34,7 +34,7 @@ class PruningReport:
         starved_experts (`list[str]`): projections of experts that received fewer than `min_expert_tokens` tokens.
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
-        evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`; you may fill it in. The model card shows it.
+        evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`, and `window`, its tokens; you may fill it in. The model card shows it.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks or scales included.
         head_roundings (`dict`):
             Name in the files -> `error` of rounding token embeddings and head to 8 bits, as a share of the squares.
@@ -103,7 +103,8 @@ class PruningReport:
             rows.append(["starved experts", f"{count} projections of experts that received fewer than {least} tokens"])
         for dataset, found in self.evaluation.items():
             values = ", ".join(f"{found[when]:.2f} ({when})" for when in ("dense", "pruned") if when in found)
-            rows.append([f"perplexity, {dataset}", values])
+            tokens = f", windows of {found['window']} tokens" if "window" in found else ""
+            rows.append([f"perplexity, {dataset}{tokens}", values])
         peaks = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
         return [*rows, ["peak memory", peaks]]

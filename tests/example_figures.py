@@ -43,11 +43,11 @@ def results_with_bits(topups=("uniform", "search")):
 
 
 def by_seconds(found, model="llama", dense=DENSE):
-    return figures.plot_perplexity(model, dense, found, make_styles(one.label for one in found), False)
+    return figures.plot_perplexity(model, dense, found, make_styles(one.label for one in found), "seconds")
 
 
 def by_bits(found, model="llama"):
-    return figures.plot_perplexity(model, DENSE, found, make_styles(one.label for one in found), True)
+    return figures.plot_perplexity(model, DENSE, found, make_styles(one.label for one in found), "bits_per_weight")
 
 
 def by_block(shares, title="llama"):

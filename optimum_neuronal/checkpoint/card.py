@@ -43,7 +43,11 @@ def make_card(
     command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     perplexities = [
-        [dataset, *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned"))]
+        [
+            dataset,
+            *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")),
+            values.get("window", "-"),
+        ]
         for dataset, values in report.evaluation.items()
     ]
     metadata = ModelCardData(
@@ -70,7 +74,7 @@ def make_card(
         blocks=format_markdown(
             ["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]
         ),
-        perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
+        perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
         command=shlex.join(command),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )

@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from pathlib import Path
+from typing import Any
 
 from optimum.commands.base import CommandInfo
 
+from ..comparing.experiments import EXPERIMENTS
 from ..config.config_fields import DATASETS
 from ..config.presets import PRESETS
 from .command import Command, write
@@ -17,7 +20,7 @@ from .flags import (
     add_test_flags,
     device_of,
     given_fields,
-    load,
+    loaded,
 )
 
 
@@ -28,35 +31,45 @@ SEVERAL = {
     "topup": ("topups", "uniform neuronal search"),
     "bits_per_weight": ("bits_per_weight", "none"),
 }
+SWEPT = {"seed": "0", "dataset": "c4", "num_alignment_samples": "8"}  # several values: means over them
 WITHOUT = ("pattern", "embedding_bits")  # fields that a comparison does not have
+OTHERS = ("evaluate", "presets", "window", "max_windows", "tasks", "limit", "include_path")
+WAYS = (*dict(SEVERAL.values()), "presets", "without", "sweep", "dataset")  # arguments of `find_combinations`
 
 
 class CompareCommand(Command):
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
-    USAGE = "--model MODEL [flags]"
+    USAGE = "{--model MODEL,--merge DIR...} [flags]"
     EXAMPLES = (
-        "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
-        "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
-        "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --bits-per-weight 2.4 3 --plots",
-        "--model Qwen/Qwen3-0.6B --sparsity 0.7 --presets paper best --output presets",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl neuronal --plots",
+        "--model Qwen/Qwen3-0.6B --preset paper --output qwen-paper --plots",
+        "--model Qwen/Qwen3-0.6B --topup neuronal --sparsity 0.7 --seed 0 16 46",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.7 --config-presets paper best",
+        "--merge qwen-paper llama-paper --output means",
     )
 
     @classmethod
     def parse_args(cls, parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
-        parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
+        preset = "experiment of the paper, whose arguments flags replace (default: none)"
+        parser.add_argument("--preset", choices=sorted(EXPERIMENTS), help=preset)
+        merge = "only show means over finished comparisons of several models (default: none)"
+        parser.add_argument("--merge", nargs="+", metavar="DIR", help=merge)
+        add_model_flags(parser, required=False)
+        parser.add_argument("--evaluate", nargs="*", help=f"test text: {DATASETS} (default: wikitext2)")
         add_test_flags(parser)
-        presets = "presets of the config to measure too, at every sparsity (default: none)"
-        parser.add_argument("--presets", nargs="+", choices=sorted(PRESETS), help=presets)
+        presets = "presets of the config to compare with, at every sparsity (default: none)"
+        parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
         add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
         add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
         add_memory_flags(parser)
-        several = {name: default for name, (_, default) in SEVERAL.items()}
+        several = {name: default for name, (_, default) in SEVERAL.items()} | SWEPT
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
 
     def check(self) -> None:
+        if self.args.model is self.args.merge is None:
+            raise ValueError("--model is missing: give it, or --merge.")
         if self.args.plots:
             from ..common.figure_style import check_matplotlib
 
@@ -66,23 +79,40 @@ class CompareCommand(Command):
         from ..comparing.combinations import find_combinations
         from ..comparing.comparing import compare
         from ..comparing.comparison import check_output
+        from ..comparing.merging import merge
 
-        args, device = self.args, device_of(self.args)
-        given = {SEVERAL[name][0] if name in SEVERAL else name: value for name, value in given_fields(args).items()}
-        for name in ("evaluate", "presets", "max_windows", "tasks", "limit", "include_path"):
-            if getattr(args, name):
-                given[name] = getattr(args, name)
+        args = self.args
+        if args.merge:
+            write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
+            return
+        given, device = self._arguments(), device_of(args)
         check_output(args.output, args.overwrite)
-        ways = {key: given[key] for key in (*dict(SEVERAL.values()), "presets", "dataset") if key in given}
+        ways = {key: given[key] for key in WAYS if key in given}
         others = {key: given[key] for key in given.keys() & CONFIG_FLAGS.keys() - ways.keys()}
         find_combinations(**ways, config=others)  # raises before the model is loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
-        found = compare(*load(args, device), **given, **options)
+        with loaded(args, device, Path(args.output)) as (model, tokenizer):
+            found = compare(model, tokenizer, **given, **options)
         write(f"\n{found}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
             write(", ".join(path.name for path in found.plot(args.output)))
         if found.failed:
             sys.exit(f"compare: {len(found.failed)} of {len(found.results)} combinations failed, see the table")
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of `compare`: of the experiment, replaced by flags."""
+        given = dict(EXPERIMENTS.get(self.args.preset, {}))
+        sweep = dict(given.pop("sweep", {}))
+        for name, value in given_fields(self.args).items():
+            if name in SWEPT:
+                sweep.pop(name, None)
+                if len(value) > 1:
+                    sweep[name] = value
+                    continue
+                (value,) = value
+            given[SEVERAL[name][0] if name in SEVERAL else name] = value
+        given |= {name: value for name in OTHERS if (value := getattr(self.args, name)) is not None}
+        return given | {"sweep": sweep}
 
     def after_interrupt(self) -> str:
         return f": the same command resumes from what is finished in {self.args.output}"

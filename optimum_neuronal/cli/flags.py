@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ def describe(parser: argparse.ArgumentParser, usage: str | None, description: st
 def methods(kind: str) -> str:
     """Return the names of the package's saliencies or top-ups, with commas. They are read from the files, not imported."""
     files = (Path(__file__).parents[1] / kind).glob("*.py")
-    found = (re.findall(r'^@register_\w+\("(\w+)"\)', file.read_text(encoding="utf-8"), re.M) for file in files)
+    found = (re.findall(r'^@register_\w+\("([\w.+-]+)"\)', file.read_text(encoding="utf-8"), re.M) for file in files)
     return ", ".join(sorted(name for names in found for name in names))
 
 
@@ -60,10 +61,10 @@ def add_switch(parser: Flags, flag: str, meaning: str) -> None:
     parser.add_argument(flag, action="store_true", help=f"{meaning} (default: no)")
 
 
-def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
+def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = True) -> None:
     """Add the flags that say which model to load, and how. Rarely needed flags go to a group of their own."""
     rare = rare or parser
-    parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
+    parser.add_argument("--model", required=required, help="Hub id or directory of the model (required)")
     dtypes = ("auto", "float32", "bfloat16", "float16")
     dtype = "dtype of the weights; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
     parser.add_argument("--dtype", choices=dtypes, default="auto", help=dtype)
@@ -72,9 +73,15 @@ def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
     add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 
 
-def add_memory_flags(parser: Flags) -> None:
+def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
+    """Add the flags of models and batches that take much memory."""
+    add_switch(parser, "--stream", "read weights from disk one block at a time, for models larger than memory")
+    spread = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
+    parser.add_argument("--device-map", help=spread)
     batch = "sequences per forward, which change the result by rounding at most (default: about 2048 tokens)"
     parser.add_argument("--batch-size", type=int, help=batch)
+    if not prunes:
+        return
     beyond = "hidden states beyond this many bytes wait in CPU memory (default: they stay on the device)"
     parser.add_argument("--max-hidden-bytes", type=int, help=beyond)
 
@@ -87,11 +94,17 @@ def add_json_flag(parser: Flags) -> None:
     add_switch(parser, "--json", "print JSON instead of tables")
 
 
+def add_window_flag(parser: Flags) -> None:
+    window = "tokens per test window (default: 2048, or the model's limit if that is less)"
+    parser.add_argument("--window", type=int, help=window)
+
+
 def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
+    add_window_flag(parser)
     parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
     tasks = "zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
-    parser.add_argument("--tasks", nargs="+", default=[], help=tasks)
+    parser.add_argument("--tasks", nargs="*", help=tasks)
     parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
     parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")
 
@@ -101,16 +114,26 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
 
 
-def load(args: argparse.Namespace, device) -> tuple[Any, Any]:
-    """Return the model on a device, and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    from ..model.load_model import load_model
+@contextmanager
+def loaded(args: argparse.Namespace, device, output: Path, rank: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
+    from ..files.atomic import scratch_directory
+    from ..model.load_model import load_model, load_streamed
+    from ..pruning.prune import find_tokenizer
 
     options = load_options(args)
-    model = load_model(args.model, **options).to(device)
-    del options["dtype"]
-    return model, AutoTokenizer.from_pretrained(args.model, **options)
+    tokenizer = find_tokenizer(args.model, **{name: options[name] for name in ("revision", "trust_remote_code")})
+    if not args.stream and not args.device_map:
+        yield load_model(args.model, **options).to(device), tokenizer
+        return
+    place = output.absolute().parent  # on the output's disk, for weights that have to be rewritten
+    place.mkdir(parents=True, exist_ok=True)
+    with scratch_directory(place, f".{output.name}.weights-{rank}") as folder:
+        if args.stream:
+            yield load_streamed(args.model, device, str(folder), **options), tokenizer
+        else:
+            spread = {"device_map": args.device_map, "offload_folder": str(folder)}
+            yield load_model(args.model, **spread, **options), tokenizer
 
 
 def device_of(args: argparse.Namespace):

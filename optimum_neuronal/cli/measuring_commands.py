@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from optimum.commands.base import CommandInfo
 
 from ..config.config_fields import DATASETS
 from .command import Command, write
-from .flags import add_json_flag, add_model_flags, add_test_flags, device_of, load, load_options
+from .flags import add_json_flag, add_memory_flags, add_model_flags, add_test_flags, device_of, load_options, loaded
 
 
 class EvaluateCommand(Command):
@@ -25,40 +28,41 @@ class EvaluateCommand(Command):
         add_model_flags(parser)
         text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
         parser.add_argument("--dataset", nargs="+", help=text)
-        length = "tokens per window (default: 2048, or the model's limit if that is less)"
-        parser.add_argument("--seq-length", type=int, help=length)
-        parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
         add_test_flags(parser)
+        add_memory_flags(parser, prunes=False)
 
     def work(self) -> None:
         from ..common.display import format_table
-        from ..evaluation.perplexity import evaluate_perplexity
+        from ..evaluation.perplexity import evaluate_perplexity, load_windows
         from ..evaluation.tasks import evaluate_tasks, load_tasks
+        from ..pruning.context import default_batch_size
 
         args, device = self.args, device_of(self.args)
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
-        model, tokenizer = load(args, device)
-        rows = []
-        for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
-            options = {"max_windows": args.max_windows, "batch_size": args.batch_size}
-            rows.append([dataset, f"{evaluate_perplexity(model, tokenizer, dataset, args.seq_length, **options):.2f}"])
-        if rows:
-            write("\n" + format_table(["dataset", "perplexity"], rows))
-        if args.tasks:
-            options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
-            results = evaluate_tasks(model, tokenizer, args.tasks, **options)
-            write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
+        with loaded(args, device, Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}") as (model, tokenizer):
+            rows = []
+            for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
+                windows = load_windows(model.config, tokenizer, dataset, args.window, args.max_windows)
+                batch_size = args.batch_size or default_batch_size(windows.shape[1])
+                perplexity = evaluate_perplexity(model, None, windows, batch_size=batch_size)
+                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape)])
+            if rows:
+                write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each"], rows))
+            if args.tasks:
+                options = {"limit": args.limit, "batch_size": args.batch_size or 1, "include_path": args.include_path}
+                results = evaluate_tasks(model, tokenizer, args.tasks, **options)
+                write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
 
 
 def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of a table: task, accuracy, standard error. The last row is the mean."""
+    """Return rows of a table: task, accuracy, its standard error, questions asked. The last row is the mean."""
     rows = [
-        [name, f"{result.accuracy:.2%}", "-" if result.stderr is None else f"{result.stderr:.2%}"]
-        for name, result in results.items()
+        [name, f"{one.accuracy:.2%}", "-" if one.stderr is None else f"{one.stderr:.2%}", str(one.samples)]
+        for name, one in results.items()
     ]
     mean = sum(result.accuracy for result in results.values()) / len(results)
-    return [*rows, ["mean", f"{mean:.2%}", ""]]
+    return [*rows, ["mean", f"{mean:.2%}", "", ""]]
 
 
 class SpeedCommand(Command):

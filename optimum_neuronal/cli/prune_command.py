@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,11 @@ from .flags import (
     add_model_flags,
     add_overwrite_flag,
     add_switch,
+    add_window_flag,
     device_of,
     given_fields,
     load_options,
+    loaded,
 )
 
 
@@ -60,6 +61,7 @@ class PruneCommand(Command):
         result.add_argument("--format", choices=("dense", "packed"), help=format)
         evaluate = "test text: measure perplexity before and after, for report and model card (default: none)"
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
+        add_window_flag(result)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
@@ -67,7 +69,6 @@ class PruneCommand(Command):
         add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
         work_dir = "records of finished steps, which the same command resumes (default: hidden, beside the output)"
         rare.add_argument("--work-dir", help=work_dir)
-        add_switch(rare, "--stream", "read weights from disk one block at a time, for models larger than memory")
         add_memory_flags(rare)
 
     def check(self) -> None:
@@ -106,7 +107,6 @@ class PruneCommand(Command):
         from ..checkpoint.hub import check_push
         from ..checkpoint.saving import check_output
         from ..common.machine import process_group
-        from ..files.atomic import scratch_directory
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
 
@@ -114,20 +114,17 @@ class PruneCommand(Command):
         check_output(args.output, args.overwrite, args.model)
         if args.push_to_hub:
             check_push(args.push_to_hub)
-        with process_group() as processes, ExitStack() as stack:
-            folder = None
-            if args.stream:  # for weights that have to be rewritten, on the output's disk
-                beside = self._beside("weights")
-                beside.parent.mkdir(parents=True, exist_ok=True)
-                folder = str(stack.enter_context(scratch_directory(beside.parent, f"{beside.name}-{processes.rank}")))
-            options = {**load_options(args), "stream_to": folder, "device": device}
-            pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
-            if folder is None:
-                pruner.model.to(device)
+        with (
+            process_group() as processes,
+            loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
+        ):
+            pruner = NeuronALPruner(config, tokenizer)
+            pruner.model = dense
             model = pruner.quantize(
                 args.output,
                 work_dir=self._work_dir,
                 evaluate=args.evaluate,
+                window=args.window,
                 format=args.format,
                 batch_size=args.batch_size,
                 max_hidden_bytes=args.max_hidden_bytes,

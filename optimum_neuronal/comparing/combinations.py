@@ -1,6 +1,7 @@
 """The combinations that a comparison prunes with, and their configs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,15 +15,20 @@ from ..topup import TOPUPS
 from .results import PRESET, QUANTIZED, RATES, Result
 
 
+Combinations = list[tuple[Result, NeuronALConfig | None]]
+
+
 def find_combinations(
     saliencies: Iterable[str] = ("wanda",),
     topups: Iterable[str] = ("uniform", "neuronal", "search"),
     sparsities: Iterable[float] = (0.6, 0.7, 0.8),
     presets: Iterable[str] = (),
     bits_per_weight: Iterable[float] = (),
+    without: Iterable[str] = (),
+    sweep: Mapping[str, Sequence[Any]] | None = None,
     dataset: Any = "c4",
     config: Mapping[str, Any] | None = None,
-) -> list[tuple[Result, NeuronALConfig | None]]:
+) -> Combinations:
     """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
@@ -34,19 +40,26 @@ def find_combinations(
         check_choice("presets", preset, list(PRESETS))
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
-    wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
+    left_out, sweep = set(check_texts("without", without, "['sparsegpt+dsnot']")), sweep or {}
+    wanted = [
+        Result(*own)
+        for own in dict.fromkeys(product(sparsities, saliencies, topups))
+        if "+".join(parse_method(method)[0] for method in own[1:]) not in left_out
+    ]
     wanted += _of_presets(dict.fromkeys(presets), sparsities)
     wanted += [Result(0.0, QUANTIZED, RATES, budget=budget) for budget in dict.fromkeys(bits_per_weight)]
     if not wanted:
         raise ValueError("There is nothing to compare: name methods and a sparsity, a preset, or bits_per_weight.")
     others = {**as_json(config or {}), "dataset": dataset if isinstance(dataset, str) else None}
-    found: list[tuple[Result, NeuronALConfig | None]] = []
-    for result in wanted:
-        try:
-            found.append((result, _make_config(result, others)))
-        except ValueError as error:
-            result.error = " ".join(str(error).split())
-            found.append((result, None))
+    found: Combinations = []
+    for values in product(*sweep.values()):
+        setting = dict(zip(sweep, values))
+        for result in wanted:
+            result = replace(result, setting=setting)
+            try:
+                found.append((result, _make_config(result, others | setting)))
+            except ValueError as error:
+                found.append((replace(result, error=" ".join(str(error).split())), None))
     if all(config is None for _, config in found):
         raise ValueError(f"No combination is possible: {found[0][0].error}")
     return found

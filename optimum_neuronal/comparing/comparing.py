@@ -2,30 +2,31 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..common.machine import reset_peak_memory
 from ..common.notes import get_logger
-from ..compat.hf_private import is_offloaded
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import as_token_ids
+from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
-from ..evaluation.tasks import evaluate_tasks, load_tasks
-from ..model.projections import trial_weights
-from ..pruning.context import PruneContext, check, default_batch_size, exclusive
+from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
+from ..pruning.context import check, default_batch_size, exclusive
+from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
 from ..trials import Cache
-from .combinations import find_combinations
+from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_output
 from .results import DENSE, Result
 
@@ -47,12 +48,15 @@ def compare(
     sparsities: Sequence[float] = (0.6, 0.7, 0.8),
     presets: Sequence[str] = (),
     bits_per_weight: Sequence[float] = (),
+    without: Sequence[str] = (),
+    sweep: Mapping[str, Sequence[Any]] | None = None,
     dataset: Any = "c4",
     evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
+    window: int | None = None,
+    max_windows: int | None = None,
     tasks: Sequence[str] = (),
     limit: int | None = None,
     include_path: str | Path | None = None,
-    max_windows: int | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     batch_size: int | None = None,
@@ -61,18 +65,24 @@ def compare(
 ) -> Comparison:
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is as before.
 
-    Combinations share the work on the dense model. A combination that fails is a result with its error.
+    Combinations share the work on the dense model. The seconds of each include all that it needs, as if it ran alone. A
+    combination that fails is a result with its error. `compare(model, **EXPERIMENTS["paper"])` runs the paper's
+    experiments, see `comparing/experiments.py`.
 
     Args:
-        model (`PreTrainedModel`, `str` or `Path`): a dense decoder model in memory, or where to load it from.
+        model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if needed: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
+        presets (`Sequence[str]`): presets of the config to compare with.
         bits_per_weight (`Sequence[float]`): budgets of quantized models to compare with.
+        without (`Sequence[str]`): pairs of saliency and top-up to leave out: `"sparsegpt+dsnot"`.
+        sweep (`Mapping`): field of the config -> values. Everything is run with each: `{"seed": [0, 16, 46]}`.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
-        tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
+        window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
+        tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables that no comparison wrote.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
@@ -82,27 +92,33 @@ def compare(
         `ValueError`, `TypeError`: unknown methods or presets, or a model and data that no combination can work with.
         `FileExistsError`: the directory holds a table that no comparison wrote.
     """
-    combinations = find_combinations(saliencies, topups, sparsities, presets, bits_per_weight, dataset, config)
+    ways = (saliencies, topups, sparsities, presets, bits_per_weight, without, sweep)
+    combinations = find_combinations(*ways, dataset, config)
     tests = name_test_sets(evaluate)
-    check_datasets([dataset, *tests.values()])
+    check_datasets([dataset, *(sweep or {}).get("dataset", ()), *tests.values()])
     if output is not None:
         check_output(output, overwrite)
     if tasks:
         load_tasks(tasks, include_path)
     model, tokenizer = as_model(model, tokenizer)
-    configs = [config for _, config in combinations if config is not None]
-    first = max(configs, key=lambda config: config.methods.needs_calibration)
-    context = check(model, first, batch_size, max_hidden_bytes)
-    context = replace(context, calibration=draw_calibration(model, first, tokenizer, dataset))
-    runs = Runs(context, tokenizer, tests, max_windows, {"tasks": tasks, "limit": limit, "include_path": include_path})
-    records = Records(output, overwrite, runs.depends_on())
+    questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
     with exclusive(model):
-        drawn = {} if context.calibration is None else context.calibration.to_dict()
-        dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.dense)
-        comparison = Comparison(public_name(model), dense, [], drawn, versions())
+        memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+        runs = Runs(model, tokenizer, combinations, dataset, questions, memory)
+        if runs.tokenizer is None and (tasks or any(as_token_ids(test) is None for test in tests.values())):
+            runs.tokenizer = own_tokenizer(model)
+        runs.windows = {
+            name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
+        }
+        records = Records(output, overwrite)
+        dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.depends_on(None), runs.dense)
+        windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
+        drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
+        comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
         for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
             if own is not None:
-                result = records.find(result, own.to_dict(), partial(runs.run, result, own))
+                depends_on = runs.depends_on(runs.calibration_of(result, own))
+                result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
             if result.error is not None:
                 logger.warning(f"{result.method} failed: {result.error}")
             comparison.results.append(result)
@@ -115,55 +131,73 @@ class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
     def __init__(
-        self, context: PruneContext, tokenizer: Any, tests: Mapping[str, Any], max_windows: Any, tasks: dict[str, Any]
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        combinations: Combinations,
+        dataset: Any,
+        questions: dict[str, Any],  # arguments of `evaluate_tasks`
+        memory: dict[str, Any],  # arguments of `check`
     ):
-        self.context, self.model, self.tasks = context, context.model, tasks  # tasks: arguments of evaluate_tasks
-        if any(is_offloaded(projection.module) for projection in context.decoder.projections.values()):
-            raise ValueError("compare tries weights in memory: load the model without offloading.")
-        self.tokenizer = tokenizer or (context.calibration and context.calibration.tokenizer)
-        if self.tokenizer is None and (tasks["tasks"] or any(as_token_ids(test) is None for test in tests.values())):
-            self.tokenizer = own_tokenizer(self.model)
-        options = {"seq_length": context.config.seq_length, "max_windows": max_windows}
-        self.windows = {
-            name: load_windows(self.model.config, self.tokenizer, test, **options) for name, test in tests.items()
-        }
-        self.caches: dict[Any, Cache] = {}  # the latest rotation's: another has other hidden states
+        self.model, self.questions, self.memory = model, questions, memory
+        self.windows: dict[str, torch.Tensor] = {}  # by test set
+        self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data or rotations, hidden states differ
+        self.calibrations: dict[tuple, CalibrationSet | None] = {}
+        possible = [(result, config) for result, config in combinations if config is not None]
+        self.decoder = check(model, possible[0][1], **memory).decoder
+        for result, config in possible:  # before any long work
+            if self.calibration_of(result, config) is None:
+                drawn = draw_calibration(model, config, tokenizer, result.setting.get("dataset", dataset))
+                self.calibrations[_data(result, config)] = drawn
+                tokenizer = tokenizer or (drawn and drawn.tokenizer)
+        self.tokenizer = tokenizer
+        if questions["tasks"]:
+            check_answers(model)
 
-    def depends_on(self) -> dict[str, Any]:
+    def calibration_of(self, result: Result, config: NeuronALConfig) -> CalibrationSet | None:
+        return self.calibrations.get(_data(result, config))
+
+    def depends_on(self, calibration: CalibrationSet | None) -> dict[str, Any]:
         """Return checksums of everything but the config that results depend on."""
         tests = {name: hashlib.sha256(ids.numpy().tobytes()).hexdigest() for name, ids in self.windows.items()}
-        same = identity(self.model, self.context.decoder, self.context.ids)
-        return {**same, "versions": versions(), "tests": tests, "tasks": self.tasks}
+        ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
+        return {
+            **identity(self.model, self.decoder, ids),
+            "versions": versions(),
+            "tests": tests,
+            "tasks": self.questions,
+        }
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
-        perplexity = {
-            name: evaluate_perplexity(self.model, None, ids, batch_size=default_batch_size(ids.shape[1]))
-            for name, ids in self.windows.items()
-        }
-        accuracy = evaluate_tasks(self.model, self.tokenizer, **self.tasks) if self.tasks["tasks"] else {}
+        perplexity, accuracy = {}, {}
+        for name, ids in self.windows.items():
+            batch_size = self.memory["batch_size"] or default_batch_size(ids.shape[1])
+            perplexity[name] = evaluate_perplexity(self.model, None, ids, batch_size=batch_size)
+        if self.questions["tasks"]:
+            accuracy = evaluate_tasks(self.model, self.tokenizer, **self.questions)
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
 
     def dense(self) -> Result:
         """Return the figures of the dense model."""
-        size = packed_size(self.context.decoder, lambda projection: 0)
+        size = packed_size(self.decoder, lambda projection: 0)
         return Result(0.0, DENSE, DENSE, **self.measure(), bits_per_weight=size.bits_per_weight)
 
     def run(self, combination: Result, config: NeuronALConfig) -> Result:
         """Return the figures of one combination, or its error."""
         reset_peak_memory()
         try:
-            methods = config.methods
-            self.caches = {methods.rotation: self.caches.get(methods.rotation) or Cache(lasting=True)}
-            shared = {name: getattr(self.context, name) for name in ("calibration", "batch_size", "max_hidden_bytes")}
-            context = PruneContext(
-                self.context.decoder, config, methods, cache=self.caches[methods.rotation], **shared
-            )
+            context = check(self.model, config, **self.memory)
+            key = (context.methods.rotation, config.num_alignment_samples, *_data(combination, config))
+            self.caches = {key: self.caches.get(key) or TimedCache()}
+            cache = self.caches[key]
+            cache.start()
+            context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
             with maybe_rotated(context, always_undo=True) as facts:
+                learning = cache.saved
                 outcome = find_changes(context)
                 report = make_report(context, outcome, {}, facts)
-                projections = list(context.decoder.projections.values())
-                with trial_weights(projections, lambda p: outcome.changes[p.name]):
+                with changed_weights(context.decoder, outcome.changes):
                     figures = self.measure()
         except EXPECTED as error:
             return replace(combination, error=" ".join(f"{error}".split()) or type(error).__name__)
@@ -172,18 +206,44 @@ class Runs:
             **figures,
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=list(report.blocks.values()),
-            rotation_seconds=report.seconds.get("rotation", 0.0),
-            allocation_seconds=report.seconds["allocation"],
+            rotation_seconds=report.seconds.get("rotation", 0.0) + learning,
+            allocation_seconds=report.seconds["allocation"] + cache.saved - learning,
             pruning_seconds=report.seconds["pruning"],
         )
+
+
+def _data(result: Result, config: NeuronALConfig) -> tuple:
+    """Return what decides the calibration data of a combination."""
+    return result.setting.get("dataset"), config.seed, config.num_samples, config.seq_length
+
+
+class TimedCache(Cache):
+    """A cache of several prunes. `saved` is the time that the current prune would need to make what it found here."""
+
+    def __init__(self):
+        super().__init__(lasting=True)
+        self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
+        self.start()
+
+    def start(self) -> None:
+        """Begin a prune."""
+        self.saved, self.asked = 0.0, set[Hashable]()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        start, known = time.perf_counter(), key in self.seconds
+        value = super().get(key, make)
+        self.seconds.setdefault(key, time.perf_counter() - start)
+        if known and key not in self.asked:
+            self.saved += self.seconds[key]
+        self.asked.add(key)
+        return value
 
 
 class Records:
     """Finished results in a directory, one per line, each with a digest of all that it depends on."""
 
-    def __init__(self, output: str | Path | None, overwrite: bool, depends_on: Mapping[str, Any]):
+    def __init__(self, output: str | Path | None, overwrite: bool):
         self.path = None if output is None else Path(output) / RECORDS
-        self.depends_on = depends_on
         self.known: dict[str, Result] = {}
         if self.path is None or not self.path.exists():
             return
@@ -195,9 +255,15 @@ class Records:
                 record = json.loads(line)
                 self.known[record["digest"]] = Result(**record["result"])
 
-    def find(self, combination: Result, config: Mapping[str, Any], make: Callable[[], Result]) -> Result:
+    def find(
+        self,
+        combination: Result,
+        config: Mapping[str, Any],
+        depends_on: Mapping[str, Any],
+        make: Callable[[], Result],
+    ) -> Result:
         """Return a recorded result, or make and record it. Failures are not recorded."""
-        text = json.dumps([combination.method, config, self.depends_on], sort_keys=True, default=str)
+        text = json.dumps([combination.method, config, depends_on], sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest in self.known:
             return self.known[digest]

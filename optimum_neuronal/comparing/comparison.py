@@ -4,21 +4,27 @@ import csv
 import html
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..common.display import Column, Table, format_html, format_markdown, format_table
+from ..common.display import Column, Table, format_markdown, format_table
 from ..files.directories import check_writable
 from .figures import draw_figures
-from .results import DENSE, Aggregate, Result, geometric_mean, grouped
+from .results import DENSE, Aggregate, Result, aggregate, grouped
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
-OVER_ALL = "Over all saliencies (geometric mean)"
+MEANS = (
+    "PPLFac: geometric mean of perplexity over the dense model's. AccRet: geometric mean of mean accuracy over the dense "
+    "model's. Both over"
+)
+smallest, largest = partial(min, key=itemgetter(0)), partial(max, key=itemgetter(0))
 
 
 def check_output(directory: str | Path, overwrite: bool) -> Path:
@@ -27,15 +33,12 @@ def check_output(directory: str | Path, overwrite: bool) -> Path:
     taken = [name for name in TABLES if (folder / name).exists()]
     if taken and not overwrite:
         try:
-            found = json.loads((folder / JSON).read_text(encoding="utf-8"))
-            ours = found.keys() >= {"model", "dense", "results", "aggregates"}
-        except (OSError, ValueError, AttributeError):
-            ours = False
-        if not ours:
+            Comparison.load(folder)
+        except (OSError, ValueError):
             raise FileExistsError(
                 f"{folder / taken[0]} was not written by a comparison: choose another directory, or overwrite it "
                 "(overwrite=True, --overwrite)."
-            )
+            ) from None
     return folder
 
 
@@ -45,9 +48,22 @@ class Comparison:
 
     model: str  # name of the pruned model
     dense: Result  # figures of the dense model
-    results: list[Result]  # one per combination
+    results: list[Result]  # one per combination, and with a sweep per combination and setting
     calibration: dict[str, Any]  # source, number and length of the sequences, seed
     versions: dict[str, str]  # of this package, transformers, torch and Python
+    windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Comparison":
+        """Read the `comparison.json` of a directory. Raise `ValueError` if no comparison wrote it."""
+        path = Path(directory) / JSON
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            own = {entry.name: found[entry.name] for entry in fields(cls) if entry.name in found}
+            results = [Result(**result) for result in own["results"]]
+            return cls(**own | {"dense": Result(**own["dense"]), "results": results})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} was not written by a comparison: {error}") from error
 
     @property
     def failed(self) -> list[Result]:
@@ -55,95 +71,97 @@ class Comparison:
 
     def aggregates(self) -> list[Aggregate]:
         """Return an aggregate over the saliencies for each amount and top-up or preset."""
-        found = []
-        for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "label", "budget").items():
-            members = [result for result in members if result.error is None]
-            factors = [r.perplexity[name] / self.dense.perplexity[name] for r in members for name in r.perplexity]
-            retained = [r.mean_accuracy / self.dense.mean_accuracy for r in members if self.dense.mean_accuracy]
-            means = geometric_mean(factors), geometric_mean(retained)
-            found.append(Aggregate(sparsity, topup, *means, len(members), budget))
-        return found
+        return aggregate([(self.dense, self.results)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, with the aggregates, JSON-serializable."""
-        return {**asdict(self), "aggregates": [asdict(aggregate) for aggregate in self.aggregates()]}
+        return {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
+
+    def notes(self) -> list[str]:
+        """Return what the figures were measured on, in sentences."""
+        notes, settings = [], [result.setting for result in self.results]
+        if self.calibration:
+            text = "Calibration: {num_samples} x {seq_length} tokens of {source}, seed {seed}."
+            notes.append(text.format(**self.calibration))
+        for name in dict.fromkeys(name for setting in settings for name in setting):
+            values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
+            notes.append(f"Means over {name} {values}, ± the standard deviation.")
+        found = [f"{name} ({count} windows of {tokens} tokens)" for name, (count, tokens) in self.windows.items()]
+        if found:
+            notes.append(f"Perplexity: {', '.join(found)}.")
+        if self.dense.accuracy:
+            asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
+            notes.append(f"Zero-shot accuracy, ± the standard error: {', '.join(asked)}.")
+        return notes
 
     def table(self) -> Table:
         """Return the main table: one row per combination below the dense model's row. The best of every amount is marked."""
-        shown = [self.dense, *self.results]
+        rows = [[self.dense], *grouped(self.results, "sparsity", "saliency", "topup", "budget").values()]
+        heads = [row[0] for row in rows]
+        ran = [[result for result in row if result.error is None] for row in rows]
+        achieved = [mean_of(result.achieved_sparsity for result in own) for own in ran]
         columns = [
-            Column("sparsity", [r.sparsity if r.error else r.achieved_sparsity for r in shown], "{:.2%}".format),
-            Column("saliency", [r.saliency for r in shown]),
-            Column("top-up", [None if r.saliency == DENSE else r.topup for r in shown]),
-            Column("bits per weight", [r.bits_per_weight for r in shown], "{:.2f}".format),
+            Column(
+                "sparsity", [own[0] if own else head.sparsity for own, head in zip(achieved, heads)], "{:.2%}".format
+            ),
+            Column("saliency", [head.saliency for head in heads]),
+            Column("top-up", [None if head.saliency == DENSE else head.topup for head in heads]),
+            Column("bits per weight", [mean_of(r.bits_per_weight for r in own) for own in ran], with_error("{:.2f}")),
         ]
         for name in self.dense.perplexity:
-            columns.append(Column(f"perplexity {name}", [r.perplexity.get(name) for r in shown], _short, min))
-        most_accurate = partial(max, key=itemgetter("accuracy"))
+            values = [mean_of(result.perplexity.get(name) for result in own) for own in ran]
+            columns.append(Column(f"perplexity {name}", values, with_error(), smallest))
         for name in self.dense.accuracy:
-            columns.append(Column(name, [r.accuracy.get(name) for r in shown], _with_error, most_accurate))
+            columns.append(Column(name, [_accuracy(own, name) for own in ran], with_error("{:.2%}"), largest))
         if self.dense.accuracy:
-            columns.append(Column("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
-        peaks = [max(r.peak_memory.values(), default=0) / 1e9 or None for r in shown]
-        columns.append(Column("seconds", [r.seconds or None for r in shown], "{:.1f}".format))
-        columns.append(Column("peak GB", peaks, "{:.2f}".format))
-        lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]
-        texts = [f"failed: {r.error}" if r.error else " / ".join(own) for r, own in zip(shown, lambdas)]
-        columns.append(Column("lambda block / row", texts))
-        return Table.of(columns, [None, *((r.sparsity, r.budget) for r in self.results)])
+            values = [mean_of(result.mean_accuracy for result in own) for own in ran]
+            columns.append(Column("mean accuracy", values, with_error("{:.2%}"), largest))
+        topup = [mean_of(result.allocation_seconds or None for result in own) for own in ran]
+        seconds = [mean_of(result.seconds or None for result in own) for own in ran]
+        peaks = [mean_of(max(r.peak_memory.values(), default=0) / 1e9 or None for r in own) for own in ran]
+        columns += [
+            Column("top-up seconds", topup, with_error("{:.1f}")),
+            Column("seconds", seconds, with_error("{:.1f}")),
+        ]
+        columns.append(Column("peak GB", peaks, with_error("{:.2f}")))
+        columns.append(Column("lambda block / row", ["; ".join(dict.fromkeys(map(_chosen, row))) for row in rows]))
+        return Table.of(columns, [None, *((head.sparsity, head.budget) for head in heads[1:])])
 
     def aggregate_table(self) -> Table:
-        """Return a table with a row per top-up or preset and a column per amount and aggregate. The best is marked."""
-        aggregates = self.aggregates()
-        topups = list(dict.fromkeys(entry.topup for entry in aggregates))
-        found = {(entry.topup, entry.sparsity, entry.budget): entry for entry in aggregates}
-        measures: list[tuple] = [("perplexity x dense", "perplexity_factor", _short, min)]
-        if self.dense.accuracy:
-            measures.append(("accuracy retained", "accuracy_retention", "{:.1%}".format, max))
-        columns = [Column("top-up", topups)]
-        for title, attribute, text, best in measures:
-            for sparsity, budget in dict.fromkeys((entry.sparsity, entry.budget) for entry in aggregates):
-                # None while the comparison runs, or if all combinations failed
-                values = [getattr(found.get((topup, sparsity, budget)), attribute, None) for topup in topups]
-                asked = f"{sparsity:.0%}" if budget is None else f"{budget:g} bits"
-                columns.append(Column(f"{title}, {asked}", values, text, best))
-        return Table.of(columns, ["all"] * len(topups))
+        """Return a table with a row per top-up or preset and a column per aggregate and amount. The best is marked."""
+        return aggregate_table(self.aggregates())
 
     def __str__(self) -> str:
-        return f"{format_table(*self.table()[:2])}\n\n{format_table(*self.aggregate_table()[:2])}"
+        return self._shown(lambda header, rows, bold: format_table(header, rows))
 
     def __repr__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return f"Comparison({self.model}, {len(self.results)} combinations{failed})"
 
     def _repr_html_(self) -> str:
-        tables = f"{format_html(*self.table())}\n<p>{OVER_ALL}:</p>\n{format_html(*self.aggregate_table())}"
-        return f"<p><b>{html.escape(self.model)}</b></p>\n{tables}"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_markdown(self) -> str:
-        """Return both tables in Markdown, with the calibration data and the versions."""
-        parts = [f"# {self.model}"]
-        if self.calibration:
-            text = "Calibration: {num_samples} x {seq_length} tokens of {source}, seed {seed}."
-            parts.append(text.format(**self.calibration))
-        parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()) + ".")
-        parts += [format_markdown(*self.table()), f"{OVER_ALL}:", format_markdown(*self.aggregate_table())]
-        return "\n\n".join(parts) + "\n"
+        """Return both tables in Markdown, with what they were measured on and the versions."""
+        made_by = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"# {self.model}\n\n{self._shown(format_markdown)}\n\nVersions: {made_by}.\n"
+
+    def _shown(self, show: Callable[..., str]) -> str:
+        means = self.aggregates()
+        return "\n\n".join([*self.notes(), show(*self.table()), explain(means), show(*aggregate_table(means))])
 
     def to_csv(self) -> str:
-        """Return the main table as CSV, one line per combination, in full precision."""
-        columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "rotation_seconds", "allocation_seconds"]
-        columns += ["pruning_seconds", "block_lambda", "row_lambda", "budget", "bits_per_weight", "error"]
+        """Return all results as CSV, one line each, in full precision."""
         rows = []
         for result in [self.dense, *self.results]:
-            row = {column: getattr(result, column) for column in columns}
+            row = {name: value for name, value in vars(result).items() if not isinstance(value, (dict, list))}
             row["peak_memory"] = max(result.peak_memory.values(), default=None)
-            row |= {f"perplexity {name}": result.perplexity.get(name) for name in self.dense.perplexity}
+            row |= result.setting | {f"perplexity {name}": value for name, value in result.perplexity.items()}
             for kind in ("accuracy", "stderr"):
-                row |= {f"{kind} {name}": result.accuracy.get(name, {}).get(kind) for name in self.dense.accuracy}
+                row |= {f"{kind} {name}": task[kind] for name, task in result.accuracy.items()}
             rows.append(row)
         text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
@@ -168,9 +186,56 @@ class Comparison:
         return paths
 
 
+def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
+    """Return a table with a row per top-up or preset and a column per aggregate and amount. The best is marked."""
+    topups = list(dict.fromkeys(entry.topup for entry in aggregates))
+    found = {(entry.topup, entry.sparsity, entry.budget): entry for entry in aggregates}
+    measures: list[tuple] = [("PPLFac", "perplexity_factor", _short, min)]
+    if any(entry.accuracy_retention is not None for entry in aggregates):
+        measures.append(("AccRet", "accuracy_retention", "{:.1%}".format, max))
+    columns = [Column("top-up", topups)]
+    for title, attribute, text, best in measures:
+        for sparsity, budget in dict.fromkeys((entry.sparsity, entry.budget) for entry in aggregates):
+            # None while the comparison runs, or if all combinations failed
+            values = [getattr(found.get((topup, sparsity, budget)), attribute, None) for topup in topups]
+            asked = f"{sparsity:.0%}" if budget is None else f"{budget:g} bits"
+            columns.append(Column(f"{title}, {asked}", values, text, best))
+    return Table.of(columns, ["all"] * len(topups))
+
+
+def explain(aggregates: Sequence[Aggregate]) -> str:
+    """Return what the columns of [`aggregate_table`] mean."""
+    return f"{MEANS} {', '.join(dict.fromkeys(name for entry in aggregates for name in entry.saliencies))}."
+
+
+def mean_of(values: Iterable[float | None]) -> tuple[float, float | None] | None:
+    """Return the mean and the standard deviation of a sample; None for the latter if it has one value."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    return mean, statistics.stdev(known) if len(known) > 1 and math.isfinite(mean) else None
+
+
+def _accuracy(results: Sequence[Result], task: str) -> tuple[float, float | None] | None:
+    """Return a task's accuracy with its standard error; of several results the mean with the standard deviation."""
+    found = [result.accuracy[task] for result in results if task in result.accuracy]
+    if len(found) == 1:
+        return found[0]["accuracy"], found[0]["stderr"]
+    return mean_of(one["accuracy"] for one in found)
+
+
+def _chosen(result: Result) -> str:
+    if result.error is not None:
+        return f"failed: {result.error}"
+    return " / ".join(f"{value:g}" for value in (result.block_lambda, result.row_lambda) if value is not None)
+
+
+def with_error(text: str | None = None) -> Callable[[tuple[float, float | None]], str]:
+    """Return a function that shows a number, and its error if it has one."""
+    show = text.format if text else _short
+    return lambda pair: show(pair[0]) if pair[1] is None else f"{show(pair[0])} ± {show(pair[1])}"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10000 else f"{value:.2e}"
-
-
-def _with_error(task: Mapping[str, Any]) -> str:
-    return f"{task['accuracy']:.2%}" + ("" if task["stderr"] is None else f" ± {task['stderr']:.2%}")

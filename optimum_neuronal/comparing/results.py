@@ -14,7 +14,7 @@ PRESET = "preset"  # in place of a saliency; the name of the preset is then in p
 
 @dataclass(repr=False)
 class Result:
-    """Result of one combination: a row of the table."""
+    """Result of one combination."""
 
     sparsity: float  # share of zeros asked for, in [0, 1); 0 for the dense model and for quantized ones
     saliency: str  # with hyper-parameters; or "dense", "quantized" or "preset"
@@ -23,7 +23,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float] = field(default_factory=list)  # share of zeros in every block
-    rotation_seconds: float = 0.0  # of several results with the same rotation, the first has the time to learn it
+    rotation_seconds: float = 0.0  # these three count what the combination needs, also if another one computed it
     allocation_seconds: float = 0.0
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model
@@ -34,6 +34,7 @@ class Result:
     error: str | None = None  # why there are no figures
     budget: float | None = None  # bits per weight asked for; None: weights are not quantized
     bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
+    setting: dict[str, Any] = field(default_factory=dict)  # values of swept fields of the config
 
     def __repr__(self) -> str:
         found = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
@@ -46,7 +47,7 @@ class Result:
         if self.saliency == DENSE:
             return DENSE
         pair = {PRESET: self.label, QUANTIZED: QUANTIZED}.get(self.saliency, f"{self.saliency} + {self.topup}")
-        return f"{pair}, {self.target}"
+        return ", ".join([pair, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
 
     @property
     def label(self) -> str:
@@ -73,9 +74,9 @@ class Result:
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
-def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Result]]:
+def grouped(results: Iterable[Any], *attributes: str) -> dict[Any, list[Any]]:
     """Return the results by their values of several attributes, in the order of each group's first result."""
-    groups: dict[tuple, list[Result]] = {}
+    groups: dict[Any, list[Any]] = {}
     for result in results:
         groups.setdefault(attrgetter(*attributes)(result), []).append(result)
     return groups
@@ -83,14 +84,40 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up or preset at one sparsity or budget over several saliencies (paper, section 5.3)."""
+    """Aggregate of a top-up or preset at one sparsity or budget over saliencies and models (paper, section 5.3).
+
+    Only saliencies count that every top-up has a result with, so that all top-ups are compared over the same ones.
+    """
 
     sparsity: float
     topup: str
-    perplexity_factor: float | None  # geometric mean of perplexity over the dense model's; None: no result
-    accuracy_retention: float | None  # geometric mean of mean accuracy over the dense model's
-    saliencies: int
+    perplexity_factor: float | None  # PPLFac: geometric mean of perplexity over the dense model's; None: no result
+    accuracy_retention: float | None  # AccRet: geometric mean of mean accuracy over the dense model's
+    saliencies: list[str]
     budget: float | None = None
+
+
+def aggregate(models: Iterable[tuple[Result, Sequence[Result]]]) -> list[Aggregate]:
+    """Return the aggregates over models, each with the dense result and all others."""
+    entries = [(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
+    found = []
+    for amount in dict.fromkeys((result.sparsity, result.budget) for _, _, result in entries):
+        # label -> number of the model and saliency -> dense result and own ones
+        runs: dict[str, dict[tuple[int, str], list[tuple[Result, Result]]]] = {}
+        for number, dense, result in entries:
+            if (result.sparsity, result.budget) == amount and result.error is None:
+                own = runs.setdefault(result.label, {}).setdefault((number, result.saliency), [])
+                own.append((dense, result))
+        methods = [set(own) for own in runs.values() if not any(s in (PRESET, QUANTIZED) for _, s in own)]
+        shared = set.intersection(*methods) if methods else set()
+        for label, own in runs.items():
+            used = [pair for key, pairs in own.items() if key in shared or not shared & own.keys() for pair in pairs]
+            factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in used for name in r.perplexity]
+            retained = [r.mean_accuracy / dense.mean_accuracy for dense, r in used if dense.mean_accuracy]
+            names = list(dict.fromkeys(result.saliency for _, result in used))
+            means = geometric_mean(factors), geometric_mean(retained)
+            found.append(Aggregate(amount[0], label, *means, names, amount[1]))
+    return found
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

@@ -1,6 +1,7 @@
 """The final pass over all calibration sequences: each block runs on the outputs of the pruned blocks before it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +13,7 @@ from ..blocks.block_inputs import Call, Streams
 from ..blocks.offload import change_offloaded
 from ..blocks.paired_inputs import PairedRuns
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
-from ..compat.hf_private import is_offloaded
+from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, TrialWeights, token_weights, trial_weights
 from ..packed.change import Change
@@ -143,6 +144,22 @@ def apply_changes(
                 changes[name].apply_to(projection.weight)
     if quantized or head:
         put_quantized(decoder, quantized, head or {})
+
+
+@contextmanager
+def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Let a model compute with changes while the context lasts, offloaded ones whenever their weights are read."""
+    projections = list(decoder.projections.values())
+    offloaded = [p for p in projections if is_offloaded(p.module)]
+    maps = {hook: hook.weights_map for hook in (offload_hook(p.module) for p in offloaded)}
+    try:
+        for projection in offloaded:
+            change_offloaded(projection, changes[projection.name])
+        with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):
+            yield
+    finally:
+        for hook, weights in maps.items():
+            hook.weights_map = weights
 
 
 def put_quantized(

@@ -16,9 +16,21 @@ def arguments(dense, tmp_path):
 
 def test_tables_files_and_figures(run, arguments, tmp_path):
     pytest.importorskip("matplotlib")
-    ways = ("--saliency", "wanda", "magnitude", "--topup", "uniform", OWN, "--presets", "fast", "--sparsity", 0.5, 0.7)
+    ways = (
+        "--saliency",
+        "wanda",
+        "magnitude",
+        "--topup",
+        "uniform",
+        OWN,
+        "--config-presets",
+        "fast",
+        "--sparsity",
+        0.5,
+        0.7,
+    )
     shown = run(*arguments, *ways, "--bits-per-weight", 6, "--plots")
-    assert "perplexity x dense, 70%" in shown and "perplexity x dense, 6 bits" in shown and "preset fast" in shown
+    assert "PPLFac, 70%" in shown and "PPLFac, 6 bits" in shown and "preset fast" in shown
     out = tmp_path / "out"
     results = json.loads((out / "comparison.json").read_text())["results"]
     assert len(results) == 8 + 2 + 1 and results[-1]["bits_per_weight"] < results[0]["bits_per_weight"]

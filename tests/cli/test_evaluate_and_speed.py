@@ -23,14 +23,14 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
     )
     tasks = ("--tasks", "pairs", "--include-path", tmp_path / "tasks")
     text = tmp_path / "text.txt"
-    shown = run("evaluate", "--model", dense, "--dataset", text, "--seq-length", 16, "--max-windows", 2, *tasks)
+    shown = run("evaluate", "--model", dense, "--dataset", text, "--window", 16, "--max-windows", 2, *tasks)
     assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "perplexity" in shown
     shown = run("evaluate", "--model", dense, *tasks)
     assert "accuracy" in shown and "perplexity" not in shown
     methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4, "--seq-length", 16)
     files = ("--dataset", text, "--evaluate", text, "--output", tmp_path / "out", "--max-windows", 2)
     shown = run("compare", "--model", dense, *files, *methods, *tasks)
-    assert "accuracy retained, 50%" in shown and "mean accuracy" in shown
+    assert "AccRet, 50%" in shown and "pairs (4 questions)" in shown and "mean accuracy" in shown
 
 
 def test_the_mean_of_tasks_comes_last():
@@ -38,7 +38,11 @@ def test_the_mean_of_tasks_comes_last():
         "boolq": TaskResult(accuracy=0.5, stderr=0.025, metric="acc", samples=400),
         "rte": TaskResult(accuracy=0.75, stderr=None, metric="acc", samples=1),
     }
-    assert task_rows(results) == [["boolq", "50.00%", "2.50%"], ["rte", "75.00%", "-"], ["mean", "62.50%", ""]]
+    assert task_rows(results) == [
+        ["boolq", "50.00%", "2.50%", "400"],
+        ["rte", "75.00%", "-", "1"],
+        ["mean", "62.50%", "", ""],
+    ]
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -33,12 +33,15 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     )
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
-    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned"} and "perplexity, text.txt" in printed
+    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window"}
+    assert "perplexity, text.txt, windows of " in printed
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert f'from_pretrained("{output}")' in printed and (output / "tokenizer.json").exists()
-    lines = run("evaluate", "--model", output, "--dataset", text, "--seq-length", 16, "--max-windows", 3).split("\n")
-    assert lines[1].split() == ["dataset", "perplexity"] and float(lines[3].split()[1]) > 1
+    lines = run("evaluate", "--model", output, "--dataset", text, "--window", 16, "--max-windows", 3).split("\n")
+    assert lines[1].split()[:3] == ["dataset", "perplexity", "windows"]
+    _, value, windows, tokens = lines[3].split()
+    assert float(value) > 1 and (windows, tokens) == ("3", "16")
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):
@@ -58,7 +61,7 @@ def test_the_packed_format_and_quantized_weights(run, dense, tmp_path):
         assert "import optimum_neuronal" in shown
         assert (tmp_path / name / "packed-00001-of-00001.safetensors").exists()
         assert not (tmp_path / name / "model.safetensors").exists()
-        few = ("--seq-length", 16, "--max-windows", 3)
+        few = ("--window", 16, "--max-windows", 3)
         assert "perplexity" in run("evaluate", "--model", tmp_path / name, "--dataset", text, *few)
 
 

@@ -8,7 +8,7 @@ from profiles import by_day
 from turning import ties
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
-from optimum_neuronal.blocks import runner
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.comparing import Records
 from optimum_neuronal.comparing.results import Result
@@ -120,20 +120,20 @@ def test_records(tmp_path):
     """A finished result is read whole. Failures are not kept, and half a line is ignored."""
     made = []
 
-    def find(records, config=None, error=None):
+    def find(records, config=None, model="a", error=None):
         def make():
             made.append(1)
             return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=len(made), error=error)
 
-        return records.find(Result(0.7, "wanda", "owl:m=7"), config or {}, make)
+        return records.find(Result(0.7, "wanda", "owl:m=7"), config or {}, {"model": model}, make)
 
-    def records(overwrite=False, depends_on="a"):
-        return Records(tmp_path, overwrite, {"model": depends_on})
+    def records(overwrite=False):
+        return Records(tmp_path, overwrite)
 
     first = find(records())
     assert find(records()) == first and len(made) == 1
     find(records(), config={"seed": 1})
-    find(records(depends_on="b"))
+    find(records(), model="b")
     assert len(made) == 3
     for _ in range(2):
         find(records(), config={"seed": 2}, error="out of memory")
@@ -143,7 +143,7 @@ def test_records(tmp_path):
     find(records(), config={"seed": 3})
     assert find(records()) == first and find(records(), config={"seed": 3}).pruning_seconds == 6
     assert find(records(overwrite=True)).pruning_seconds == 7
-    assert find(Records(None, False, {})).pruning_seconds == 8 and len(list(tmp_path.iterdir())) == 1
+    assert find(Records(None, False)).pruning_seconds == 8 and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("error", [None, MemoryError()])
@@ -172,7 +172,7 @@ def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
 
 
 def test_dense_work_is_shared(llama, others, monkeypatch):
-    captures, original = [], runner.check_replay
-    monkeypatch.setattr(runner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
+    captures, original = [], BlockRunner.check_replay
+    monkeypatch.setattr(BlockRunner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
     compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
     assert len(captures) == 1

@@ -1,0 +1,48 @@
+"""Means over the comparisons of several models, as in the paper's tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common.display import Column, Table, format_markdown
+from ..files.directories import check_writable
+from .comparison import Comparison, aggregate_table, explain, largest, mean_of, smallest, with_error
+from .results import Result, aggregate, grouped
+
+
+PAGE = "means.md"
+
+
+def merge(directories: Sequence[str | Path], output: str | Path) -> str:
+    """Write the means over finished comparisons of several models to `means.md` in a directory, and return them.
+
+    The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
+    """
+    folder = check_writable(output, "write means to")
+    found = [Comparison.load(directory) for directory in directories]
+    means = aggregate((one.dense, one.results) for one in found)
+    notes = [f"{one.model}: {' '.join(one.notes())}" for one in found]
+    tables = format_markdown(*_side_by_side(found)), explain(means), format_markdown(*aggregate_table(means))
+    text = "\n\n".join([*notes, *tables])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PAGE).write_text(f"# {', '.join(one.model for one in found)}\n\n{text}\n", encoding="utf-8")
+    return text
+
+
+def _side_by_side(comparisons: Sequence[Comparison]) -> Table:
+    """Return a table with a row per method and columns of every model. The best of every saliency and amount is marked."""
+    method = ("sparsity", "budget", "saliency", "topup")
+    by_method = [grouped([one.dense, *one.results], *method) for one in comparisons]
+    keys = list(dict.fromkeys(key for own in by_method for key in own))
+    heads = [Result(sparsity, saliency, topup, budget=budget) for sparsity, budget, saliency, topup in keys]
+    columns = [Column("amount", [head.target for head in heads])]
+    columns += [
+        Column(name.replace("topup", "top-up"), [getattr(head, name) for head in heads]) for name in method[2:]
+    ]
+    for one, own in zip(comparisons, by_method):
+        for name in one.dense.perplexity:
+            values = [mean_of(result.perplexity.get(name) for result in own.get(key, ())) for key in keys]
+            columns.append(Column(f"{one.model} {name}", values, with_error(), smallest))
+        if one.dense.accuracy:
+            values = [mean_of(result.mean_accuracy for result in own.get(key, ())) for key in keys]
+            columns.append(Column(f"{one.model} mean accuracy", values, with_error("{:.2%}"), largest))
+    return Table.of(columns, [key[:3] for key in keys])
