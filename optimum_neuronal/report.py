@@ -21,7 +21,7 @@ class PruningReport:
 
     Args:
         config (`dict`): the `NeuronALConfig`.
-        requested_sparsity (`float`): share of zeros asked for, in [0, 1); 0 if weights are quantized.
+        requested_sparsity (`float`): requested share of zeros, in [0, 1); 0 if weights are quantized.
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
         projections (`dict`):
@@ -119,7 +119,7 @@ class PruningReport:
 
     def _sparsity_rows(self) -> list[list[str]]:
         return [
-            ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
+            ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
         ]
 
@@ -131,7 +131,7 @@ class PruningReport:
             kinds.setdefault(name.rpartition(".")[2], []).append(own)
         by_kind = ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())
         return [
-            ["bits per weight", f"{self.bits_per_weight:.3f} (asked for {self.config['bits_per_weight']:g})"],
+            ["bits per weight", f"{self.bits_per_weight:.3f} (requested: {self.config['bits_per_weight']:g})"],
             ["bits of codes", f"{counts} projections"],
             ["by kind", by_kind],
         ]

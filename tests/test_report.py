@@ -52,7 +52,7 @@ def test_what_is_saved_is_what_was_found(tmp_path):
 
 def test_the_table_of_the_least():
     assert {name: value.strip() for name, value in lines(report()).items()} == {
-        "sparsity": "69.9980% (asked for 70.00%)",
+        "sparsity": "69.9980% (requested: 70.00%)",
         "by block": "62.50% to 77.50%",
         "method": "wanda + neuronal",
         "seconds": "block step 1.2, pruning 2.0",
@@ -64,7 +64,7 @@ def test_the_table_of_the_least():
     "more, line",
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
-        (QUANTISED, "bits per weight  2.396 (asked for 2.4)"),
+        (QUANTISED, "bits per weight  2.396 (requested: 2.4)"),
         (QUANTISED, "bits of codes  2 in 2, 3 in 1 projections"),
         (QUANTISED, "by kind  q 2.50, up 2.00"),
         (QUANTISED, "method  quantized, rates by divergence"),

@@ -16,7 +16,7 @@ PRESET = "preset"  # in place of a saliency; the name of the preset is then in p
 class Result:
     """Result of one combination."""
 
-    sparsity: float  # share of zeros asked for, in [0, 1); 0 for the dense model and for quantized ones
+    sparsity: float  # requested share of zeros, in [0, 1); 0 for the dense model and for quantized ones
     saliency: str  # with hyper-parameters; or "dense", "quantized" or "preset"
     topup: str  # with hyper-parameters; or "dense", "rates" or the name of the preset
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
@@ -32,7 +32,7 @@ class Result:
     decisions: dict[str, Any] = field(default_factory=dict)  # candidates and decisions of the top-up
     config: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # why there are no figures
-    budget: float | None = None  # bits per weight asked for; None: weights are not quantized
+    budget: float | None = None  # requested bits per weight; None: weights are not quantized
     bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
     setting: dict[str, Any] = field(default_factory=dict)  # values of swept fields of the config
 
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def target(self) -> str:
-        """The amount asked for, in words: `"70 % sparsity"`, or `"2.4 bits"`."""
+        """The requested amount in words: `"70 % sparsity"`, or `"2.4 bits"`."""
         return f"{100 * self.sparsity:.4g} % sparsity" if self.budget is None else f"{self.budget:g} bits"
 
     @property

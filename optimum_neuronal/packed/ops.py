@@ -103,7 +103,7 @@ def _setup_linear(ctx, inputs, output) -> None:
 
 
 def _linear_backward(ctx, gradient):
-    tensors = list(ctx.saved_tensors)  # may be asked for once
+    tensors = list(ctx.saved_tensors)  # can be read once
     found = torch.ops.optimum_neuronal.packed_gradient(gradient, ctx.format, tensors, ctx.columns)
     return found, None, [None] * len(tensors), None, None
 

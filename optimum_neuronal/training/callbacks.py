@@ -1,9 +1,4 @@
-"""Keeps the zeros of a sparse model while transformers' `Trainer`, or a subclass, trains it.
-
-```python
-Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).train()
-```
-"""
+"""Keeps the zeros of a sparse model while transformers' `Trainer`, or a subclass, trains it."""
 
 from typing import Any
 
@@ -21,7 +16,7 @@ class SparsityCallback(TrainerCallback):
     own. See [`keep_sparsity`] for adapters and for the errors.
     """
 
-    keeper: SparsityKeeper | None = None  # of the last training; None for a dense model
+    keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
     _trained_with: TrainingArguments | None = None
 
     def on_train_begin(
@@ -31,32 +26,25 @@ class SparsityCallback(TrainerCallback):
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        if self.keeper is not None:
-            self.keeper.mask_gradients()
+        self.keeper.mask_gradients()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        if self.keeper is not None:
-            self.keeper.apply(frozen=False)
+        self.keeper.apply(frozen=False)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        if self.keeper is not None:
-            self.keeper.release()
-            self.keeper.verify()
+        self.keeper.release()
+        self.keeper.verify()
 
     def _start(self, args: TrainingArguments) -> None:
         """Drop the keeper of the last training. Raise `ValueError` if that was another Trainer's."""
         if self._trained_with is not None and self._trained_with is not args:
             raise ValueError(f"Another Trainer has used this {type(self).__name__}: make one for each Trainer.")
-        self._trained_with = args
-        self._release()
+        self.keeper.release()
+        self.keeper, self._trained_with = SparsityKeeper([]), args
 
-    def _release(self) -> None:
-        if self.keeper is not None:
-            self.keeper.release()
-            self.keeper = None
-
-    def _keep(self, model: nn.Module) -> SparsityKeeper:
-        self._release()
-        self.keeper = keep_sparsity(model)
-        self.keeper.mask_from_now_on()
-        return self.keeper
+    def _keep(self, model: nn.Module) -> None:
+        """Keep the model's present zeros from now on."""
+        keeper = keep_sparsity(model)
+        self.keeper.release()
+        self.keeper = keeper
+        keeper.mask_from_now_on()

@@ -1,22 +1,12 @@
 """Keeps a sparse model sparse while it is trained: no pruned weight comes back, with any optimizer and loop.
 
-```python
-with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accelerator.prepare
-    for batch in loader:
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-```
-
 The gradients of pruned weights are set to zero as soon as they are accumulated, so clipping, momentum and second moments
 see only the other weights. The pruned weights are set to zero after every step, since some optimizers change weights whose
 gradients are zero.
 """
 
 from contextlib import AbstractContextManager
-from functools import partial
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -69,7 +59,6 @@ class SparsityKeeper(AbstractContextManager):
         """Share of zeros in the weights that this process holds, in (0, 1)."""
         return sum(weight.count_pruned() for weight in self.weights) / sum(w.tensor.numel() for w in self.weights)
 
-    @torch.no_grad()
     def apply(self, optimizer: Optimizer | None = None, frozen: bool = True) -> None:
         """Set the pruned weights to zero. Call it after each step of an optimizer that is not torch's.
 
@@ -81,7 +70,6 @@ class SparsityKeeper(AbstractContextManager):
             if frozen or weight.owner.requires_grad:
                 weight.apply_to(weight.tensor)
 
-    @torch.no_grad()
     def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
         """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
         for weight in self._trained_by(optimizer):
@@ -108,7 +96,8 @@ class SparsityKeeper(AbstractContextManager):
         """Mask the gradients of the trained weights as they are accumulated, until [`~SparsityKeeper.release`]."""
         for weight in self.weights:
             if weight.owner.requires_grad and not is_spread(weight.owner):
-                self._handles.append(weight.owner.register_post_accumulate_grad_hook(partial(_mask_gradient, weight)))
+                hook = weight.owner.register_post_accumulate_grad_hook(lambda p, own=weight: own.apply_to(p.grad))
+                self._handles.append(hook)
 
     def release(self) -> None:
         """Remove all hooks."""
@@ -125,9 +114,3 @@ class SparsityKeeper(AbstractContextManager):
         self.release()
         if kind is None:
             self.verify()
-
-
-@torch.no_grad()
-def _mask_gradient(weight: SparseWeight, parameter: nn.Parameter) -> None:
-    assert parameter.grad is not None  # it was accumulated just now
-    weight.apply_to(parameter.grad)

@@ -111,14 +111,14 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         pruner = NeuronALPruner(stage)
         with _as_if_dense(model), untouched_randomness():
             pruner.prune(model, self.ids)
-        if self.keeper is not None:
+        if self.keeper.weights:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
             _record_all_zeros(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
-        keeper = self._keep(model)
-        _clear_state(optimizer, keeper.weights)
+        self._keep(model)
+        _clear_state(optimizer, self.keeper.weights)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")
+        logger.warning(f"Pruned after step {state.global_step}: {self.keeper.sparsity:.2%} of the weights are zero.")
 
 
 @contextmanager
@@ -132,7 +132,6 @@ def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
             setattr(model.config, KEY, recorded)
 
 
-@torch.no_grad()
 def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) -> None:
     """Set the optimizer's state of pruned weights to zero where it has the weight's shape: momentum, second moments."""
     for weight in weights:

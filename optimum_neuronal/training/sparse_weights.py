@@ -49,6 +49,7 @@ class SparseWeight:
             raise RuntimeError(f"{self.name} has another shape now: call keep_sparsity after accelerator.prepare.")
         return tensor
 
+    @torch.no_grad()
     def apply_to(self, tensor: torch.Tensor) -> None:
         """Set a tensor of the weight's shape to zero where the weight is pruned, in place."""
         tensor = local_part(tensor)

@@ -18,14 +18,14 @@ def others(ids):
 
 @pytest.fixture
 def quick_alps(monkeypatch):
-    """ALPS looks for its supports in a few iterations, as it is asked for many."""
+    """ALPS looks for its supports in a few iterations instead of many."""
     original = alps.find_support
     monkeypatch.setattr(alps, "find_support", lambda *args: original(*args[:-1], islice(args[-1], 6)))
 
 
 @pytest.fixture(autouse=True)
 def no_pixels(monkeypatch):
-    """Only the SVG of a figure is drawn; tests/test_figure_style.py draws the PNG too."""
+    """Only the SVG of a figure is drawn; common/test_figure_style.py draws the PNG too."""
     original = Figure.savefig
 
     def savefig(figure, file, format, **options):

@@ -31,7 +31,7 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
 
 
 def test_tokens_are_generated_whatever_the_checkpoint_says(models):
-    """As many as asked for, although nearly every token ends the text."""
+    """As many as requested, although nearly every token ends the text."""
     model, steps = models[1], []
     model.generation_config.eos_token_id = list(range(63))
     model.register_forward_hook(lambda module, args, output: steps.append(output.logits.shape[0]))

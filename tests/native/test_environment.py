@@ -6,7 +6,7 @@ from optimum_neuronal.native.build import BuildError
 
 @pytest.fixture
 def asked_anew(monkeypatch):
-    """The kernels are chosen when they are first asked for: here once more, and again afterwards."""
+    """The kernels are chosen when first used: here once more, and again afterwards."""
     library.find_kernel.cache_clear()
     yield monkeypatch
     monkeypatch.undo()

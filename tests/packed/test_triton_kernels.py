@@ -1,4 +1,4 @@
-"""Triton's kernels without a GPU: in Triton's interpreter, which has to be asked for before triton is imported, and
+"""Triton's kernels without a GPU: in Triton's interpreter, which is chosen before triton is imported, and
 through its compilers. Hence both run in processes of their own."""
 
 import importlib.util
