@@ -35,7 +35,8 @@ class AlphaPruning(TopUp):
             weights = (projection.weight.float() for projection in block.pruned)
             return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
 
-        alphas = block_alphas([found for found in trials.weight_scores(exponents, "Spectra") if found])
+        spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins")
+        alphas = block_alphas([found for found in spectra if found])
         blocks = pruned_blocks(trials.decoder)
         factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
         plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))

@@ -12,9 +12,6 @@ from ..trials import Trials
 from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
-LABEL = "OWL outliers"
-
-
 @register_topup("owl")
 @dataclass(frozen=True)
 class OWL(TopUp):
@@ -36,7 +33,8 @@ class OWL(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        ratios = block_scores(trials, partial(outlier_ratio, factor=self.outlier_factor), LABEL)
+        score = partial(outlier_ratio, factor=self.outlier_factor)
+        ratios = block_scores(trials, score, f"OWL outliers above {self.outlier_factor:g}")
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})
 

@@ -188,15 +188,17 @@ class Trials:
         return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
-        """Return the scores of every dense block, from its weights. The label also names the record."""
-        return self.records.recorded(
-            label.lower(), lambda: (self.runner.for_each_block(lambda _, block: score(block), label), {})
-        )[0]
+        """Return the scores of every dense block, from its weights. The label also names the record; it is of one score."""
+
+        def measure() -> Finding:
+            return self.runner.for_each_block(lambda _, block: score(block), label), {}
+
+        return self.cache.get(label, lambda: self.records.recorded(label.lower(), measure)[0])
 
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
         """Return the scores of every dense block, from its weights and the activations of its pruned projections.
 
-        The activations are of all calibration sequences. The label also names the record.
+        The activations are of all calibration sequences. The label also names the record; it is of one score.
         """
 
         def measure() -> tuple[list[list[float]], dict]:

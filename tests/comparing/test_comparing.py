@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from accelerate import disk_offload
 from conftest import make_model
 from profiles import by_day
 from turning import ties
@@ -176,3 +177,56 @@ def test_dense_work_is_shared(llama, others, monkeypatch):
     monkeypatch.setattr(BlockRunner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
     compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
     assert len(captures) == 1
+
+
+def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
+    topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
+    found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
+    for result in found:
+        pruner = NeuronALPruner(NeuronALConfig(sparsity=0.5, saliency="magnitude", topup=result.topup, **SMALL))
+        pruner.prune(make_model("llama"), ids[:6])
+        assert result.block_sparsity == list(pruner.report.blocks.values())
+    assert len({tuple(result.block_sparsity) for result in found}) == 4
+
+
+def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
+    """Both rows have the seconds of the scores that the first one measured."""
+    measure, clock = BlockRunner.run, [0.0]
+
+    def slow(self, inputs, streams, visit, label=None, release=False):
+        clock[0] += 100 * str(label).startswith("OWL")
+        return measure(self, inputs, streams, visit, label, release)
+
+    monkeypatch.setattr(BlockRunner, "run", slow)
+    monkeypatch.setattr(comparing.time, "perf_counter", lambda: clock[0])
+    found = compare(llama, saliencies=["wanda", "magnitude"], topups=["owl"], **others)
+    assert [result.allocation_seconds for result in found.results] == [100.0, 100.0] and clock == [100.0]
+
+
+def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{i % 60}" for i in range(400)))
+    given = {**others, "dataset": str(text), "seq_length": 8, "output": tmp_path / "out"}
+    sweep = {"seed": [0, 1], "num_alignment_samples": [1, 2]}
+    del given["num_alignment_samples"]
+    found = compare(llama, tokenizer, saliencies=["wanda"], topups=["owl"], sweep=sweep, **given)
+    assert [result.setting["seed"] for result in found.results] == [0, 0, 1, 1]
+    assert [result.config["num_alignment_samples"] for result in found.results] == [1, 2, 1, 2]
+    one, two, three, _ = [result.perplexity["test"] for result in found.results]
+    assert one == two != three, "OWL has no alignment sequences, but another seed draws other text"
+    assert "Means over seed 0, 1" in str(found) and " ± " in found.table().rows[1][4]
+
+
+def test_offloaded_models(ids, others, tmp_path):
+    """The same results as in memory, and the files are as before."""
+    methods = {"saliencies": ["wanda"], "topups": ["uniform", TUNED]}
+    expected = compare(make_model("llama"), **methods, **others)
+    model = disk_offload(make_model("llama"), str(tmp_path))
+    model.hf_device_map = {"": "disk"}
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    found = compare(model, **methods, **others)
+    assert [one.perplexity for one in found.results] == [one.perplexity for one in expected.results]
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert evaluate_perplexity(model, None, ids[6:]) == pytest.approx(expected.dense.perplexity["test"])
+    with pytest.raises(ValueError, match="Zero-shot tasks need the model's weights in memory"):
+        compare(model, **methods, **others, tasks=["boolq"])
