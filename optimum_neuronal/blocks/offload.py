@@ -15,6 +15,7 @@ from ..common.machine import hand_back_freed
 from ..compat import hf_private
 from ..model.projections import Block, Projection
 from ..packed.change import Change
+from .block_inputs import replaced_forward
 
 
 Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
@@ -46,6 +47,7 @@ class BlockLoader:
             self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
         with ExitStack() as stack:
             for module, tensors in weights:
+                stack.enter_context(replaced_forward(module, hf_private.own_forward(module)))  # which reads no weights
                 stack.enter_context(_in_place(module, tensors))
             del weights, future
             yield block
@@ -65,18 +67,16 @@ def _read(block: Block) -> Weights:
 
 @contextmanager
 def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Give a module its weights, and its own forward instead of the hook's."""
-    hooked, meta = module.__dict__.get("forward"), {}
+    """Give a module its weights while the context lasts."""
+    meta = {}
     for name, tensor in tensors.items():
         parent, _, last = name.rpartition(".")
         owner = module.get_submodule(parent)
         meta[owner, last] = owner._parameters[last]
         owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
     try:
-        module.forward = hf_private.own_forward(module)
         yield
     finally:
-        module.forward = hooked
         for (owner, last), parameter in meta.items():
             owner._parameters[last] = parameter
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
@@ -21,9 +22,9 @@ OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version"
 WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
 
 
-def made_by(auto_class: type, config_class: type) -> type | None:
-    """Return the model class that an Auto class chooses for a config class, or None."""
-    found = auto_class._model_mapping.get(config_class, None)
+def made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
+    """Return the model class that an Auto class, by its name, chooses for a config, or None."""
+    found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     return found[0] if isinstance(found, (list, tuple)) else found
 
 

@@ -120,9 +120,8 @@ class Architecture:
 
     def is_parallel(self, config: Any) -> bool:
         """Return True if attention and MLP are parallel in a model with this text config."""
-        if isinstance(self.parallel, bool):
-            return self.parallel
-        return any(bool(getattr(config, name, False)) for name in self.parallel)
+        names = () if isinstance(self.parallel, bool) else self.parallel
+        return self.parallel is True or any(getattr(config, name, False) for name in names)
 
 
 _ARCHITECTURES = {

@@ -40,7 +40,7 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
         _check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
-    check_kind(loader if own else _made_by(loader.__name__, config), config)
+    check_kind(loader if own else hf_private.made_by(loader.__name__, config), config)
     return loader, config
 
 
@@ -122,8 +122,8 @@ class LoadingCode(NamedTuple):
     def pipeline_tag(self) -> str | None:
         return PIPELINE_TAGS.get(self.loader)
 
-    def of(self, checkpoint: str, more: str = "") -> str:
-        return f"{self.loader}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{more}{self.arguments})"
+    def of(self, checkpoint: str) -> str:
+        return f"{self.loader}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{self.arguments})"
 
 
 def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
@@ -141,13 +141,13 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     is_text = config.get_text_config(decoder=True) is config
     for name in PIPELINE_TAGS:
         suits = architecture is not None and not (is_text and name in OF_SEVERAL_MODALITIES)
-        if suits and getattr(_made_by(name, config), "__name__", None) == architecture:
+        if suits and getattr(hf_private.made_by(name, config), "__name__", None) == architecture:
             return getattr(transformers, name)
     own = getattr(transformers, architecture) if architecture in dir(transformers) else None
     if isinstance(own, type) and issubclass(own, PreTrainedModel) and isinstance(config, own.config_class or ()):
         return own
     is_language_model = architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    if is_language_model and _made_by("AutoModelForCausalLM", config) is not None:
+    if is_language_model and hf_private.made_by("AutoModelForCausalLM", config) is not None:
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
@@ -164,7 +164,3 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
     except ValueError:  # a class of the caller's own
         loader = "AutoModelForCausalLM"
     return LoadingCode(loader, TRUSTING if remote else "")
-
-
-def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
-    return hf_private.made_by(getattr(transformers, auto_class), type(config))

@@ -64,7 +64,7 @@ def test_the_class_that_the_config_names():
         assert find_loader(make_config(name)).__name__ == loader
         code = loading_code(make_kind(name))
         assert code.pipeline_tag == tag
-        assert code.of("a/b", ", dtype=1") == f'{loader}.from_pretrained("a/b", dtype=1)'
+        assert code.of("a/b") == f'{loader}.from_pretrained("a/b")'
 
 
 def test_an_unknown_class_in_the_config_raises():
