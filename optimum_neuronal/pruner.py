@@ -19,7 +19,7 @@ from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
-from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
+from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .pruning.reporting import expected_size
@@ -101,7 +101,7 @@ class NeuronALPruner(OptimumQuantizer):
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
-            shared = {key: model_kwargs[key] for key in OF_TOKENIZERS if key in model_kwargs}
+            shared = {key: model_kwargs[key] for key in TOKENIZER_KWARGS if key in model_kwargs}
             pruner._own = pruner._last = find_tokenizer(model_or_path, **shared)
         return pruner
 

@@ -133,13 +133,13 @@ class BlockRunner:
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
         """Return the results of a function of every block's index and the block, with its weights loaded."""
         found = []
-        for index in self.shown_by_bar(range(len(self.decoder.blocks)), label):
+        for index in self.progress(range(len(self.decoder.blocks)), label):
             with self.loader.loaded(index) as block:
                 found.append(work(index, block))
         return found
 
-    def shown_by_bar(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
-        """Yield indices and show a progress bar, unless one is shown; without a terminal, write the label."""
+    def progress(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
+        """Yield indices while a progress bar with this label is shown. Without a terminal, the label is written once."""
         if label is None or self._quiet or not logging.is_progress_bar_enabled():
             yield from indices
             return

@@ -18,11 +18,11 @@ from transformers.utils.hub import cached_file, convert_file_size_to_int
 
 
 # Keys of config.json that describe the file, not the model.
-OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")
+FILE_KEYS = ("_name_or_path", "architectures", "dtype", "transformers_version")
 WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
 
 
-def made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
+def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     """Return the model class that an Auto class, by its name, chooses for a config, or None."""
     found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     return found[0] if isinstance(found, (list, tuple)) else found
@@ -33,8 +33,8 @@ def from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, **
     return model_class._from_config(config, **kwargs)
 
 
-def fill_at_random(model: PreTrainedModel) -> None:
-    """Give a model on the meta device weights at random on the CPU, as if it were to be trained."""
+def randomize_weights(model: PreTrainedModel) -> None:
+    """Fill a model on the meta device with random weights on the CPU, as at the start of training."""
     model.to_empty(device="cpu")
     for part in (*model.modules(), *model.parameters()):
         part._is_hf_initialized = False
@@ -107,7 +107,7 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> di
 
 
 def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model (default: its state dict) to save, by name: tied ones once, ignored ones not."""
+    """Return the tensors of a model (default: its state dict) to save: tied ones once, without the ignored ones."""
     state = model.state_dict() if state is None else state
     kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
@@ -168,7 +168,7 @@ def gates_in_turns(experts: nn.Module) -> bool:
 
 
 def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor | None:
-    """Return the bias of an expert's part of a weight, None if there is none."""
+    """Return an expert's bias, or None."""
     bias = getattr(experts, f"{parameter}_bias", None)
     return None if bias is None else bias[expert]
 
@@ -184,7 +184,7 @@ def activate(experts: nn.Module, inner: torch.Tensor, gated: bool) -> torch.Tens
 
 
 def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
-    """Return an expert's output from that of its last weight: some families have a norm there."""
+    """Return an expert's output from its last weight's output: some families apply a norm."""
     return experts.post_expert_norm(output) if hasattr(experts, "post_expert_norm") else output
 
 
@@ -223,11 +223,11 @@ def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
             left = {to: of for to, of in tied.items() if start + to not in names and start + of not in names}
             if left != tied:
                 part._dense_tied_keys, part._tied_weights_keys = part._tied_weights_keys, left
-    find_tied_again(model)
+    refresh_tied_weights(model)
 
 
-def find_tied_again(model: PreTrainedModel) -> None:
-    """Let a model's list of tied weights follow its config, which has changed."""
+def refresh_tied_weights(model: PreTrainedModel) -> None:
+    """Update a model's list of tied weights after a change of its config."""
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 

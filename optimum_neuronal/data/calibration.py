@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from .documents import Documents, is_conversation, load_documents
 
 
-# Families (`model_type`) whose positions start after the id of padding.
-POSITIONS_BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
+# Families (`model_type`) whose position ids start after the padding id.
+POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
     """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less."""
     text = model_config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
-    if most and text.model_type in POSITIONS_BEHIND_PADDING:
+    if most and text.model_type in POSITIONS_AFTER_PADDING:
         most -= text.pad_token_id + 1
     if seq_length is None:
         return min(2048, most) if most else 2048

@@ -138,13 +138,13 @@ _ARCHITECTURES = {
     **dict.fromkeys(
         ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "gated_query"})
     ),
-    # RMS norms in front of attention and MLP, and none behind them.
+    # RMS norms before attention and MLP, not after them.
     **dict.fromkeys(
         ("apertus", "ernie4_5_moe", "glm4_moe", "granite", "granitemoe", "hunyuan_v1_moe", "llama", "mistral", "mixtral", "olmoe",
          "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
         Architecture(rotates=STREAM),
     ),
-    # RMS norms behind attention and MLP, or experts with biases.
+    # RMS norms after attention and MLP, or experts with biases.
     **dict.fromkeys(("exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2"), Architecture(rotates=HEADS)),
 }  # fmt: skip
 

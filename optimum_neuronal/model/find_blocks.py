@@ -55,10 +55,8 @@ class Recorded:
         recorded = next(iter(sparsity_config["block_sparsity"]), "").rpartition(".")[0]
         self._blocks = f"{blocks}."
         self._left_out = {name.removeprefix(f"{recorded}.") for name in sparsity_config.get("left_out", ())}
-        numbers = (name.rpartition(".")[2] for name in sparsity_config["block_sparsity"])
-        self._seen = dict.fromkeys(
-            (*numbers, *sparsity_config["projections"]), False
-        )  # number or kind -> it is in the model
+        numbers = [name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]]
+        self._seen = dict.fromkeys([*numbers, *sparsity_config["projections"]], False)  # True: the model has it
 
     def takes(self, name: str) -> bool:
         place = name.removeprefix(self._blocks)

@@ -17,12 +17,12 @@ from ..compat import hf_private
 from .find_blocks import check_kind, find_decoder
 
 
-# Arguments of `from_pretrained` that locate files: a tokenizer's, and a model's config.
-OF_TOKENIZERS = (
+# Arguments of `from_pretrained` that locate the files of a tokenizer, and of a config.
+TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
-MOST_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
-OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
+MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
+CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
@@ -36,18 +36,18 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     config = kwargs.get("config")
     if config is None:
         attention = _chosen(kwargs, ("attn_implementation",))
-        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, OF_CONFIGS), **attention)
+        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
         _check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
-    check_kind(loader if own else hf_private.made_by(loader.__name__, config), config)
+    check_kind(loader if own else hf_private.model_class_for(loader.__name__, config), config)
     return loader, config
 
 
 def _check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ValueError(f"config.json names {layers:,} layers, expected at most {MOST_LAYERS:,}: it is damaged.")
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
     if kernels := sorted(name for name in attention if "/" in name):
         raise ValueError(
             f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and pass "
@@ -80,7 +80,7 @@ def load_streamed(
     """
     device_map: dict[str, str | torch.device] = {"": "disk"}
     if device.type != "cpu":
-        device_map = streamed_device_map(load_skeleton(model_or_path, **_chosen(model_kwargs, OF_CONFIGS)), device)
+        device_map = streamed_device_map(load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS)), device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 
@@ -107,8 +107,7 @@ PIPELINE_TAGS = {
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModel": "feature-extraction",
 }
-OF_SEVERAL_MODALITIES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-TRUSTING = ", trust_remote_code=True"
+MULTIMODAL_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 REMOTE_MODULES = "transformers_modules."  # package of the code that comes with models
 
 
@@ -116,7 +115,7 @@ class LoadingCode(NamedTuple):
     """The code that loads a model: the name of a class, `"AutoModelForCausalLM"`, and further arguments."""
 
     loader: str
-    arguments: str = ""  # or TRUSTING
+    arguments: str = ""
 
     @property
     def pipeline_tag(self) -> str | None:
@@ -140,14 +139,14 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
             return getattr(transformers, name)
     is_text = config.get_text_config(decoder=True) is config
     for name in PIPELINE_TAGS:
-        suits = architecture is not None and not (is_text and name in OF_SEVERAL_MODALITIES)
-        if suits and getattr(hf_private.made_by(name, config), "__name__", None) == architecture:
+        suits = architecture is not None and not (is_text and name in MULTIMODAL_CLASSES)
+        if suits and getattr(hf_private.model_class_for(name, config), "__name__", None) == architecture:
             return getattr(transformers, name)
     own = getattr(transformers, architecture) if architecture in dir(transformers) else None
     if isinstance(own, type) and issubclass(own, PreTrainedModel) and isinstance(config, own.config_class or ()):
         return own
     is_language_model = architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    if is_language_model and hf_private.made_by("AutoModelForCausalLM", config) is not None:
+    if is_language_model and hf_private.model_class_for("AutoModelForCausalLM", config) is not None:
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
@@ -163,4 +162,4 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
         loader = find_loader(model.config, type(model).__name__, remote).__name__
     except ValueError:  # a class of the caller's own
         loader = "AutoModelForCausalLM"
-    return LoadingCode(loader, TRUSTING if remote else "")
+    return LoadingCode(loader, ", trust_remote_code=True" if remote else "")

@@ -56,7 +56,7 @@ class PrunedWeights:
         full = _fill(f"{block}.{kind}", numbers[depth:])
         if full in self.left_out:
             return None
-        before, star, behind = full.partition("*")  # a star: all experts are in one weight
-        left_out = {own for own in self.left_out if star and own.startswith(before) and own.endswith(behind)}
-        left_out = frozenset(own.removeprefix(before).removesuffix(behind) for own in left_out)
+        before, star, after = full.partition("*")  # a star: all experts are in one weight
+        left_out = {own for own in self.left_out if star and own.startswith(before) and own.endswith(after)}
+        left_out = frozenset(own.removeprefix(before).removesuffix(after) for own in left_out)
         return StoredProjection(block, kind, left_out)

@@ -136,7 +136,7 @@ def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
     index = next(index for index, block in enumerate(copied.blocks) if block.pruned)
     modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
     del modules[index + 1 :], modules[:index]
-    hf_private.fill_at_random(copied.model)
+    hf_private.randomize_weights(copied.model)
     copied.model.to(device).eval()
     return replace(copied, blocks=[copied.blocks[index]])
 

@@ -181,7 +181,7 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
 
     Of the weights, the first and last row of each pruned projection are read.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.OF_THE_FILE}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, projection in decoder.projections.items():
         weight = projection.stored_weight

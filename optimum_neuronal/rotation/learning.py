@@ -93,7 +93,7 @@ class Rotation:
         heads = [start(rotation) for rotation in unrotated.heads]
         optimizer = torch.optim.Adam(heads if stream is None else [stream, *heads], self.learning_rate)
         losses = []
-        for step in runner.shown_by_bar(range(self.steps), LABEL, "step"):
+        for step in runner.progress(range(self.steps), LABEL, "step"):
             rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -115,7 +115,7 @@ def restored_on_error(originals: Originals, always: bool = False) -> Iterator[No
 
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     set_config(model, config)
-    hf_private.find_tied_again(model)
+    hf_private.refresh_tied_weights(model)
 
 
 def turn_weight(

@@ -34,7 +34,7 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
 
     (last,) = runner.run(inputs, 1, visit, LABEL, release=True)
     gradients, found, blocks = _loss_gradients(runner, ids, last, seed), {}, runner.decoder.blocks
-    for index in runner.shown_by_bar(range(len(blocks))[::-1], LABEL):
+    for index in runner.progress(range(len(blocks))[::-1], LABEL):
         runner.block_forwards += BACKWARD * len(ids)
         gradients = _through(blocks[index], entering.pop(), inputs.calls[index], gradients, found)
     mean = sum(found.values()) / len(found) or 1.0

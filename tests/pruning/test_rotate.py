@@ -58,7 +58,7 @@ def fail_at(monkeypatch, owner, name, number, error):
 
 
 STAGES = {
-    "untying": (merging.hf_private, "find_tied_again", 1),
+    "untying": (merging.hf_private, "refresh_tied_weights", 1),
     "folding": (merging, "turn_weight", 2),
     "replay": (module.BlockRunner, "check_replay", 1),
     "gradients": (learning, "fisher_weights", 1),
