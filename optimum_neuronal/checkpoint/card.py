@@ -74,7 +74,8 @@ def make_card(
         blocks=format_markdown(
             ["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]
         ),
-        perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
+        perplexities=perplexities
+        and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
         command=shlex.join(command),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )

@@ -32,6 +32,12 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     for key in TYPES.keys() & value.keys():
         if not isinstance(value[key], TYPES[key]):
             raise ValueError(f"{KEY}.{key} has the wrong type, {type(value[key]).__name__}: save the model again.")
+    shares = [*value.get("block_sparsity", {}).values()]
+    for entry in value.get("projections", {}).values():
+        entry = entry if isinstance(entry, dict) else {}
+        shares += [entry.get("sparsity"), entry.get("bits") or 0]
+    if not all(isinstance(share, int | float) for share in shares):
+        raise ValueError(f"{KEY} has blocks or projections without numbers: save the model again.")
     return value
 
 

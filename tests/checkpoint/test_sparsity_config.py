@@ -51,7 +51,10 @@ def test_experts_are_summed_up():
 
 @pytest.mark.parametrize(
     "value",
-    [[], "neuronal", {}, {"version": 2}, {"version": 1, "sparsity": 0.7}, {"block_sparsity": [0.7]}, {"projections": "q"}],
+    [
+        [], "neuronal", {}, {"version": 2}, {"version": 1, "sparsity": 0.7}, {"block_sparsity": [0.7]}, {"projections": "q"},
+        {"projections": {"q": {"sparsity": []}}}, {"projections": {"q": 0.7}}, {"block_sparsity": {"b": None}},
+    ],
 )  # fmt: skip
 def test_what_cannot_be_read_raises(written, value):
     whole = written | value if isinstance(value, dict) and "version" not in value and value else value
