@@ -24,7 +24,7 @@ enum { MOST_ROWS = 8 }; /* of x in one call */
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* Fetches the line so many bytes ahead, which a stream will soon need; may point anywhere. */
+/* Prefetches the cache line `ahead` bytes after an address. It may be outside of the buffer. */
 INLINE void prefetch(const void *stream, int ahead) {
     __builtin_prefetch((const void *)((uintptr_t)stream + (uintptr_t)ahead));
 }

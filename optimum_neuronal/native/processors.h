@@ -1,4 +1,4 @@
-/* Which instruction sets there are, and which of them the processor at hand can run. */
+/* The instruction sets, and which of them this processor can run. */
 #pragma once
 
 #include "common.h"
@@ -23,7 +23,7 @@
 #endif
 #endif
 
-/* As in library.py; a processor that can run one can run those before it. */
+/* As in library.py. A processor that can run one can run all before it. */
 enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
 
 /* Whether this processor can run a kernel. */
@@ -54,7 +54,7 @@ EXPORT int neuronal_supports(int kernel) {
 #if defined(HAS_AVX_VNNI)
 static int avx_vnni = 0;
 
-/* Asks once: virtual machines take long to answer, and not every compiler's __builtin_cpu_supports knows the name. */
+/* Asks once, since CPUID is slow in virtual machines. Not every compiler's __builtin_cpu_supports knows the name. */
 static void __attribute__((constructor)) look_for_avx_vnni(void) {
     unsigned eax = 0, ebx, ecx, edx;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
@@ -62,8 +62,8 @@ static void __attribute__((constructor)) look_for_avx_vnni(void) {
 }
 #endif
 
-/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in a build says no:
- * for tests, and where the assembler does not know AVX-VNNI. */
+/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. Not used if NEURONAL_NO_DOT is
+ * defined, for tests and for assemblers that do not know AVX-VNNI. */
 INLINE int has_dot_products(void) {
 #if defined(NEURONAL_NO_DOT)
     return 0;

@@ -49,7 +49,7 @@ INLINE int64_t rows_of_block(const QuantizedMatrix *weight, int64_t block) {
     return smaller(BLOCK_ROWS, weight->rows - block * BLOCK_ROWS);
 }
 
-/* Returns the bits of the largest magnitude: of NaN and infinity those of infinity or more. */
+/* Returns the bits of the largest magnitude; if a number is infinite or NaN, at least the bits of infinity. */
 INLINE uint32_t largest_bits(const float *x, int64_t count) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < count; i++) {

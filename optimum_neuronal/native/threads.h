@@ -1,4 +1,4 @@
-/* Which thread computes what: rows of a weight, some at a time. Results depend neither on threads nor on chunks. */
+/* Shares rows of a weight among threads. Results depend neither on threads nor on chunks. */
 #pragma once
 
 #include "common.h"
@@ -10,7 +10,7 @@
 #include <omp.h>
 #endif
 
-/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for ever. */
+/* OpenMP's threads do not survive a fork: the child would wait for them forever. */
 static int forked = 0;
 
 #if defined(__unix__) || defined(__APPLE__)

@@ -1,4 +1,4 @@
-"""Computing with packed weights on GPUs and other accelerators: by Triton's kernels where these work, else in plain torch."""
+"""Computing with packed weights on GPUs and other accelerators: by Triton kernels where they work, else in plain torch."""
 
 import functools
 import os
@@ -57,7 +57,7 @@ def _has_triton(device: torch.device) -> bool:
         return False
     if device.type not in TRITON_DEVICES:
         return _warn(device, f"there are none for {device.type}")
-    try:  # the smallest work, so that what is missing shows here and not in the midst of a model
+    try:  # on the smallest weight, so that an error shows here and not in the middle of a model
         module = import_module(MODULES["sparse"], __package__)
         dense = torch.zeros(1, 1, device=device)
         module.fill(SparseWeight.pack(dense), dense)

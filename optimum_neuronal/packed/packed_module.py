@@ -117,7 +117,7 @@ class PackedModule(nn.Module):
 
     @property
     def weight(self) -> "WeightInfo":
-        """Shape, dtype and device of the dense weight, which models ask for."""
+        """Shape, dtype and device of the dense weight, which models read."""
         return WeightInfo(torch.Size(self.dense_shape), self.dtype, self.device)
 
     @property
@@ -146,7 +146,7 @@ class PackedModule(nn.Module):
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """What models ask a weight for. It holds no elements."""
+    """What models read of a weight. It holds no elements."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -1,7 +1,7 @@
-"""Multiplying with quantized weights on GPUs, by Triton: codes are read as files hold them.
+"""Multiplying with quantized weights on GPUs, by Triton, in the layout of the files.
 
-A program computes 32 rows, of bit planes those of 16 neighboring bytes: 16 in their low halves, and 16 in their high halves,
-32 rows further. Inputs stay floating: results are close to those of processors, not equal to the bit. Imports triton.
+A program computes 32 rows. Of bit planes, these are the rows of 16 neighboring bytes: 16 in the low halves, and 16 in the
+high halves, 32 rows further. Inputs are not rounded, so results are close to the CPU's but not bit-equal. Imports triton.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Multiplying with packed rows on GPUs, by Triton: the same layout, read as it lies.
+"""Multiplying with sparse weights on GPUs, by Triton, in the layout of the files.
 
-A row's bits are words of 32. A scan over the words' counts, and a count under a mask in its own word, tell every element
-where its value is. Imports triton.
+A row's bits are words of 32. An element's value is found by counting the bits before it: in earlier words by a scan, and in
+its own word under a mask. Imports triton.
 """
 
 import torch
@@ -30,7 +30,7 @@ def multiply(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -
 
 def fill(weight: SparseWeight, dense: torch.Tensor) -> None:
     """Unpack a weight, or a window of one, into a tensor of its shape."""
-    integers = INTEGERS[dense.element_size()]  # moved as numbers, so that no bit of a NaN is touched
+    integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
     if dense.numel():
         packed = _words(weight.mask), weight.values.view(integers), weight.offsets
         sizes = len(dense), dense.shape[1], weight.mask.shape[1] // 4
@@ -39,13 +39,13 @@ def fill(weight: SparseWeight, dense: torch.Tensor) -> None:
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
-    """All the bits as words, uint32, in one dimension; copied only if they lie where no word may begin."""
+    """Return the bits as words, uint32, in one dimension. They are copied only if their address is not a multiple of 4."""
     return (bits.clone() if bits.data_ptr() % 4 else bits).view(-1).view(torch.uint32)
 
 
 @triton.jit
 def _count(words):
-    """Return how many bits are set, by adding neighbours; compilers know this way of writing it and emit one instruction."""
+    """Return how many bits are set, by adding neighbors. Compilers recognize this code and emit one instruction."""
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F
@@ -54,7 +54,7 @@ def _count(words):
 
 @triton.jit
 def _find(bits, row, inside, first, words, WORDS: tl.constexpr):
-    """Return where elements are kept, and the number of each among those kept from word `first` on; (row, WORDS, 32), (row,)."""
+    """Return which elements of WORDS words are kept, where each one's value is, (row, WORDS, 32), and the counts, (row,)."""
     word = first + tl.arange(0, WORDS)
     there = inside[:, None] & (word < words)[None, :]
     part = tl.load(bits + (row[:, None] * words + word[None, :]), mask=there, other=0)

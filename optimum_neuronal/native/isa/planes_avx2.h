@@ -113,7 +113,7 @@ AVX2 INLINE void avx2_block(const QuantizedMatrix *weight, const RoundedInputs *
     }
     for (int m = 0; m < x->count; m++)
         for (int i = 0; i < 8; i++) {
-            float eight[8]; /* of register i, see avx2_plane: four rows, and those 16 behind */
+            float eight[8]; /* of register i, see avx2_plane: four rows, and the four 16 rows further */
             _mm256_storeu_ps(eight, totals[m][i]);
             memcpy(sums + BLOCK_ROWS * m + i / 4 * 32 + i % 4 * 4, eight, 16);
             memcpy(sums + BLOCK_ROWS * m + i / 4 * 32 + i % 4 * 4 + 16, eight + 4, 16);
@@ -143,7 +143,7 @@ AVX2 INLINE void avx2_share_bytes(const uint8_t *planes, int bits, SharedBytes s
                 pairs[i] = _mm256_unpacklo_epi8(group[2 * i], group[2 * i + 1]);
                 pairs[2 + i] = _mm256_unpackhi_epi8(group[2 * i], group[2 * i + 1]);
             }
-            EACH(i, 4) { /* rows 4 i to 4 i + 3, and those 16 behind */
+            EACH(i, 4) { /* rows 4 i to 4 i + 3, and the four 16 rows further */
                 const __m256i fours = i % 2 ? _mm256_unpackhi_epi16(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1])
                                             : _mm256_unpacklo_epi16(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1]);
                 uint32_t *to = shared[bit][quarter] + 4 * i;

@@ -212,7 +212,7 @@ class QuantizedWeight(PackedMatrix):
         return find_kernel() if self.codes.device.type == "cpu" and dtype in DTYPES else None
 
     def _fill(self, rows: slice, dense: torch.Tensor) -> None:
-        """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (those, columns) and any dtype."""
+        """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (rows of the slice, columns) and any dtype."""
         kernel = self._kernel(dense.dtype)
         if kernel is not None:
             part = self.codes[rows] if self.bits == BYTE_BITS else self.codes[rows.start // BLOCK_ROWS :]

@@ -133,7 +133,7 @@ class SparseWeight(PackedMatrix):
         if kernel is None or len(x) > most:
             if kernel is None and x.device.type == "cpu":
                 warn_without_kernel()
-            # Without kernels few rows at a time, which stay in a cache between being unpacked and being multiplied.
+            # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
             together = SCRATCH_ROWS if kernel else 2**20 // max(1, x.shape[1])
             return multiply_by_blocks(x, self.row_count, bias, self._fill, together)
         if len(x) <= MAX_ROWS:
@@ -141,20 +141,20 @@ class SparseWeight(PackedMatrix):
         return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])
 
     def _fill(self, block: slice, dense: torch.Tensor) -> None:
-        """Unpack a slice of rows into `dense`, of shape (those, in)."""
+        """Unpack a slice of rows into `dense`, shape (rows of the slice, in)."""
         offsets = self.offsets[block.start : block.stop + 1]
         kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
         if kernel is not None:
             kernel.unpack(self.mask[block], self.values, offsets, dense)
             return
-        integers = INTEGERS[dense.element_size()]  # moved as numbers: no bit of a NaN is touched
+        integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
         source, target = self.values.view(integers), dense.view(integers)
         kept = unpack_bits(self.mask[block], dense.shape[1])
         if not len(source):
             target.zero_()
         elif dense.device.type == "cpu":
             target.zero_().masked_scatter_(kept, source[int(offsets[0]) :])
-        else:  # fetches no number from the device, as a slice of `source` would, which waits for all it has still to do
+        else:  # reads no number from the device: a slice of `source` would, and wait until the device has finished
             places = kept.cumsum(1).add_(offsets[:-1, None] - 1).clamp_(min=0, max=len(source) - 1)
             target.copy_(source[places].masked_fill_(~kept, 0))
 
