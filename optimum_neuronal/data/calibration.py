@@ -57,12 +57,11 @@ def draw_windows(
     Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give
     equal ids. In each of the three cases the first sequences do not depend on `num_samples`.
     """
-    documents, windows = load_documents(dataset, tokenizer=tokenizer), None
+    documents, windows, route = load_documents(dataset, tokenizer=tokenizer), None, "documents"
     if not documents.joined:
         windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
-    route = "documents" if windows else "stream"
-    if not windows:
-        stream = tokenize(documents.join(), tokenizer, documents.templated)
+    if windows is None:
+        route, stream = "stream", tokenize(documents.join(), tokenizer, documents.templated)
         if len(stream) < num_samples * seq_length:
             raise ValueError(
                 f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
@@ -130,8 +129,10 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
     """Raise `ValueError` if an id lies outside [0, vocab_size)."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
-        found = f"Token ids range from {low} to {high}, but the model's vocabulary has {vocab_size} entries"
-        raise ValueError(f"{found}: use the model's own tokenizer.")
+        raise ValueError(
+            f"Token ids range from {low} to {high}, but the model's vocabulary has {vocab_size} entries: use the model's own "
+            "tokenizer."
+        )
 
 
 def resolve_seq_length(model_config, seq_length: int | None = None) -> int:

@@ -204,14 +204,12 @@ def _column(data: Any, column: str | None, source: str) -> Documents:
             "datasets.Dataset."
         )
     names = data.column_names
-    if column is None:
-        strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
-        column = next(
-            (name for name in ("text", "messages") if name in names), strings[0] if len(strings) == 1 else "text"
-        )
+    strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
+    usual = ("text", "messages", *(strings if len(strings) == 1 else ()))
+    column = column or next((name for name in usual if name in names), "text")
     if column not in names:
-        known = ", ".join(names)
         raise ValueError(
-            f"The dataset ({source}) has no column {column!r}, only {known}. Name one after a colon: NAME:COLUMN."
+            f"The dataset ({source}) has no column {column!r}, only {', '.join(names)}. Name one after a colon: "
+            "NAME:COLUMN."
         )
     return Documents(data[column], source)
