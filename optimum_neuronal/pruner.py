@@ -18,7 +18,7 @@ from .data.calibration import CalibrationSet
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
-from .files.records import WorkDirectory, work_directory
+from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
@@ -164,7 +164,7 @@ class NeuronALPruner(OptimumQuantizer):
             }
             self.report = replace(report, evaluation=evaluation)
             self.save(model, save_dir, format)
-            folder.remove()
+            remove_records(folder)
         return model
 
     def prune(
@@ -214,7 +214,7 @@ class NeuronALPruner(OptimumQuantizer):
             self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
         return model
 
-    def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
+    def _prune(self, context: PruneContext, dataset: Any, folder: Path | None) -> PruningReport:
         clock = Clock()
         reset_peak_memory()
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,29 +115,14 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
             yield f"{name} was {old!r}, is {new!r}{within}"
 
 
-@dataclass(frozen=True)
-class WorkDirectory:
-    """The directory of an unfinished prune, locked by this process."""
-
-    path: Path | None  # absolute; None: nothing is recorded
-
-    def remove(self) -> None:
-        """Remove the records, and the directory if nothing else is in it."""
-        if self.path is None:
-            return
-        with suppress(OSError):  # it is gone, not empty or a link
-            for file in self.path.iterdir():
-                if _is_own(file.name):
-                    file.unlink()
-            if not self.path.samefile(os.curdir):
-                self.path.rmdir()
-
-
 @contextmanager
-def work_directory(directory: str | Path | None) -> Iterator[WorkDirectory]:
-    """Create and lock a directory for the first process. If nothing is recorded there, it is removed at the end."""
+def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
+    """Create and lock a directory for the first process, and yield its absolute path; None: nothing is recorded.
+
+    If no records are in it at the end, it is removed.
+    """
     if directory is None or Processes.current().rank > 0:
-        yield WorkDirectory(None)
+        yield None
         return
     path = check_writable(directory, "record in")
     path.mkdir(parents=True, exist_ok=True)
@@ -149,10 +133,21 @@ def work_directory(directory: str | Path | None) -> Iterator[WorkDirectory]:
         raise BlockingIOError(
             f"{path} is in use by another prune: wait for it to end, or choose another directory."
         ) from error
-    folder = WorkDirectory(path)
     try:
-        yield folder
+        yield path
     finally:
         if not (path / IDENTITY).exists():
-            folder.remove()
+            remove_records(path)
         lock.release()
+
+
+def remove_records(directory: Path | None) -> None:
+    """Remove the records in a directory, and the directory if nothing else is in it."""
+    if directory is None:
+        return
+    with suppress(OSError):  # it is gone, not empty or a link
+        for file in directory.iterdir():
+            if _is_own(file.name):
+                file.unlink()
+        if not directory.samefile(os.curdir):
+            directory.rmdir()

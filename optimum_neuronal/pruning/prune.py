@@ -18,7 +18,7 @@ from ..compat import hf_private
 from ..compat.hf_private import execution_device
 from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
-from ..files.records import Records, WorkDirectory
+from ..files.records import Records
 from ..model.projections import Decoder, stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
@@ -170,10 +170,10 @@ def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerB
     return None
 
 
-def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
+def open_records(folder: Path | None, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
     """Return the records of a prune. Raise `ValueError` if they were started with other settings, data or model."""
     started = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
-    return Records(folder.path, started, Processes.current())
+    return Records(folder, started, Processes.current())
 
 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:

@@ -5,7 +5,7 @@ import torch
 
 from optimum_neuronal.common.machine import Processes
 from optimum_neuronal.files import records as module
-from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, work_directory
+from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, remove_records, work_directory
 
 
 @pytest.fixture
@@ -93,15 +93,15 @@ def test_a_full_disk_loses_records_and_stops_nobody(tmp_path, warned, monkeypatc
 def used(path):
     """Return a directory as a prune that was interrupted leaves it."""
     with work_directory(path) as folder:
-        Records(folder.path, {"seed": 0}).put("step-01", 1, {})
+        Records(folder, {"seed": 0}).put("step-01", 1, {})
     return path
 
 
 def test_records_stay_until_they_are_removed(tmp_path):
     work = used(tmp_path / "new" / "work")
     with work_directory(work) as folder:
-        assert Records(folder.path, {"seed": 0}).get("step-01") == (1, {})
-        folder.remove()
+        assert Records(folder, {"seed": 0}).get("step-01") == (1, {})
+        remove_records(folder)
     assert not work.exists()
 
 
@@ -110,7 +110,7 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
         raise ZeroDivisionError
     monkeypatch.setattr(Processes, "current", classmethod(lambda cls: cls(1, 2)))
     with work_directory(tmp_path / "work") as folder:
-        assert folder.path is None, "the second of two processes records nothing"
+        assert folder is None, "the second of two processes records nothing"
     assert not list(tmp_path.iterdir())
 
 
@@ -129,5 +129,5 @@ def test_only_its_own_files_are_removed(tmp_path):
         (work / name).write_text("mine")
     (work / f".{IDENTITY}.tmp").write_text("left by a kill")
     with work_directory(work) as folder:
-        folder.remove()
+        remove_records(folder)
     assert sorted(os.listdir(work)) == ["model", "model-00001.safetensors", "notes.txt"]
