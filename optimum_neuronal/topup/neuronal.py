@@ -1,8 +1,9 @@
 """NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -15,20 +16,41 @@ from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.solved import SHARES, SolvedSparsities
 from ..trials.trials import REFERENCES
+from . import neuronal_authors
 from .base import Allocation, TopUp, get_dist, index_of_smallest, register_topup, spread_over_blocks, uniform_plan
+from .neuronal_authors import SCHEDULES, rise
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
+PRINTED = tuple(lam for lam in LAMBDAS if lam != 0.04)  # as the paper's appendix lists them; its tables have 0.04
 STEPS = ("both", "block", "row")
 CANDIDATES = ("wanda", "solved", "exact")
 RECONSTRUCTION = "reconstruction"
 
-# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
-# last two: here they mirror each other on the diagonal.
-SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "linear": lambda position: position,
-    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
-    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
+
+# Fields of NeuronAL that are None by default.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sequence": {
+        "reference": "sparse-stream",
+        "alignment_scope": "sequence",
+        "block_lambdas": LAMBDAS,
+        "row_lambdas": (0.0, *LAMBDAS),
+        "candidates": "wanda",
+    },
+    "authors": {
+        "reference": "sparse-stream",
+        "alignment_scope": "pooled",
+        "block_lambdas": LAMBDAS,
+        "row_lambdas": (0.0, *LAMBDAS),
+        "candidates": "exact",
+    },
+    "printed": {
+        "reference": "dense",
+        "alignment_scope": "sequence",
+        "block_lambdas": PRINTED,
+        "row_lambdas": (0.0, *PRINTED),
+        "candidates": "exact",
+    },
 }
 
 
@@ -37,14 +59,19 @@ SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class NeuronAL(TopUp):
     """The paper's algorithm: each of its two steps takes the lambda with the lowest alignment error.
 
-    With a saliency that updates all rows of a weight together, such as SparseGPT, only the block step is taken.
+    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so.
 
     Args:
         steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
-        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see
-            [`Trials.alignment_errors`].
-        alignment_scope (`str`): `"sequence"` or `"pooled"`, see [`alignment_error`].
-        block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
+        variant (`str`):
+            `"sequence"`: each candidate's own stream as the authors' code has it, errors by sequence as the paper has
+            them, and rows everywhere. `"authors"`: what their code does for the paper's figures, see
+            [`neuronal_authors`]. `"printed"`: the paper to the letter, see [`printed_deviation`] and [`block_plan`].
+        reference (`str`, *optional*): `"sparse-stream"` or `"dense"`: where dense activations come from, see
+            [`Trials.alignment_errors`]. None, here and below: the variant's.
+        alignment_scope (`str`, *optional*): `"sequence"` or `"pooled"`, see [`alignment_error`].
+        block_lambdas, row_lambdas (`tuple[float, ...]`, *optional*): half-widths of the sparsity window to try, in
+            [0, 1]. One number forces a published choice.
         metric (`str`):
             Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
@@ -53,22 +80,27 @@ class NeuronAL(TopUp):
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
-        candidates (`str`):
+        candidates (`str`, *optional*):
             How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"solved"`,
             by weights solved once at a few sparsities, see [`SolvedSparsities`]; `"exact"`, by solving each, which
             takes as long as one prune per candidate.
     """
 
     steps: str = "both"
-    reference: str = "sparse-stream"
-    alignment_scope: str = "sequence"
-    block_lambdas: tuple[float, ...] = LAMBDAS
-    row_lambdas: tuple[float, ...] = (0.0, *LAMBDAS)
+    variant: str = "sequence"
+    reference: str | None = None
+    alignment_scope: str | None = None
+    block_lambdas: tuple[float, ...] | None = None
+    row_lambdas: tuple[float, ...] | None = None
     metric: str = "l2"
     schedule: str = "linear"
-    candidates: str = CANDIDATES[0]
+    candidates: str | None = None
 
     def __post_init__(self):
+        check_choice("variant", self.variant, tuple(VARIANTS))
+        for name, value in VARIANTS[self.variant].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         check_choice("steps", self.steps, STEPS)
         check_choice("reference", self.reference, REFERENCES)
         check_choice("alignment_scope", self.alignment_scope, SCOPES)
@@ -81,9 +113,6 @@ class NeuronAL(TopUp):
                 raise ValueError(f"{name} is {lambdas}: expected each number once.")
             object.__setattr__(self, name, lambdas)
 
-    def _has_rows(self, saliency: Saliency) -> bool:
-        return self.steps != "block" and saliency.knows_rows
-
     @property
     def _reconstructs(self) -> bool:
         return self.metric == RECONSTRUCTION
@@ -91,11 +120,6 @@ class NeuronAL(TopUp):
     @property
     def _measured_on(self) -> tuple[str, str, str]:
         return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
-
-    def check(self, decoder: Decoder) -> None:
-        for block in decoder.blocks if self.steps != "block" else ():
-            for projection in block.pruned:
-                decoder.row_groups(block, projection)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
@@ -105,34 +129,45 @@ class NeuronAL(TopUp):
         return {"wanda": 0, "solved": len(SHARES), "exact": self._count(saliency)}[self._made_of(saliency)]
 
     def _count(self, saliency: Saliency) -> int:
-        return (self.steps != "row") * len(self.block_lambdas) + self._has_rows(saliency) * len(self.row_lambdas)
+        rows = self.steps != "block" and saliency.knows_rows
+        return (self.steps != "row") * len(self.block_lambdas) + rows * len(self.row_lambdas)
 
     def _made_of(self, saliency: Saliency) -> str:
         return self.candidates if saliency.updates_weights else "exact"
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        plan, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
+        base, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
         if (made_of := self._made_of(saliency)) != "exact":
             solved = trials.solve(SolvedSparsities.around(sparsity)) if made_of == "solved" else None
             trials = replace(trials, saliency=Wanda(), solved=solved)
         if self.steps != "row":
-            plan, decisions["block"] = self._block_step(trials, sparsity)
-        if self._has_rows(saliency):
-            plan, decisions["row"] = self._row_step(trials, plan)
+            base, decisions["block"] = self._block_step(trials, sparsity)
+        plan, problem = self._rounded(base, trials), rows_problem(trials.decoder, saliency)
+        if self.steps != "block" and problem is None:
+            plan, decisions["row"] = self._row_step(trials, base)
         elif self.steps != "block":
-            decisions["note"] = f"no row step: {saliency.name!r} updates all rows of a weight together"
+            decisions["note"] = f"no row step: {problem}"
         return Allocation(plan, decisions)
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
-        """Choose how far sparsity rises from the first block to the last (paper, section 3.1.1)."""
-        plans = [block_plan(trials.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
-        errors = self._block_errors(trials, plans)
+        """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""
+        lambdas = self.block_lambdas
+        if self.variant == "authors" and sparsity >= 0.8 and lambdas == LAMBDAS:
+            lambdas = lambdas[:-1]
+        make = neuronal_authors.block_plan if self.variant == "authors" else block_plan
+        plans = [make(trials.decoder, sparsity, lam, self.schedule) for lam in lambdas]
+        errors = self._errors(trials, [self._rounded(plan, trials) for plan in plans], "Block step")
         best = index_of_smallest(errors)
-        return plans[best], _decision(self.block_lambdas, errors, best)
+        return plans[best], _decision(lambdas, errors, best)
 
-    def _block_errors(self, trials: Trials, plans: Sequence[SparsityPlan]) -> list[float]:
+    def _rounded(self, plan: SparsityPlan, trials: Trials) -> SparsityPlan:
+        if self.variant != "authors" or trials.saliency.updates_weights:
+            return plan
+        return neuronal_authors.floored(trials.decoder, plan)
+
+    def _errors(self, trials: Trials, plans: Sequence[SparsityPlan], label: str) -> list[float]:
         """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
-        label, middle = "Block step", len(plans) // 2
+        middle = len(plans) // 2
         if self._reconstructs:
             return trials.reconstruction_errors(plans, self.reference, label)
         if not trials.can_abandon or len(plans) < 3:
@@ -143,29 +178,51 @@ class NeuronAL(TopUp):
         return [*errors[:middle], first, *errors[middle:]]
 
     def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
-        """Choose how much less to prune rows that deviate more from the dense model (paper, section 3.1.2)."""
-        deviation = trials.deviation(base, *self._measured_on, label="Row deviations")
-        zero = [0.0] if 0.0 in self.row_lambdas else []  # the base plan: the others must beat it
-        lambdas = [lam for lam in self.row_lambdas if lam != 0]
-        plans = row_plans(trials.decoder, base, lambdas, deviation)
-        if self._reconstructs:
-            errors = trials.reconstruction_errors([base] * len(zero) + plans, self.reference, "Row step")
+        """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
+        plan, label, lambdas = self._rounded(base, trials), "Row step", self.row_lambdas
+        kind = "printed" if self.variant == "printed" else "signed"
+        deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
+        if self.variant == "authors":
+            plans = neuronal_authors.row_plans(trials.decoder, base, lambdas, deviation)
+            errors = self._errors(trials, plans, label)
         else:
-            bound = deviation.error if zero and trials.can_abandon else math.inf
-            errors = [deviation.error] * len(zero)
-            if plans:
-                errors += trials.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound)
-        tried = dict(zip(zero + lambdas, zip(errors, [base] * len(zero) + plans)))
-        errors = [tried[lam][0] for lam in self.row_lambdas]
+            plans = row_plans(trials.decoder, base, lambdas, deviation)
+            plans = [own if lam else plan for lam, own in zip(lambdas, plans)]  # the others must beat it
+            errors = self._row_errors(trials, plans, deviation.error)
         best = index_of_smallest(errors)
-        return tried[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best)
+        return plans[best], _decision(lambdas, errors, best)
+
+    def _row_errors(self, trials: Trials, plans: Sequence[SparsityPlan], base_error: float) -> list[float]:
+        """Return errors of the candidates, of which that with lambda 0 is known. Others may stop above it."""
+        if self._reconstructs:
+            return trials.reconstruction_errors(plans, self.reference, "Row step")
+        others = [plan for lam, plan in zip(self.row_lambdas, plans) if lam]
+        bound = base_error if len(others) < len(plans) and trials.can_abandon else math.inf
+        errors = trials.alignment_errors(others, *self._measured_on, label="Row step", bound=bound) if others else []
+        found = iter(errors)
+        return [next(found) if lam else base_error for lam in self.row_lambdas]
+
+
+def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
+    """Return why the rows of a model cannot differ, or None if they can."""
+    if not saliency.knows_rows:
+        return f"{saliency.name!r} updates all rows of a weight together"
+    try:
+        for block in decoder.blocks:
+            for projection in block.pruned:
+                decoder.row_groups(block, projection)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """Return a plan with one sparsity per block, which rises by `2 * lam` from the first to the last around the mean."""
-    position = torch.arange(len(decoder.blocks), dtype=torch.float64) / max(len(decoder.blocks) - 1, 1)
-    # Negative, since large values are pruned less.
-    return spread_over_blocks(decoder.blocks, sparsity, lam, -SCHEDULES[schedule](position))
+    """Return a plan with one sparsity per block, which rises by `2 * lam` from the first to the last around the mean.
+
+    With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
+    opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
+    """
+    return spread_over_blocks(decoder.blocks, sparsity, lam, -rise(decoder, schedule))
 
 
 def row_plans(

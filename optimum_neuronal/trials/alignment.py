@@ -132,18 +132,31 @@ class Deviation:
     """The deviation of a pruned model's activations from the dense model's."""
 
     error: float  # the alignment error of the plan
-    places: dict[str, torch.Tensor]  # name of a `Place` -> `a_D - a_S`, float64 on the CPU, shape (features,)
+    places: dict[str, torch.Tensor]  # name of a `Place` -> its `DEVIATIONS`, float64 on the CPU, shape (features,)
+
+
+def signed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    """Return `a_D - a_S` over all sequences, shape (features,), from squared norms, shape (sequences, features)."""
+    return activation(dense) - activation(sparse)
+
+
+def printed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    """Return each feature's part in Eq. 2, summed over the sequences: `sum of |a_D / sum(a_D) - a_S / sum(a_S)|`."""
+    return (_shares(dense) - _shares(sparse)).abs().sum(dim=0)
+
+
+DEVIATIONS = {"signed": signed_deviation, "printed": printed_deviation}
 
 
 def find_deviation(
-    trials: "Trials", plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
+    trials: "Trials", plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None, kind: str
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Measure the fields of [`Trials.deviation`].
 
     With `reference="sparse-stream"`, both runs of a block have the same first input. There the rows of the previous block
     are compared by its two outputs, as this block's first projection receives them.
     """
-    runner, blocks = trials.runner, trials.decoder.blocks
+    runner, blocks, deviate = trials.runner, trials.decoder.blocks, DEVIATIONS[kind]
     errors: list[torch.Tensor] = []
     places: dict[str, torch.Tensor] = {}
 
@@ -161,18 +174,18 @@ def find_deviation(
             before = norms
             if reference != "dense":  # only the first input is needed, so skip all projections
                 before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
-            places[blocks[index - 1].name] = _difference(before[block.entry], sparse[block.entry])
-        places.update(_inside(trials, block, norms, sparse))
+            places[blocks[index - 1].name] = deviate(before[block.entry].value, sparse[block.entry].value)
+        places.update(_inside(trials, block, norms, sparse, deviate))
         return [output, dense_output]
 
     inputs = trials.alignment_inputs()
     output, dense_output = runner.run(inputs, 2, visit, label)
     dense_final = trials.dense().final if reference == "dense" else final_norms(inputs.final_norm, dense_output)
-    places[blocks[-1].name] = _difference(dense_final, final_norms(inputs.final_norm, output))
+    places[blocks[-1].name] = deviate(dense_final.value, final_norms(inputs.final_norm, output).value)
     return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
 
 
-def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
+def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms, deviate: Callable) -> dict[str, torch.Tensor]:
     """Return the deviation of every place inside a block that rows of pruned projections feed."""
     fed = {trials.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
     deviations = {}
@@ -181,14 +194,10 @@ def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms) -> dict
         if name not in dense:  # ignored by the user: all rows are treated alike
             deviations[name] = torch.zeros(place.features)
             continue
-        deviations[name] = _difference(dense[name], sparse[name])
+        deviations[name] = deviate(dense[name].value, sparse[name].value)
         if reader is not None and reader.expert is not None:  # too few tokens say nothing
             deviations[name] *= min(dense[name].tokens, sparse[name].tokens) >= trials.min_expert_tokens
     return deviations
-
-
-def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:
-    return activation(dense.value) - activation(sparse.value)
 
 
 @dataclass(frozen=True)

@@ -159,12 +159,14 @@ class Trials:
         question = ("reconstruction", reference, label)
         return self._shared(plans, question, lambda own: reconstruction_errors(self, own, reference, label))
 
-    def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None) -> Deviation:
+    def deviation(
+        self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None, kind: str = "signed"
+    ) -> Deviation:
         """Return the deviation of a plan's activations from the dense model's at every place that rows feed.
 
-        Arguments: see [`Trials.alignment_errors`].
+        `kind` is one of `DEVIATIONS`. Other arguments: see [`Trials.alignment_errors`].
         """
-        question = (reference, scope, metric, label)
+        question = (reference, scope, metric, label, kind)
         found = self.measured([plan], question, lambda: find_deviation(self, plan, *question))
         return Deviation(*self.processes.from_first(found))
 

@@ -30,7 +30,7 @@ class FakeTrials:
         self.asked.append((label, plans))
         return self.errors[label][: len(plans)]
 
-    def deviation(self, plan, *measured_on, label):
+    def deviation(self, plan, *measured_on, label, kind="signed"):
         places = {}
         for block in self.decoder.blocks:
             for projection in block.pruned:

@@ -1,0 +1,83 @@
+"""Plans as the code of NeuronAL's authors makes them: bounds, rounding and rows differ from the paper's.
+
+Masks depend on the last bit of these numbers, so the order of operations is that of their numpy code.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..model.projections import Block, Decoder, Projection
+from ..saliency.plan import SparsityPlan
+from ..trials.alignment import Deviation
+from .base import LARGEST, SMALLEST
+
+
+# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
+# last two: here they mirror each other on the diagonal.
+SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda position: position,
+    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
+    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
+}
+
+
+def rise(decoder: Decoder, schedule: str) -> torch.Tensor:
+    """Return how far sparsity has risen in each block, from 0 to 1: float64, shape (blocks,)."""
+    position = torch.arange(len(decoder.blocks), dtype=torch.float64) / max(len(decoder.blocks) - 1, 1)
+    return SCHEDULES[schedule](position)
+
+
+def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> SparsityPlan:
+    """Return the plan with one sparsity per block, not rounded."""
+    last = max(len(decoder.blocks) - 1, 1)
+    rises = np.round(last * rise(decoder, schedule).numpy(), 12)  # 0, 1, 2, ... if linear
+    values = (len(decoder.blocks) - rises) * (2 * lam / last)
+    values = values - values.min()
+    found = 1 - (values - np.mean(values) + (1 - sparsity))
+    found = np.where(found <= 0, SMALLEST, np.where(found >= 1, LARGEST, found))  # the mean moves
+    return SparsityPlan({name: s for block, s in zip(decoder.blocks, found.tolist()) for name in block.pruned_names})
+
+
+def floored(decoder: Decoder, plan: SparsityPlan) -> SparsityPlan:
+    """Return the plan that prunes `int(in * sparsity)` weights of every row."""
+    widths = {name: projection.shape[1] for name, projection in decoder.projections.items()}
+    return SparsityPlan(
+        {name: int(widths[name] * sparsity) / widths[name] for name, sparsity in plan.sparsity.items()}
+    )
+
+
+def row_plans(
+    decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
+) -> list[SparsityPlan]:
+    """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block."""
+    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
+    for block in decoder.blocks:
+        for projection in block.pruned:
+            values = _values(decoder, block, projection, deviation)
+            for plan, lam in zip(plans, lambdas):
+                plan[projection.name] = _rows(projection.shape, base.sparsity[projection.name], lam, values)
+    return [SparsityPlan(plan) for plan in plans]
+
+
+def _values(decoder: Decoder, block: Block, projection: Projection, deviation: Deviation) -> np.ndarray:
+    """Return `a_D - a_S` where the rows feed, shape (features,); zero where they stay alike."""
+    place = decoder.place_fed_by(block, projection)
+    if place is None or place.name == block.name or block is decoder.blocks[-1]:
+        return np.zeros(1)
+    return deviation.places[place.name].numpy()
+
+
+def _rows(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndarray) -> torch.Tensor:
+    """Return the sparsity of every row, rounded up: `int(in * (1 - s))` weights stay.
+
+    Rows of q, k and v, and of fused projections, take the values in order: the first ones, or all of them repeatedly.
+    """
+    spread = np.zeros_like(values)
+    if np.ptp(values) > 0:
+        spread = (values - values.min()) / (values.max() - values.min()) * lam * 2
+    density = np.resize(spread - (np.mean(spread) - (1 - sparsity)), shape[0])
+    kept = ((1 - np.clip(1 - density, SMALLEST, LARGEST)) * shape[1]).astype(np.int64)
+    return torch.from_numpy((shape[1] - kept) / shape[1])
