@@ -140,6 +140,8 @@ class NeuronAL(TopUp):
         if (made_of := self._made_of(saliency)) != "exact":
             solved = trials.solve(SolvedSparsities.around(sparsity)) if made_of == "solved" else None
             trials = replace(trials, saliency=Wanda(), solved=solved)
+        if self.variant == "authors":
+            trials = replace(trials, norms=neuronal_authors.RoundedNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = self._rounded(base, trials), rows_problem(trials.decoder, saliency)

@@ -9,10 +9,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials.alignment import Deviation
 from .base import LARGEST, SMALLEST
+
+
+class RoundedNorms(SquaredNorms):
+    """Squared norms as the authors round them: they square the norm of a sequence instead of summing squares."""
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        features = inputs.reshape(sequences, -1, inputs.shape[-1]).float().transpose(1, 2)
+        self.tokens += sequences * features.shape[2]
+        self._values.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in features]))
 
 
 # Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the

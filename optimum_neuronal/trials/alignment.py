@@ -117,7 +117,7 @@ def alignment_errors(
             changes = trials.changes(block, norms, [plans[member] for member in members])
             for member, change_of in zip(members, changes):
                 with trial_weights(block.pruned, change_of):
-                    output, sparse = runner.replay(block, streams[member], calls, skipped=unread)
+                    output, sparse = runner.replay(block, streams[member], calls, trials.norms, unread)
                 errors[member].append(total_error(block.pruned, norms, sparse, scope, metric))
                 if bound == math.inf or runner.total(errors[member]) <= bound:
                     outputs[member] = output
@@ -165,10 +165,10 @@ def find_deviation(
         if reference == "dense":
             dense_output, norms = dense_stream, trials.dense().norms[index]
         else:
-            dense_output, norms = runner.replay(block, stream, calls, trials.saliency.statistic)
+            dense_output, norms = runner.replay(block, stream, calls, trials.statistic)
         (change_of,) = trials.changes(block, norms, [plan])
         with trial_weights(block.pruned, change_of):
-            output, sparse = runner.replay(block, stream, calls)
+            output, sparse = runner.replay(block, stream, calls, trials.norms)
         errors.append(total_error(block.pruned, norms, sparse, scope, metric))
         if index > 0:
             before = norms

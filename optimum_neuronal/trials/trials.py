@@ -66,6 +66,7 @@ class Trials:
         records ([`Records`], *optional*): of finished steps and blocks.
         cache ([`Cache`], *optional*): may be shared by trials of the same model and sequences.
         solved ([`SolvedSparsities`], *optional*): weights to try in place of what the saliency would make.
+        norms (`type[SquaredNorms]`): how activations are summed over tokens, for alignment errors and deviations.
     """
 
     runner: BlockRunner
@@ -77,6 +78,7 @@ class Trials:
     records: Records = field(default_factory=Records)
     cache: Cache = field(default_factory=Cache)
     solved: SolvedWeights | None = None
+    norms: type[SquaredNorms] = SquaredNorms
 
     @property
     def decoder(self) -> Decoder:
@@ -92,6 +94,11 @@ class Trials:
     def processes(self) -> Processes:
         """The processes that share the work."""
         return self.records.processes
+
+    @property
+    def statistic(self) -> type[SquaredNorms]:
+        """The statistic of dense inputs: the saliency's, unless any norms do."""
+        return self.norms if self.saliency.statistic is SquaredNorms else self.saliency.statistic
 
     @property
     def can_abandon(self) -> bool:
@@ -264,7 +271,7 @@ class Trials:
 
     def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
         """Return the dense model's stream, cached, with a statistic of all inputs. Default: the saliency's statistic."""
-        statistic = statistic or self.saliency.statistic
+        statistic = statistic or self.statistic
         return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_dense(self, statistic))
 
     def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
@@ -280,7 +287,7 @@ class Trials:
         """Return the norms of the dense block's inputs: in the dense model, or on the given hidden states."""
         if reference == "dense":
             return self.dense().norms[index]
-        return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
+        return self.runner.inputs_of(block, stream, calls, self.statistic)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """Return the inputs of the blocks for all calibration sequences, or for this process's share of them."""

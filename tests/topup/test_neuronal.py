@@ -93,12 +93,12 @@ def test_row_step_everywhere(any_model, ids):
                 assert rows.mean().item() == pytest.approx(0.7)
 
 
-def test_shapes_that_do_not_map_raise_before_any_work(llama):
-    decoder = find_decoder(llama)
-    decoder.config.num_attention_heads = 5
-    with pytest.raises(ValueError, match=r"row step does not understand model\.layers\.0\.self_attn\.q_proj.*'block'"):
-        NeuronAL().check(decoder)
-    NeuronAL(steps="block").check(decoder)
+def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
+    trials = FakeTrials(find_decoder(llama), {"Block step": [1.0]})
+    trials.decoder.config.num_attention_heads = 5
+    found = NeuronAL(block_lambdas=(0.1,)).allocate(trials, 0.7)
+    assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
+    assert "does not understand model.layers.0.self_attn.q_proj" in found.decisions["note"]
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
