@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
@@ -9,25 +10,35 @@ from trial_helpers import build_trials, make_trials, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import Decoder
+from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
+from optimum_neuronal.trials.solved import SolvedSparsities
 
 
+@dataclass
 class FakeTrials:
     """Answers with errors of its own choice, so that decisions can be checked."""
 
-    def __init__(self, decoder, errors):
-        self.decoder, self.errors, self.asked = decoder, errors, []
-
-    can_abandon, saliency = False, Wanda()
+    decoder: Decoder
+    errors: dict
+    saliency: Saliency = Wanda()
+    solved: SolvedSparsities | None = None
+    norms: type[SquaredNorms] = SquaredNorms
+    asked: list = field(default_factory=list)
+    norms_used: set = field(default_factory=set)
+    can_abandon = False
 
     def alignment_errors(self, plans, *measured_on, label, bound=float("inf")):
         self.asked.append((label, plans))
+        self.norms_used.add(self.norms)
         return self.errors[label][: len(plans)]
 
     def deviation(self, plan, *measured_on, label, kind="signed"):

@@ -1,0 +1,125 @@
+"""The variants of NeuronAL by hand: each equation as printed, each rule of the authors' code."""
+
+import pytest
+import torch
+from by_hand import by_block
+from forward import squared_norms
+from trial_helpers import make_trials
+
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms, activation
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.topup import get_dist, neuronal_authors
+from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan
+from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
+
+from .test_neuronal import FakeTrials
+
+
+ERRORS = {"Block step": [1.0] * 14, "Row step": [1.0] * 15, "base": 2.0}
+
+
+class TestPrinted:
+    def test_equation_2_by_feature(self):
+        dense = torch.tensor([[1.0, 9.0, 0.0], [4.0, 4.0, 0.0]])  # shares 1/4 3/4 0 and 1/2 1/2 0
+        sparse = torch.tensor([[1.0, 1.0, 4.0], [4.0, 36.0, 0.0]])  # shares 1/4 1/4 1/2 and 1/4 3/4 0
+        assert printed_deviation(dense, sparse).tolist() == pytest.approx([0.25, 0.75, 0.5])
+
+    def test_equation_3_counts_every_projection_of_the_dense_models_own_stream(self, llama, ids):
+        topup = NeuronAL(variant="printed", steps="block", block_lambdas=[0.1, 0.2])
+        with inference(llama):
+            trials = make_trials(llama, ids)
+            trials.dense()
+            before = trials.runner.block_forwards
+            found = topup.allocate(trials, 0.7).decisions["block"]["candidates"]
+            assert trials.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
+            projections, plan = trials.decoder.projections, block_plan(trials.decoder, 0.7, 0.1)
+            dense = squared_norms(llama, ids[:4], projections)
+            for name, projection in projections.items():
+                score = trials.saliency.score(projection.weight, activation(dense[name]))
+                projection.weight.masked_fill_(~mask_rows(score, plan.row_counts(name, projection.shape)), 0)
+            sparse = squared_norms(llama, ids[:4], projections)
+        parts = {name: alignment_error(dense[name], sparse[name]).item() for name in projections}
+        assert parts["model.layers.1.self_attn.q_proj"] > 0 and len(parts) == 3 * 7
+        assert found[0]["error"] == pytest.approx(sum(parts.values()), rel=1e-4)
+
+    def test_equation_4_rises_with_depth_unlike_with_v_as_printed(self, llama):
+        decoder = find_decoder(llama)
+        index, lam = torch.arange(1, 4), 0.1
+        closed = [0.7 - lam + 2 * lam * (i - 1) / (3 - 1) for i in index.tolist()]
+        assert by_block(decoder.blocks, block_plan(decoder, 0.7, lam)) == pytest.approx(closed)
+        assert get_dist(0.7, lam, index).tolist() == pytest.approx(closed[::-1]), "v_i = i, to the letter"
+
+    def test_lambdas_of_the_appendix(self):
+        topup = NeuronAL(variant="printed")
+        assert len(topup.block_lambdas) == 13 and 0.04 not in topup.block_lambdas
+        assert topup.row_lambdas == (0.0, *topup.block_lambdas)
+        assert (topup.reference, topup.alignment_scope) == ("dense", "sequence")
+
+
+class TestAuthors:
+    def test_block_sparsities_move_their_mean_where_they_are_clipped(self, llama):
+        decoder = find_decoder(llama)
+        for sparsity, expected in [(0.7, [0.6, 0.7, 0.8]), (0.9, [0.8, 0.9, 0.99]), (0.1, [0.01, 0.1, 0.2])]:
+            plan = neuronal_authors.block_plan(decoder, sparsity, 0.1, "linear")
+            assert by_block(decoder.blocks, plan) == pytest.approx(expected)
+
+    def test_the_block_step_prunes_one_weight_less_per_row(self, llama):
+        trials = FakeTrials(find_decoder(llama), ERRORS)
+        plan = NeuronAL(variant="authors", steps="block", block_lambdas=[0.0]).allocate(trials, 0.7).plan
+        for name, projection in trials.decoder.projections.items():
+            width = projection.shape[1]
+            assert set(plan.row_counts(name, projection.shape).tolist()) == {int(0.7 * width)}
+        trials.saliency = SparseGPT()
+        exact = NeuronAL(variant="authors", block_lambdas=[0.1]).allocate(trials, 0.7).plan
+        assert by_block(trials.decoder.blocks, exact) == pytest.approx([0.6, 0.7, 0.8]), "not rounded"
+
+    def test_rows_by_hand(self):
+        """Density 0.3, 0.4, 0.6, 0.7 of 13 weights: 3, 5, 7, 9 stay."""
+        values = torch.tensor([0.0, 1.0, 3.0, 4.0], dtype=torch.float64).numpy()
+        for rows, kept in [(4, [3, 5, 7, 9]), (2, [3, 5]), (8, [3, 5, 7, 9] * 2)]:
+            found = neuronal_authors._rows((rows, 13), 0.5, 0.2, values)
+            assert (13 - 13 * found).tolist() == pytest.approx(kept)
+        clipped = neuronal_authors._rows((4, 100), 0.5, 1.0, values)
+        assert (100 - 100 * clipped).round().tolist() == pytest.approx([1, 1, 99, 99], abs=1), "bounds 0.01 and 0.99"
+
+    def test_down_and_the_last_block_stay_uniform_and_q_k_v_follow_the_output_projection(self, llama):
+        decoder = find_decoder(llama)
+        base = SparsityPlan(dict.fromkeys(decoder.projections, 0.5))
+        deviation = FakeTrials(decoder, ERRORS).deviation(base, label=None)
+        (plan,) = neuronal_authors.row_plans(decoder, base, [0.2], deviation)
+        for block in decoder.blocks:
+            q, k, v, o, gate, up, down = (plan.sparsity[name] for name in block.pruned_names)
+            assert torch.equal(q, k) and torch.equal(q, v) and torch.equal(gate, up)
+            assert down.unique().numel() == 1
+            spread = [rows.unique().numel() > 1 for rows in (q, o, gate)]
+            assert spread == [block is not decoder.blocks[-1]] * 3
+
+    def test_the_block_set_drops_its_largest_lambda_from_80_percent(self, llama):
+        for sparsity, count in [(0.79, 14), (0.8, 13), (0.9, 13)]:
+            trials = FakeTrials(find_decoder(llama), ERRORS)
+            decisions = NeuronAL(variant="authors").allocate(trials, sparsity).decisions
+            assert [c["lambda"] for c in decisions["block"]["candidates"]] == list(LAMBDAS[:count])
+            assert [c["lambda"] for c in decisions["row"]["candidates"]] == [0.0, *LAMBDAS]
+            assert trials.norms_used == {neuronal_authors.RoundedNorms}
+
+    def test_norms_are_squared_norms(self):
+        inputs = torch.arange(24.0).view(2, 4, 3)
+        own, theirs = SquaredNorms(), neuronal_authors.RoundedNorms()
+        for norms in (own, theirs):
+            norms.update(inputs, 2)
+        torch.testing.assert_close(theirs.value, own.value)
+        assert theirs.tokens == own.tokens == 8
+
+
+def test_fields_given_one_by_one_replace_the_variants(llama):
+    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=[0.15], candidates="wanda")
+    assert (topup.alignment_scope, topup.block_lambdas, topup.candidates) == ("sequence", (0.15,), "wanda")
+    assert topup.reference == "sparse-stream" and topup.row_lambdas == (0.0, *LAMBDAS)
+    trials = FakeTrials(find_decoder(llama), ERRORS)
+    assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
+    with pytest.raises(ValueError, match="variant is 'autors'.*Did you mean 'authors'"):
+        NeuronAL(variant="autors")
