@@ -27,7 +27,7 @@ from ..packed.formats.quantized import quantized_bytes
 from ..packed.formats.sparse import sparse_bytes
 from ..report import PruningReport
 from ..saliency.low_bit import has_steps
-from ..saliency.plan import RatePlan, row_sparsity
+from ..saliency.plan import RatePlan
 from ..topup import Allocation
 from ..topup.rates import Rates
 from .context import PruneContext
@@ -115,7 +115,8 @@ def measure_sparsity(
         with loader.loaded(index) as block, torch.no_grad():
             for projection in block.pruned:
                 change, weight = changes.get(projection.name), projection.weight
-                rows = row_sparsity(weight if change is None else change.applied(weight)).cpu()
+                zeros = (weight if change is None else change.applied(weight)) == 0
+                rows = (zeros.sum(dim=1).double() / zeros.shape[1]).cpu()
                 projections[projection.name] = {
                     "sparsity": rows.mean().item(),
                     "smallest_row": rows.min().item(),

@@ -69,10 +69,7 @@ class Quantized(NamedTuple):
 
 
 class Quantizer:
-    """Quantizes the weights of projections with one input, whose Hessian has shape (columns, columns).
-
-    `quick` halves the work at the cost of about 5 % more error.
-    """
+    """Quantizes weights with one input, whose Hessian is (columns, columns). `quick`: half the work, 5 % more error."""
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight", quick: bool = False):
         self._quick = quick
@@ -116,9 +113,9 @@ def _follow(paths: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
 
 
 class _Solver:
-    """Finds codes and scales. Weights have shape (columns, rows), so that a column is contiguous.
+    """Finds codes and scales. Weights have shape (columns, rows), columns sorted and divided by their steps.
 
-    Columns are sorted, and divided by their steps. `factor` is the upper Cholesky factor of the inverse of `matrix`.
+    `factor` is the upper Cholesky factor of the inverse of `matrix`.
     """
 
     def __init__(self, target: torch.Tensor, matrix: torch.Tensor, factor: torch.Tensor, bits: int, quick: bool):
@@ -144,7 +141,6 @@ class _Solver:
         return target * _inverse(2 * scales) + self._top / 2
 
     def _try_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the codes and scales with the least error for each row."""
         rows = self._target.shape[1]
         usual = USUAL[self._bits] * self._target.square().mean(dim=0).sqrt()
         count = min(max(TRIED_COLUMNS // len(self._target), LEAST_TRIED), MOST_TRIED)

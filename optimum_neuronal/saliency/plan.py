@@ -67,11 +67,6 @@ def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.
     return counts.clamp(0, in_features)
 
 
-def row_sparsity(weight: torch.Tensor) -> torch.Tensor:
-    """Return the share of zeros in every row of a weight of shape (out, in): float64, shape (out,), in [0, 1]."""
-    return (weight == 0).sum(dim=1).double() / weight.shape[1]
-
-
 @dataclass(frozen=True)
 class ColumnPattern:
     """N:M sparsity: in every `group` consecutive weights of a row, `kept` are kept."""

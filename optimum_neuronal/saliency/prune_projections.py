@@ -64,14 +64,12 @@ def prune_projections(
 ) -> tuple[dict[str, Change], list[str]]:
     """Return the changes of a block's projections by name, and the names of starved experts' projections.
 
-    `norms` may be None if the saliency uses no activations. If they have a `cross`, weights approximate the dense model's
-    outputs. `refine` edits every mask.
+    `norms` may be None if the saliency uses no activations. With a `cross`, weights match the dense model's outputs.
     """
     activations, starved = ({}, []) if norms is None else find_activations(projections, norms, min_tokens)
     if saliency.updates_weights:
         changes = _solve(saliency, norms, activations, starved, pattern, projections, plan)
-        new = {name: change.weight for name, change in changes.items() if isinstance(change, NewWeight)}
-        check_finite({name: torch.isfinite(weight).all() for name, weight in new.items()})
+        check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
         return changes, starved
     changes, finite = {}, {}
     for projection in projections:
