@@ -115,8 +115,8 @@ def measure_sparsity(
         with loader.loaded(index) as block, torch.no_grad():
             for projection in block.pruned:
                 change, weight = changes.get(projection.name), projection.weight
-                zeros = (weight if change is None else change.applied(weight)) == 0
-                rows = (zeros.sum(dim=1).double() / zeros.shape[1]).cpu()
+                pruned = (weight if change is None else change.applied(weight)) == 0
+                rows = (pruned.sum(dim=1).double() / pruned.shape[1]).cpu()
                 projections[projection.name] = {
                     "sparsity": rows.mean().item(),
                     "smallest_row": rows.min().item(),

@@ -32,8 +32,8 @@ class AlphaPruning(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         def exponents(block: Block) -> list[float | None]:
-            weights = (projection.weight.float() for projection in block.pruned)
-            return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
+            spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
+            return [hill_exponent(spectrum, self.bins) for spectrum in spectra]
 
         spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins")
         alphas = block_alphas([found for found in spectra if found])

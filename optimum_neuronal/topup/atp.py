@@ -22,10 +22,6 @@ from .base import (
 )
 
 
-LABEL = "ATP"
-METRIC = "nll"  # the error of candidates
-
-
 @register_topup("atp")
 @dataclass(frozen=True)
 class ATP(TopUp):
@@ -55,7 +51,7 @@ class ATP(TopUp):
         plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = trials.output_errors(plans, METRIC, label=LABEL, reference="dense")
+        errors = trials.output_errors(plans, "nll", label="ATP", reference="dense")
         best = index_of_smallest(errors)
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})

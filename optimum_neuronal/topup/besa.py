@@ -71,13 +71,12 @@ class BESA(TopUp):
             return Allocation(uniform_plan(trials.decoder, sparsity))
         question = (LABEL, astuple(self), sparsity)
         found = trials.processes.from_first(trials.measured([], question, lambda: self._learn(trials, sparsity)))[0]
-        learned, met = ({name: values[index] for name, values in found.items()} for index in (0, 1))
-        return Allocation(SparsityPlan(met), {"besa": {"sparsity": met, "learned": learned}})
+        return Allocation(SparsityPlan(found["sparsity"]), {"besa": found})
 
-    def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, list[float]], dict]:
+    def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, dict[str, float]], dict]:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
         runner, last = trials.runner, trials.decoder.blocks[-1]
-        found: dict[str, list[float]] = {}
+        found: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             stream, dense_stream = streams
@@ -92,10 +91,11 @@ class BESA(TopUp):
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
             met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
-            found.update(zip(block.pruned_names, map(list, zip(learned.tolist(), met.tolist()))))
+            found["learned"] |= zip(block.pruned_names, learned.tolist())
+            found["sparsity"] |= zip(block.pruned_names, met.tolist())
             if block is last:
                 return [stream, target]
-            (change_of,) = trials.changes(block, norms, [SparsityPlan(dict(zip(block.pruned_names, met.tolist())))])
+            (change_of,) = trials.changes(block, norms, [SparsityPlan(found["sparsity"])])
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 

@@ -11,7 +11,6 @@ from ..trials import Trials
 from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
-LABEL = "DLP medians"
 HALF = 2**15  # values of the upper 16 bits of a non-negative float32; the lower 16 have twice as many
 
 
@@ -33,7 +32,7 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        medians = block_scores(trials, median_metric, LABEL)
+        medians = block_scores(trials, median_metric, "DLP medians")
         # -U has the order and the proportions of the relative importance; nothing else counts.
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)
         return Allocation(plan, {"dlp": {"medians": medians.tolist()}})

@@ -17,8 +17,6 @@ from ..trials import Trials
 from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
-LABEL, SEARCH = "DSA statistics", "DSA"
-METRIC = "nll"  # the error of candidates
 MOST_TRANSFORMS = 2
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 
@@ -115,15 +113,16 @@ class Function:
     def plan(self, blocks: Sequence[Block], sparsity: float, statistics: Statistics) -> SparsityPlan | None:
         """Return the plan of blocks with prunable weights; None if an importance is infinite."""
         importances = self.importances(statistics)
-        return None if importances is None else spread_over_blocks(blocks, sparsity, self.lam, -importances)
+        if not bool(importances.isfinite().all()):
+            return None
+        return spread_over_blocks(blocks, sparsity, self.lam, -importances)
 
-    def importances(self, statistics: Statistics) -> torch.Tensor | None:
-        """Return one float64 per block, or None if one is infinite. NaN counts as zero, as in the authors' code."""
+    def importances(self, statistics: Statistics) -> torch.Tensor:
+        """Return one float64 per block. NaN counts as zero, as in the authors' code."""
         values = statistics[self.pre, self.reduce]
         for name in self.transforms:
             values = TRANSFORM[name](values)
-        values = torch.where(values.isnan(), 0, values)
-        return values if bool(values.isfinite().all()) else None
+        return torch.where(values.isnan(), 0, values)
 
 
 @register_topup("dsa")
@@ -182,7 +181,7 @@ class DSA(TopUp):
 
             functions = distinct(untried, count, ATTEMPTS * count)
             found = [plans[function] for function in functions]
-            errors.update(zip(functions, trials.output_errors(found, METRIC, label=SEARCH, reference="dense")))
+            errors.update(zip(functions, trials.output_errors(found, "nll", label="DSA", reference="dense")))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -212,7 +211,7 @@ class DSA(TopUp):
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*filter(None, trials.dense_scores(_scores, LABEL)))
+    by_pair = zip(*filter(None, trials.dense_scores(_scores, "DSA statistics")))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

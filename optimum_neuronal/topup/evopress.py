@@ -11,11 +11,10 @@ from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .base import Allocation, TopUp, distinct, draw, index_of_smallest, pruned_blocks, register_topup
+from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup
 
 
 UNITS = ("block", "projection")
-LABEL = "EvoPress"
 SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to 3 of them, hence mostly one
 ATTEMPTS = 20  # draws per offspring before fewer are taken: small models have few neighbours
 
@@ -30,10 +29,9 @@ class EvoPress(TopUp):
     Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1.
 
     The search begins with uniform sparsity. An offspring raises the sparsity of a unit by a step and lowers that of
-    another, one to three times. A step is the same number of weights in every unit, so the mean stays. Offspring are
-    compared by the KL divergence from the dense model's next-token distributions: all of them on few alignment
-    sequences, the survivors on more, and the last survivors on all. The authors draw new tokens in every generation
-    and measure the parent again; here the sequences stay.
+    another, one to three times. A step is the same number of weights in every unit, so the mean stays. The KL divergence
+    from the dense model's next-token distributions decides: of all offspring on few alignment sequences, of survivors
+    on more. The authors draw new tokens in every generation; here the sequences stay.
 
     Args:
         generations (`int`): how often the parent may be replaced.
@@ -79,21 +77,18 @@ class EvoPress(TopUp):
             return Allocation(self.plan(units, parent, sparsity))
         generator = torch.Generator().manual_seed(self.search_seed)
 
-        def measure(candidates: Sequence[Offsets], sequences: int | None = None) -> list[float]:
+        def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            return trials.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
+            errors = trials.output_errors(plans, "kl", label="EvoPress", reference="dense", sequences=sequences)
+            return sorted(zip(errors, candidates), key=lambda found: found[0])
 
-        (error,) = measure([parent])
+        ((error, parent),) = ranked([parent])
         history = [error]
         for _ in range(self.generations):
             candidates = mutants(generator, parent, self.offspring, self.levels)
             for count, sequences in zip(self.survivors, self.sequences):
-                errors = measure(candidates, sequences)
-                best = sorted(range(len(errors)), key=errors.__getitem__)[:count]
-                candidates = [candidates[index] for index in best]
-            errors = measure(candidates)
-            if errors and min(errors) < error:
-                error, parent = min(errors), candidates[index_of_smallest(errors)]
+                candidates = [offsets for _, offsets in ranked(candidates, sequences)[:count]]
+            error, parent = min([(error, parent), *ranked(candidates)], key=lambda found: found[0])
             history.append(error)
         plan = self.plan(units, parent, sparsity)
         names = [block.name for block in pruned_blocks(trials.decoder)] if self.unit == "block" else plan.sparsity

@@ -26,22 +26,16 @@ Sizes = Mapping[int, int]  # bits -> bytes, with scales, steps and padding
 class Rates(TopUp):
     """The bits of each projection, if the config sets `bits_per_weight`; not registered as a top-up.
 
-    The experts of a layer, which share a parameter, share a rate.
-
-    Args:
-        budget (`float`): bits per weight of all projections together, for codes and scales.
-        by (`str`):
-            `"divergence"`: a projection gets more bits if quantizing it alone, to the fewest bits, changes the model's
-            next-token distributions more. `"uniform"`: rates are as equal as the budget allows.
+    A projection gets more bits if quantizing it alone, to the fewest bits, changes the model's next-token distributions
+    more. The experts of a layer, which share a parameter, share a rate.
     """
 
     name: ClassVar[str] = "rates"
 
-    budget: float
-    by: str = "divergence"
+    budget: float  # bits per weight of all projections together, for codes and scales
+    by: str = "divergence"  # or "uniform": rates are as equal as the budget allows
 
     def check(self, decoder: Decoder) -> None:
-        """Raise `ValueError` if the lowest rates do not fit into the budget."""
         units = _Units(decoder.projections.values())
         least = 8 * sum(min(own.values()) for own in units.sizes.values()) / units.weights
         if least > self.budget:

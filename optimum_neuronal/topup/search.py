@@ -150,7 +150,11 @@ class _Run:
         began, base, start = self.error, self.best, self.best_plan
         rises = self.try_out([base + step * direction for direction in directions.values()], start)
         before_line = self.error
-        descent = _descent(torch.tensor(rises, dtype=torch.float64) - began, torch.stack(list(directions.values())))
+        slopes = torch.tensor(rises, dtype=torch.float64) - began
+        slopes /= slopes.abs().max().clamp(min=torch.finfo(slopes.dtype).tiny)
+        descent = (-slopes[:, None] * torch.stack(list(directions.values()))).sum(
+            dim=0
+        )  # its largest coefficient is 1
         line = self.try_out([base + step * length * descent for length in LENGTHS], start)
         best = index_of_smallest(line)
         factor = list(LENGTHS.values())[best] if line[best] < before_line else NOTHING_FOUND
@@ -182,12 +186,6 @@ class _Run:
         if errors[first] < self.error:
             self.best_plan, self.error = plans[first], errors[first]
         self.stages.append({"stage": "rows", "began": began, "errors": dict(zip(map(str, ROW_WIDTHS), errors))})
-
-
-def _descent(rises: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-    """Return the direction of steepest descent, its largest coefficient 1, from the errors' rises along directions."""
-    largest = rises.abs().max()
-    return torch.zeros_like(directions[0]) if largest == 0 else (-(rises / largest)[:, None] * directions).sum(dim=0)
 
 
 @dataclass(frozen=True)
