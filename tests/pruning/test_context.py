@@ -27,13 +27,6 @@ def config(**fields):
     return NeuronALConfig(**{"saliency": "wanda", "sparsity": 0.5, "topup": "uniform", **fields})
 
 
-def test_weights_are_looked_at_last():
-    """So errors of the structure come before the weights are read."""
-    assert len(check(skeleton(), config(), loaded=False).decoder.projections) == 3 * 7
-    with pytest.raises(ValueError, match="are on the meta device"):
-        check(skeleton(), config())
-
-
 def test_what_does_not_fit_the_model_raises_without_weights():
     for fields, message in [
         ({"targets": ["qqq"]}, "match no projection"),

@@ -107,13 +107,3 @@ def test_no_rotation_folds_the_norms_alone(llama, ids):
     expected = (before["model.layers.0.self_attn.q_proj.weight"].double() * scale.double()).float()
     assert torch.equal(first.self_attn.q_proj.weight, expected)
     assert torch.equal(first.mlp.down_proj.weight, before["model.layers.0.mlp.down_proj.weight"])
-
-
-def test_merging_again_begins_from_the_originals(llama):
-    rotated = rotated_of(llama)
-    originals, first, second = Originals(rotated), random_rotations(rotated), random_rotations(rotated)
-    originals.merge(second)
-    expected = state(llama)
-    originals.merge(first)
-    originals.merge(second)
-    assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.vllm_plugin.arriving import ArrivingRows, ArrivingWeight, PackedRows
@@ -101,13 +100,6 @@ def test_slices_of_columns_keep_their_codes(columns, bits):
     assert isinstance(matrix, QuantizedWeight) and matrix.bits == bits
     matrix.check()
     assert torch.equal(matrix.unpack(), codes.unpack()[:, first:last])
-
-
-def test_dtypes_are_converted():
-    held = arriving(64)
-    ArrivingRows(held).copy_(weight(64).float())
-    (matrix,) = held.finish("o_proj")
-    assert isinstance(matrix, PackedMatrix) and matrix.dtype == torch.bfloat16
 
 
 def test_missing_rows_and_other_shapes_raise():
