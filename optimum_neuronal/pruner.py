@@ -20,7 +20,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_apart
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, check_model, exclusive
+from .pruning.context import Clock, PruneContext, check, check_model
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .pruning.reporting import expected_size
 from .report import PruningReport, method_text
@@ -142,7 +142,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             context = check(model, self.config, batch_size, max_hidden_bytes)
             rotation = context.methods.rotation
             more = untied = 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
@@ -208,9 +208,8 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
             `MemoryError`: too little memory, even with half the batch.
             `BlockingIOError`: another prune uses the work directory; the message says which process.
-            `RuntimeError`: another thread prunes the model.
         """
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
         return model
 

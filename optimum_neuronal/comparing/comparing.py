@@ -21,7 +21,7 @@ from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
-from ..pruning.context import check, default_batch_size, exclusive
+from ..pruning.context import check, default_batch_size
 from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
@@ -102,28 +102,27 @@ def compare(
         load_tasks(tasks, include_path)
     model, tokenizer = as_model(model, tokenizer)
     questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
-    with exclusive(model):
-        memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-        runs = Runs(model, tokenizer, combinations, dataset, questions, memory)
-        if runs.tokenizer is None and (tasks or any(as_token_ids(test) is None for test in tests.values())):
-            runs.tokenizer = own_tokenizer(model)
-        runs.windows = {
-            name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
-        }
-        records = Records(output, overwrite)
-        dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.depends_on(None), runs.dense)
-        windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
-        drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
-        comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
-        for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
-            if own is not None:
-                depends_on = runs.depends_on(runs.calibration_of(result, own))
-                result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
-            if result.error is not None:
-                logger.warning(f"{result.method} failed: {result.error}")
-            comparison.results.append(result)
-            if output is not None:
-                comparison.save(output, overwrite)
+    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+    runs = Runs(model, tokenizer, combinations, dataset, questions, memory)
+    if runs.tokenizer is None and (tasks or any(as_token_ids(test) is None for test in tests.values())):
+        runs.tokenizer = own_tokenizer(model)
+    runs.windows = {
+        name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
+    }
+    records = Records(output, overwrite)
+    dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.depends_on(None), runs.dense)
+    windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
+    drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
+    comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
+    for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
+        if own is not None:
+            depends_on = runs.depends_on(runs.calibration_of(result, own))
+            result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
+        if result.error is not None:
+            logger.warning(f"{result.method} failed: {result.error}")
+        comparison.results.append(result)
+        if output is not None:
+            comparison.save(output, overwrite)
     return comparison
 
 

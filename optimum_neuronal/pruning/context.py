@@ -1,10 +1,8 @@
 """`check`: the one check of model and config before any long work. It makes the context that every step receives."""
 
 import re
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,9 +26,6 @@ from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 
-
-_in_use: set[nn.Parameter] = set()
-_lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
@@ -78,21 +73,6 @@ def default_batch_size(tokens: int) -> int:
     return max(1, TOKENS_PER_FORWARD // max(1, tokens))
 
 
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from pruning this model or one that shares weights with it: they would see trial weights."""
-    own = set(model.parameters()) if isinstance(model, nn.Module) else set()
-    with _lock:
-        if not own.isdisjoint(_in_use):
-            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
-        _in_use.update(own)
-    try:
-        yield
-    finally:
-        with _lock:
-            _in_use.difference_update(own)
-
-
 def check(
     model: PreTrainedModel,
     config: NeuronALConfig,
@@ -138,15 +118,6 @@ def check_model(model: PreTrainedModel) -> None:
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
-    for name, module in model.named_modules():
-        if name and module._compiled_call_impl is not None:  # hooks do not see the inputs of modules in it
-            raise ValueError(f"{name} is compiled in place: prune the model first, then compile it.")
-    try:
-        model.get_input_embeddings()
-    except NotImplementedError as error:
-        raise ValueError(
-            f"{type(model).__name__} has no token embeddings: load the part that reads text as a model, and prune that."
-        ) from error
 
 
 def check_dense(model: nn.Module, purpose: str) -> None:
@@ -178,8 +149,12 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
-        if not bool(torch.isfinite(projection.weight).all()):
-            raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
+        check_finite(name, projection.weight)
+
+
+def check_finite(name: str, weight: torch.Tensor) -> None:
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
 
 
 def check_changeable(name: str, weight: torch.Tensor) -> None:
@@ -204,28 +179,17 @@ def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern 
 
 def _check_head(model: PreTrainedModel, loaded: bool) -> None:
     """Raise `ValueError` if token embeddings and head cannot be rounded to 8 bits."""
-    found = token_weights(model)
-    if not found:
-        raise ValueError(f"{type(model).__name__} has neither token embeddings nor a head: leave embedding_bits out.")
-    for name, weight in found.items():
-        if weight.ndim != 2 or weight.dtype not in DTYPES:
+    for name, weight in token_weights(model).items():
+        if weight.dtype not in DTYPES:
+            raise ValueError(f"{name} has dtype {weight.dtype}: with embedding_bits, expected {_names(DTYPES)}.")
+        if loaded and weight.is_meta:
             raise ValueError(
-                f"{name} has dtype {weight.dtype} and shape {list(weight.shape)}: with embedding_bits, expected a matrix of "
-                f"{', '.join(map(str, DTYPES))}."
+                f"embedding_bits needs {name} in memory, and it is offloaded: leave embedding_bits out, and round the saved "
+                "model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
             )
-    if not loaded:
-        return
-    modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    offloaded = any(module is not None and is_offloaded(module) for module in modules)
-    if offloaded or any(weight.is_meta for weight in found.values()):
-        raise ValueError(
-            "embedding_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in "
-            "the saved model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
-        )
-    for name, weight in found.items():
-        check_changeable(name, weight)
-        if not bool(torch.isfinite(weight).all()):
-            raise ValueError(f"{name} cannot be rounded to 8 bits: it contains NaN or infinity.")
+        if loaded:
+            check_changeable(name, weight)
+            check_finite(name, weight)
 
 
 def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
@@ -233,9 +197,7 @@ def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
     for name, projection in decoder.projections.items():
         module, dtype = projection.module, projection.owner.dtype
         if dtype not in DTYPES:
-            raise ValueError(
-                f"{name} has dtype {dtype}: with bits_per_weight, expected {', '.join(map(str, DTYPES))}."
-            )
+            raise ValueError(f"{name} has dtype {dtype}: with bits_per_weight, expected {_names(DTYPES)}.")
         if loaded and is_offloaded(module):
             raise ValueError(
                 f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
@@ -247,3 +209,7 @@ def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
                 f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out with "
                 f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
             )
+
+
+def _names(dtypes: Collection[torch.dtype]) -> str:
+    return ", ".join(map(str, dtypes))

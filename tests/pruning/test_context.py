@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.context import check, check_model, check_weights, exclusive
+from optimum_neuronal.pruning.context import check, check_model, check_weights
 from optimum_neuronal.pruning.prune import identity
 
 
@@ -39,22 +39,6 @@ def test_what_does_not_fit_the_model_raises_without_weights():
     model.config.sparsity_config = {**common, "sparsity": 0.5, "achieved_sparsity": 0.5}
     with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
         check(model, config(), loaded=False)
-
-
-def test_blocks_that_are_compiled_in_place(llama):
-    llama.model.layers[1].mlp.compile(backend="eager")
-    with pytest.raises(ValueError, match=r"model.layers.1.mlp is compiled in place: prune the model first"):
-        check(llama, config())
-
-
-def test_a_second_thread_raises_and_the_first_is_undisturbed(llama, ids):
-    expected = NeuronALPruner(config(num_samples=12)).prune(copy.deepcopy(llama), ids).state_dict()
-    with ThreadPoolExecutor(1) as executor, exclusive(llama):
-        with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
-            executor.submit(NeuronALPruner(config(num_samples=12)).prune, llama, ids).result()
-        executor.submit(NeuronALPruner(config(num_samples=12)).prune, copy.deepcopy(llama), ids).result()
-    NeuronALPruner(config(num_samples=12)).prune(llama, ids)
-    assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
 
 
 def test_two_prunes_at_once_are_as_each_alone(ids):
