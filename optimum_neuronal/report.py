@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,68 +80,50 @@ class PruningReport:
         return f"PruningReport({method_text(self.config)}, {self.amount})"
 
     def __str__(self) -> str:
-        return format_table(["", "pruned model"], self._rows())
+        return format_table(["", "pruned model"], list(self._rows()))
 
     def _repr_html_(self) -> str:
-        return format_html(["", "pruned model"], self._rows())
+        return format_html(["", "pruned model"], list(self._rows()))
 
-    def _rows(self) -> list[list[str]]:
-        rows = [
-            *(self._sparsity_rows() if self.config.get("bits_per_weight") is None else self._rate_rows()),
-            ["method", method_text(self.config)],
-            *self._rotation_rows(),
-            *self._head_rows(),
-        ]
-        if self.block_lambda is not None:
-            rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
-        if self.row_lambda is not None:
-            rows.append(["lambda of the row step", f"{self.row_lambda:g}"])
+    def _rows(self) -> Iterator[list[str]]:
+        if self.config.get("bits_per_weight") is None:
+            yield ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"]
+            yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
+        else:
+            yield from self._rate_rows()
+        yield ["method", method_text(self.config)]
+        if self.rotation:
+            text = "residual stream and attention heads" if self.rotation["stream"] else "attention heads"
+            text += "; objective {:.3g} to {:.3g}".format(*self.rotation["objective"])
+            yield ["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]
+        if self.head_roundings:
+            error, name = max((own["error"], name) for name, own in self.head_roundings.items())
+            text = f"{self.config['embedding_bits']} bits; squared error of rounding at most {error:.4%} ({name})"
+            yield ["embeddings and head", text]
+        for step, chosen in (("block", self.block_lambda), ("row", self.row_lambda)):
+            if chosen is not None:
+                yield [f"lambda of the {step} step", f"{chosen:g}"]
         if self.calibration:
-            rows.append(["calibration", "{num_samples} x {seq_length} tokens of {source}".format(**self.calibration)])
+            yield ["calibration", "{num_samples} x {seq_length} tokens of {source}".format(**self.calibration)]
         if self.starved_experts:
             count, least = len(self.starved_experts), self.config["min_expert_tokens"]
-            rows.append(["starved experts", f"{count} projections of experts that received fewer than {least} tokens"])
+            yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
         for dataset, found in self.evaluation.items():
             values = ", ".join(f"{found[when]:.2f} ({when})" for when in ("dense", "pruned") if when in found)
             tokens = f", windows of {found['window']} tokens" if "window" in found else ""
-            rows.append([f"perplexity, {dataset}{tokens}", values])
-        peaks = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())
-        rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
-        return [*rows, ["peak memory", peaks]]
+            yield [f"perplexity, {dataset}{tokens}", values]
+        yield ["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())]
+        yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
 
-    def _rotation_rows(self) -> list[list[str]]:
-        if not self.rotation:
-            return []
-        before, after = self.rotation["objective"]
-        text = "residual stream and attention heads" if self.rotation["stream"] else "attention heads"
-        text += f"; objective {before:.3g} to {after:.3g}"
-        return [["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]]
-
-    def _sparsity_rows(self) -> list[list[str]]:
-        return [
-            ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"],
-            ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
-        ]
-
-    def _rate_rows(self) -> list[list[str]]:
-        bits = {name: own["bits"] for name, own in self.projections.items()}
-        counts = ", ".join(f"{rate:g} in {count}" for rate, count in sorted(Counter(bits.values()).items()))
+    def _rate_rows(self) -> Iterator[list[str]]:
+        yield ["bits per weight", f"{self.bits_per_weight:.3f} (requested: {self.config['bits_per_weight']:g})"]
         kinds: dict[str, list[float]] = {}
-        for name, own in bits.items():
-            kinds.setdefault(name.rpartition(".")[2], []).append(own)
-        by_kind = ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())
-        return [
-            ["bits per weight", f"{self.bits_per_weight:.3f} (requested: {self.config['bits_per_weight']:g})"],
-            ["bits of codes", f"{counts} projections"],
-            ["by kind", by_kind],
-        ]
-
-    def _head_rows(self) -> list[list[str]]:
-        if not self.head_roundings:
-            return []
-        worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
-        error = f"squared error of rounding at most {self.head_roundings[worst]['error']:.4%} ({worst})"
-        return [["embeddings and head", f"{self.config['embedding_bits']} bits; {error}"]]
+        for name, own in self.projections.items():
+            kinds.setdefault(name.rpartition(".")[2], []).append(own["bits"])
+        counts = Counter(bits for own in kinds.values() for bits in own)
+        text = ", ".join(f"{bits:g} in {count}" for bits, count in sorted(counts.items()))
+        yield ["bits of codes", f"{text} projections"]
+        yield ["by kind", ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())]
 
     @property
     def amount(self) -> str:

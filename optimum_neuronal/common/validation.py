@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from numbers import Integral, Real
-from types import NoneType
 from typing import Any, TypeVar, get_args
 
 
@@ -63,24 +62,19 @@ def check_patterns(name: str, value: Any) -> None:
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    message = f"{name} is {_shown(value)}: expected a whole number of at least {least}."
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(message)
-    if value < least:
-        raise ValueError(message)
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _require(whole, whole and value >= least, name, value, f"a whole number of at least {least}")
 
 
 def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
     """Check that a number is finite and from `least` to `most`. With `above`, `least` itself is not allowed."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    inside = real and math.isfinite(value) and least <= value <= most and not (above and value == least)
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
     else:
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    message = f"{name} is {_shown(value)}: expected a number {bounds}."
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(message)
-    if not (math.isfinite(value) and least <= value <= most) or (above and value == least):
-        raise ValueError(message)
+    _require(real, inside, name, value, f"a number {bounds}")
 
 
 def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[float, ...]:
@@ -138,34 +132,34 @@ def check_field(entry: Field, value: Any) -> Any:
 
 
 def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {_shown(value)}: expected True or False.")
+    _require(isinstance(value, bool), True, name, value, "True or False")
 
 
 def check_sparsity(value: Any) -> None:
-    message = f"sparsity is {_shown(value)}: expected a share in [0, 1), such as 0.7."
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(message)
-    if not 0 <= value < 1:
-        raise ValueError(message + (f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""))
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    hint = f". Did you mean {value / 100:g}?" if real and 1 < value < 100 else ""
+    _require(real, real and 0 <= value < 1, "sparsity", value, f"a share in [0, 1), such as 0.7{hint}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    message = f"{name} is {_shown(value)}: expected one of {', '.join(map(repr, choices))}."
-    if not isinstance(value, str):
-        raise TypeError(message)
+    expected = f"one of {', '.join(map(repr, choices))}"
     if value not in choices:
-        raise ValueError(message + did_you_mean(value, choices))
+        expected += f".{did_you_mean(value, choices)}".rstrip(".")
+    _require(isinstance(value, str), value in choices, name, value, expected)
 
 
 def check_embedding_bits(value: Any, format: str = "packed") -> None:
-    message = f"embedding_bits is {_shown(value)}: expected 8, or None to leave token embeddings and head as they are."
-    if isinstance(value, bool) or not isinstance(value, (Integral, NoneType)):
-        raise TypeError(message)
-    if value not in (8, None):
-        raise ValueError(message)
+    known = isinstance(value, Integral | None) and not isinstance(value, bool)
+    _require(known, value in (8, None), "embedding_bits", value, "8, or None to keep token embeddings and head")
     if value is not None and format != "packed":
         raise ValueError(f"embedding_bits is {value}, but the format is {format!r}: use format='packed'.")
+
+
+def _require(right_type: bool, right_value: bool, name: str, value: Any, expected: str) -> None:
+    """Raise `TypeError` or `ValueError` unless a value has the right type, and is one of those expected."""
+    if not (right_type and right_value):
+        stop = "" if expected.endswith("?") else "."
+        raise (ValueError if right_type else TypeError)(f"{name} is {_shown(value)}: expected {expected}{stop}")
 
 
 def _shown(value: Any) -> str:
