@@ -69,23 +69,15 @@ def find_changes(context: PruneContext) -> PruneOutcome:
 
 
 def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
-    methods, clock, config = context.methods, context.clock, context.config
-    trials = Trials(
-        runner,
-        methods.saliency,
-        context.ids,
-        config.num_alignment_samples,
-        methods.pattern,
-        config.min_expert_tokens,
-        context.records,
-        context.cache or Cache(),
-    )
+    methods, clock, config, topup = context.methods, context.clock, context.config, context.methods.topup
+    samples, least = config.num_alignment_samples, config.min_expert_tokens
+    shared = context.records, context.cache or Cache()
+    trials = Trials(runner, methods.saliency, context.ids, samples, methods.pattern, least, *shared)
     if methods.needs_calibration:
         trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
-    allocation = methods.topup.allocate(trials, config.amount)
+    allocation = topup.allocate(trials, config.amount)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    topup = methods.topup
     refine = topup.refine if topup.refines else None
     final = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
     changes, starved = final.find()
@@ -95,11 +87,9 @@ def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
 
 def _suited(context: PruneContext) -> Methods:
     """Return the methods as they suit the model. Warn of hyper-parameters that change for it."""
-    topup = context.methods.topup
-    suited = context.methods.suited_to(context.decoder)
+    topup, suited = context.methods.topup, context.methods.suited_to(context.decoder)
     before, after = asdict(topup), asdict(suited.topup)
-    changed = ", ".join(f"{name}={value!r}" for name, value in after.items() if value != before[name])
-    if changed:
+    if changed := ", ".join(f"{name}={value!r}" for name, value in after.items() if value != before[name]):
         model = type(context.model).__name__
         logger.warning(f"{model} has no causal language-model head, so the top-up {topup.name!r} uses {changed}.")
     return suited
@@ -107,13 +97,12 @@ def _suited(context: PruneContext) -> Methods:
 
 def _warn_if_underdetermined(context: PruneContext) -> None:
     """Warn if there are fewer tokens than inputs: a least-squares fit then has no unique solution."""
-    tokens = context.ids.numel()
-    own = [p for p in context.decoder.projections.values() if p.expert is None]
-    widest = max(own, key=lambda projection: projection.shape[1], default=None)
-    if context.methods.saliency.updates_weights and widest is not None and tokens < widest.shape[1]:
+    tokens, projections = context.ids.numel(), context.decoder.projections.values()
+    widest = max((p.shape[1] for p in projections if p.expert is None), default=0)
+    if context.methods.saliency.updates_weights and tokens < widest:
         logger.warning(
-            f"There are only {tokens} calibration tokens, but {widest.name} has {widest.shape[1]} inputs, so the fit of "
-            "its weights is underdetermined. Use more sequences (num_samples)."
+            f"There are only {tokens} calibration tokens for projections of up to {widest} inputs, so the fit of weights is "
+            "underdetermined. Use more sequences (num_samples)."
         )
 
 
@@ -133,34 +122,27 @@ def draw_calibration(
             "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
             "text or token ids."
         )
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    options = {"num_samples": config.num_samples, "vocab_size": model.get_input_embeddings().weight.shape[0]}
     ids = as_token_ids(dataset, config.seq_length)
+    seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
     if ids is not None:
-        calibration = take_sequences(ids, config.num_samples, vocab_size)
-        resolve_seq_length(model.config, ids.shape[1])
-        return calibration
-    return draw_windows(
-        dataset,
-        tokenizer or own_tokenizer(model, revision),
-        num_samples=config.num_samples,
-        seq_length=resolve_seq_length(model.config, config.seq_length),
-        seed=config.seed,
-        vocab_size=vocab_size,
-    )
+        return take_sequences(ids, **options)
+    tokenizer = tokenizer or own_tokenizer(model, revision)
+    return draw_windows(dataset, tokenizer, seq_length=seq_length, seed=config.seed, **options)
 
 
 def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the checkpoint that the model's config names."""
-    origin = model.config.name_or_path
-    message = (
-        "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...), or save one beside the model."
+    origin, wanted = (
+        model.config.name_or_path,
+        "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)",
     )
     if not origin:
-        raise ValueError(message)
+        raise ValueError(f"{wanted}, or save one beside the model.")
     try:
         return AutoTokenizer.from_pretrained(origin, revision=revision or "main")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
+        raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
 
 def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
