@@ -28,7 +28,7 @@ def make_inputs(value=1.0):
 
 
 def adding(*increments):
-    """A visit that adds to every stream a number of its own, and notes where it was."""
+    """A visit that adds a number to each stream, and notes the blocks that it sees."""
     visited = []
 
     def visit(index, block, calls, streams):
@@ -54,7 +54,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
-    """A run inside of another has no bar of its own, so that no line is moved."""
+    """A run inside another one shows no bar."""
     shown = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     runner = make_runner()
@@ -196,22 +196,17 @@ def test_what_blocks_share_is_kept_by_batch(block):
 MIXTURES = ("deepseek_v3", "gpt_oss", "granitemoe", "jamba", "llama4_text", "mixtral", "olmoe", "qwen3_moe")
 
 
-def recorded_norms(model, ids, batch_size=5, ignore=None):
-    with inference(model):
-        decoder = find_decoder(model, ignore=ignore)
-        inputs = capture_inputs(decoder, ids, batch_size, "cpu")
-        hidden, norms = inputs.hidden, {}
-        for block, calls in zip(decoder.blocks, inputs.calls):
-            hidden, recorded = replay(block, hidden, calls)
-            norms.update(recorded)
-    return decoder, norms
-
-
 @pytest.mark.parametrize("family", MIXTURES)
 def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
     """Against what transformers' own loop over the experts multiplies, sequence by sequence."""
-    model = make_model(family)
-    decoder, norms = recorded_norms(model, ids)
+    model, norms = make_model(family), {}
+    with inference(model):
+        decoder = find_decoder(model)
+        inputs = capture_inputs(decoder, ids, 5, "cpu")
+        hidden = inputs.hidden
+        for block, calls in zip(decoder.blocks, inputs.calls):
+            hidden, recorded = replay(block, hidden, calls)
+            norms.update(recorded)
     tokens = token_counts(model, ids, decoder.projections)
     for name, expected in squared_norms(model, ids, decoder.projections).items():
         torch.testing.assert_close(norms[name].value, expected)

@@ -1,13 +1,30 @@
+import math
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import make_model
+from sparse_checkpoints import tensors_of
 from torch import nn
+from transformers import AutoModel
 
 from optimum_neuronal.model.architectures import Architecture
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Block, Decoder, Experts, Place, Projection, TrialWeights, trial_weights
+from optimum_neuronal.model.projections import (
+    Block,
+    Decoder,
+    Experts,
+    Place,
+    Projection,
+    TrialWeights,
+    every_projection,
+    kind_of,
+    stored_names,
+    token_weights,
+    trial_weights,
+    with_stars,
+)
 from optimum_neuronal.packed.change import Zeros
 
 
@@ -151,3 +168,44 @@ class TestTrialWeights:
         with trial_weights(layers, change_of):
             assert not any(projection.weight.any() for projection in layers)
         assert len(made) == 3 and all(projection.weight.any() for projection in layers)
+
+
+def test_kinds_are_what_blocks_and_experts_have_in_common():
+    decoder = find_decoder(make_model("mixtral"), ignore=["q_proj"])
+    projections = list(every_projection(decoder))
+    kinds = {kind_of(block, projection) for block, projection in projections}
+    assert {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.*.down_proj"} < kinds, "pruned or not"
+    assert len(projections) == sum(len(block.projections) for block in decoder.blocks)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "gpt_oss", "gemma3", "nemotron_h", "granitemoe"])
+def test_names_are_those_of_the_files(family, tmp_path):
+    model = make_model(family)
+    model.save_pretrained(tmp_path)
+    decoder = find_decoder(model)
+    recorded = [name for names in stored_names(model, decoder).values() for name in names]
+    stored = tensors_of(tmp_path)
+    assert set(recorded) <= {with_stars(name) for name in stored} and len(recorded) == len(set(recorded))
+    size = sum(tensor.numel() for name, tensor in stored.items() if with_stars(name) in recorded)
+    assert size == sum(math.prod(projection.shape) for projection in decoder.projections.values())
+
+
+def test_embeddings_and_head_by_their_names_in_the_files():
+    for family, overrides, expected in (
+        ("llama", {}, ["model.embed_tokens.weight", "lm_head.weight"]),
+        ("llama", {"tie_word_embeddings": True}, ["model.embed_tokens.weight"]),
+        ("gpt2", {}, ["transformer.wte.weight"]),
+        ("mixtral", {}, ["lm_head.weight", "model.embed_tokens.weight"]),
+        ("gemma3_text", {}, ["model.embed_tokens.weight"]),
+    ):
+        model = make_model(family, **overrides)
+        found = token_weights(model)
+        assert sorted(found) == sorted(expected) and any(
+            weight is model.get_input_embeddings().weight for weight in found.values()
+        )
+        with torch.device("meta"):
+            assert token_weights(type(model)(model.config)).keys() == found.keys()
+
+
+def test_embeddings_of_a_model_without_a_head(llama):
+    assert list(token_weights(AutoModel.from_config(llama.config))) == ["embed_tokens.weight"]

@@ -1,15 +1,9 @@
 import json
-import math
 
 import pytest
-import torch
 from conftest import make_model
-from sparse_checkpoints import tensors_of
-from transformers import AutoModel
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import every_projection, kind_of, stored_names, token_weights, with_stars
 from optimum_neuronal.model.weight_names import PrunedWeights, StoredProjection, natural_order
 
 
@@ -29,26 +23,6 @@ def written():
 def test_natural_order():
     names = ["layers.10.b", "layers.2.b", "layers.2.a", "embed", "layers.x"]
     assert sorted(names, key=natural_order) == ["embed", "layers.x", "layers.2.a", "layers.2.b", "layers.10.b"]
-
-
-def test_kinds_are_what_blocks_and_experts_have_in_common():
-    decoder = find_decoder(make_model("mixtral"), ignore=["q_proj"])
-    projections = list(every_projection(decoder))
-    kinds = {kind_of(block, projection) for block, projection in projections}
-    assert {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.*.down_proj"} < kinds, "pruned or not"
-    assert len(projections) == sum(len(block.projections) for block in decoder.blocks)
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "gpt_oss", "gemma3", "nemotron_h", "granitemoe"])
-def test_names_are_those_of_the_files(family, tmp_path):
-    model = make_model(family)
-    model.save_pretrained(tmp_path)
-    decoder = find_decoder(model)
-    recorded = [name for names in stored_names(model, decoder).values() for name in names]
-    stored = tensors_of(tmp_path)
-    assert set(recorded) <= {with_stars(name) for name in stored} and len(recorded) == len(set(recorded))
-    size = sum(tensor.numel() for name, tensor in stored.items() if with_stars(name) in recorded)
-    assert size == sum(math.prod(projection.shape) for projection in decoder.projections.values())
 
 
 def test_names_that_begin_otherwise(written):
@@ -78,24 +52,3 @@ def test_experts_one_by_one():
     names = ["h.0.mlp.experts.2.w2.weight", "h.0.mlp.experts.3.w2.weight"]
     found = [PrunedWeights(config).find(name) for name in names]
     assert found == [StoredProjection("h.0", "mlp.experts.*.down"), None]
-
-
-def test_by_their_names_in_the_files():
-    for family, overrides, expected in (
-        ("llama", {}, ["model.embed_tokens.weight", "lm_head.weight"]),
-        ("llama", {"tie_word_embeddings": True}, ["model.embed_tokens.weight"]),
-        ("gpt2", {}, ["transformer.wte.weight"]),
-        ("mixtral", {}, ["lm_head.weight", "model.embed_tokens.weight"]),
-        ("gemma3_text", {}, ["model.embed_tokens.weight"]),
-    ):
-        model = make_model(family, **overrides)
-        found = token_weights(model)
-        assert sorted(found) == sorted(expected) and any(
-            weight is model.get_input_embeddings().weight for weight in found.values()
-        )
-        with torch.device("meta"):
-            assert token_weights(type(model)(model.config)).keys() == found.keys()
-
-
-def test_a_model_without_a_head(llama):
-    assert list(token_weights(AutoModel.from_config(llama.config))) == ["embed_tokens.weight"]
