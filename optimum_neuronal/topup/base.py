@@ -3,6 +3,7 @@
 To add a top-up, add a file beside this one with a registered subclass of [`TopUp`].
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,21 @@ def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Sparsit
     return SparsityPlan(
         {name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names}
     )
+
+
+# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
+# last two: here they mirror each other on the diagonal.
+SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda position: position,
+    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
+    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
+}
+
+
+def rise(decoder: Decoder, schedule: str) -> torch.Tensor:
+    """Return how far sparsity has risen in each block, from 0 to 1: float64, shape (blocks,)."""
+    position = torch.arange(len(decoder.blocks), dtype=torch.float64) / max(len(decoder.blocks) - 1, 1)
+    return SCHEDULES[schedule](position)
 
 
 def spread_over_blocks(blocks: Sequence[Block], sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:

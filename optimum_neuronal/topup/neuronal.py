@@ -17,8 +17,17 @@ from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.solved import SHARES, SolvedSparsities
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
-from .base import Allocation, TopUp, get_dist, index_of_smallest, register_topup, spread_over_blocks, uniform_plan
-from .neuronal_authors import SCHEDULES, rise
+from .base import (
+    SCHEDULES,
+    Allocation,
+    TopUp,
+    get_dist,
+    index_of_smallest,
+    register_topup,
+    rise,
+    spread_over_blocks,
+    uniform_plan,
+)
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)

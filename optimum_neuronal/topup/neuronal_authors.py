@@ -3,8 +3,7 @@
 Masks depend on the last bit of these numbers, so the order of operations is that of their numpy code.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials.alignment import Deviation
-from .base import LARGEST, SMALLEST
+from .base import LARGEST, SMALLEST, rise
 
 
 class RoundedNorms(SquaredNorms):
@@ -23,21 +22,6 @@ class RoundedNorms(SquaredNorms):
         features = inputs.reshape(sequences, -1, inputs.shape[-1]).float().transpose(1, 2)
         self.tokens += sequences * features.shape[2]
         self._values.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in features]))
-
-
-# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
-# last two: here they mirror each other on the diagonal.
-SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "linear": lambda position: position,
-    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
-    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
-}
-
-
-def rise(decoder: Decoder, schedule: str) -> torch.Tensor:
-    """Return how far sparsity has risen in each block, from 0 to 1: float64, shape (blocks,)."""
-    position = torch.arange(len(decoder.blocks), dtype=torch.float64) / max(len(decoder.blocks) - 1, 1)
-    return SCHEDULES[schedule](position)
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> SparsityPlan:

@@ -9,8 +9,7 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup import get_dist, neuronal_authors
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan
