@@ -69,7 +69,6 @@ def make_config(method: str, **fields) -> NeuronALConfig:
 def measure(args: argparse.Namespace) -> None:
     """Append a line of JSON per method and sparsity to a file, the dense model's first."""
     sizes = {name: getattr(args, name) for name in SIZES}
-    windows = {"seq_length": sizes["window"], "max_windows": sizes["windows"]}
     calibration = {name: value for name, value in sizes.items() if name not in ("window", "windows")}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     for sparsity, method in [(0.0, "dense"), *itertools.product(args.sparsity, args.methods)]:
@@ -81,7 +80,7 @@ def measure(args: argparse.Namespace) -> None:
             config = make_config(method, sparsity=sparsity, dataset=args.dataset, **calibration)
             (pruner := NeuronALPruner(config, tokenizer)).prune(model)
             row |= {name: getattr(pruner.report, name) for name in REPORTED}
-        row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, **windows)
+        row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, args.window, max_windows=args.windows)
         dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
         with args.output.open("a") as file:
@@ -123,7 +122,8 @@ def main() -> None:
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
     drawing.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
-    (args := parser.parse_args()).run(args)
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":
