@@ -208,7 +208,7 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
 @contextmanager
 def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     """Find the module that reads the last block's output. A pooler, whose output has another shape, does not count."""
-    inside = {id(module) for block in decoder.blocks for module in block.module.modules()}
+    inside = {module for block in decoder.blocks for module in block.module.modules()}
 
     def observe(module, args, output):
         called_all = len(inputs.calls[-1]) == len(inputs.hidden)
@@ -216,31 +216,22 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
         if reads_it and inputs.final_norm is None and getattr(output, "shape", None) == args[0].shape:
             inputs.final_norm = module
 
-    handles = [
-        module.register_forward_hook(observe)
-        for module in decoder.module.modules()
-        if id(module) not in inside and not isinstance(module, nn.Dropout)
-    ]
-    try:
+    with ExitStack() as stack:
+        for module in decoder.module.modules():
+            if module not in inside and not isinstance(module, nn.Dropout):
+                stack.enter_context(module.register_forward_hook(observe))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
     """Return the outputs of blocks in the decoder's own forward on token ids of shape (sequences, tokens)."""
-    outputs: dict[int, object] = {}
-    handles = [
-        block.module.register_forward_hook(lambda _module, _args, output, i=i: outputs.__setitem__(i, output))
-        for i, block in enumerate(blocks)
-    ]
-    try:
+    outputs: dict[nn.Module, object] = {}
+    with ExitStack() as stack:
+        for block in blocks:
+            hook = block.module.register_forward_hook(lambda module, _args, output: outputs.update({module: output}))
+            stack.enter_context(hook)
         decoder.module(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [outputs[index] for index in range(len(blocks))]
+    return [outputs[block.module] for block in blocks]
 
 
 def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:

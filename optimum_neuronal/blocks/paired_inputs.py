@@ -6,7 +6,7 @@ are kept, batch by batch, as long as they do not change.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 
 import torch
@@ -37,12 +37,10 @@ class PairedRuns:
         Projections with the same input are in one stage, and so are the same projections of all experts.
         """
         counts, children = Counter(), _children_to_keep(self.block, self.calls)
-        handles = [child.register_forward_hook(lambda child, *_: counts.update([child])) for child in children]
-        try:
+        with ExitStack() as stack:
+            for child in children:
+                stack.enter_context(child.register_forward_hook(lambda child, *_: counts.update([child])))
             norms = self.runner.inputs_of(self.block, Stream(self.streams[1].batches[:1]), self.calls[:1])
-        finally:
-            for handle in handles:
-                handle.remove()
         children = [child for child in children if counts[child] == 1]
         on_cpu, batches = self.runner.max_hidden_bytes is not None, len(self.calls)
         self._kept = [[KeptOutputs(child, self.block, batches, on_cpu) for child in children] for _ in self.streams]
@@ -115,16 +113,11 @@ def _inputs(
     def stop(*_) -> None:
         raise _Reached
 
-    handles = [module.register_forward_pre_hook(receive)]
-    if child is not None:
-        handles.append(child.register_forward_hook(stop))
-    try:
+    with ExitStack() as stack, suppress(_Reached):
+        stack.enter_context(module.register_forward_pre_hook(receive))
+        if child is not None:
+            stack.enter_context(child.register_forward_hook(stop))
         block.module(states, *call.args, **call.kwargs)
-    except _Reached:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return received[0]
 
 

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -161,9 +161,7 @@ def record_inputs(
 
         return observe
 
-    handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            stack.enter_context(module.register_forward_pre_hook(hook(name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
