@@ -17,7 +17,7 @@ from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import is_packed, read_json
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
-from .sparsity_config import read_sparsity_config, record_embedding_bits
+from .sparsity_config import KEY, about_head, read_sparsity_config
 
 
 def convert_checkpoint(
@@ -59,7 +59,8 @@ def convert_checkpoint(
     _check(source, format, embedding_bits)
     model = load_model(source)
     if embedding_bits is not None:
-        record_embedding_bits(model.config, token_weights(densify(model)))
+        about = getattr(model.config, KEY) | about_head(token_weights(densify(model)))
+        setattr(model.config, KEY, about)
         sparsify(model, embedding_bits=embedding_bits)
     with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size)

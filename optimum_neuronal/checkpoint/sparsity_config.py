@@ -41,12 +41,6 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     return value
 
 
-def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
-    """Record in a model's sparsity_config, if it has one, that these weights have 8 bits now."""
-    if isinstance(value := getattr(config, KEY, None), Mapping):
-        setattr(config, KEY, {**value, **about_head(names)})
-
-
 def about_head(names: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a sparsity_config for embeddings and head in 8 bits, by their names in the files."""
     return {"embedding_bits": 8, "head_weights": sorted(names)}

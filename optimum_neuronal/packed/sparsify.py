@@ -50,10 +50,6 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
     """
     check_model(model)
     check_embedding_bits(embedding_bits)
-    if embedding_bits is not None and next(packed_modules(model), None) is not None:
-        raise ValueError(
-            "The model is packed already: call optimum_neuronal.densify(model) before setting embedding_bits."
-        )
     shared = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
     left_dense = pack_head(model) if embedding_bits is not None else {}
     for name in [name for name, _ in model.named_modules()]:

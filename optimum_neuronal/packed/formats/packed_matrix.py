@@ -81,7 +81,7 @@ class PackedMatrix(Change):
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence["PackedMatrix"]) -> "PackedMatrix":
-        """Concatenate rows. Raise `ValueError` if they do not [`join`][PackedMatrix.joins]."""
+        """Concatenate rows of weights that [`join`][PackedMatrix.joins]."""
 
     @abstractmethod
     def joins(self, other: "PackedMatrix") -> bool:

@@ -179,17 +179,15 @@ class QuantizedWeight(PackedMatrix):
     @classmethod
     def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
         first = parts[0]
-        if not all(first.joins(part) for part in parts[1:]):
-            raise ValueError("weights cannot be joined: expected the same bits, columns, dtype, device and steps")
-        rows, columns = [len(part.scales) for part in parts], first.shape[-1]
         if len(parts) == 1:
-            codes = first.codes
-        elif first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
+            return first
+        rows, columns = [len(part.scales) for part in parts], first.shape[-1]
+        if first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
             codes = torch.cat([part.codes for part in parts])
         else:
             decoded = [decode_planes(part.codes, count, columns) for part, count in zip(parts, rows)]
             codes = encode_planes(torch.cat(decoded), first.bits)
-        scales = torch.cat([part.scales for part in parts]) if len(parts) > 1 else first.scales
+        scales = torch.cat([part.scales for part in parts])
         return replace(first, codes=codes, scales=scales, shape=(sum(rows), columns))
 
     def joins(self, other: "QuantizedWeight") -> bool:
