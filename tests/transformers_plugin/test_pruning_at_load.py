@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -71,8 +72,7 @@ def test_a_sparse_checkpoint_raises_unless_forced(dense):
     model.save_pretrained(sparse)
     AutoTokenizer.from_pretrained(dense).save_pretrained(sparse)
     (sparse / "model.safetensors").rename(sparse / "elsewhere")
-    more = config(dense, topup="uniform", saliency="magnitude")
-    more.sparsity = 0.8
+    more = dataclasses.replace(config(dense, saliency="magnitude"), sparsity=0.8)
     with pytest.raises(ValueError, match="is pruned already.*sparsity_config=None"):
         AutoModelForCausalLM.from_pretrained(sparse, quantization_config=more)
     (sparse / "elsewhere").rename(sparse / "model.safetensors")
