@@ -1,4 +1,4 @@
-"""The authors' own figures on a trained model: masks bit for bit, scores, lambdas and perplexities."""
+"""The authors' own figures on a trained model, found from a user's call: masks, scores, lambdas and perplexities."""
 
 import authors
 import numpy as np
@@ -6,21 +6,17 @@ import pytest
 from profiles import at_night, by_day
 from trial_helpers import build_trials
 
-from optimum_neuronal import evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup.neuronal import LAMBDAS, block_plan
+from optimum_neuronal.topup import neuronal_authors
+from optimum_neuronal.topup.neuronal import block_plan
 
 
 FIGURES = authors.load_figures()
-MEASURED_ON = ("sparse-stream", "pooled", "l2")  # what the authors' code computes
-
-
 PERPLEXITIES = by_day(authors.TESTS, "python")
 
 
@@ -32,145 +28,92 @@ class Reference:
         self.decoder = find_decoder(self.model)
         self.trials = build_trials(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
 
-    def errors(self, plans):
-        with inference(self.model):
-            return self.trials.alignment_errors(plans, *MEASURED_ON, label=None)
-
     def prune(self, plan):
         with inference(self.model):
             masks = FinalPruning(self.trials, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 
-    def check_perplexities(self, figures, tests=PERPLEXITIES):
+    def check_perplexities(self, figures, tests=PERPLEXITIES, rel=5e-3):
         for test in tests:
             ours = evaluate_perplexity(self.model, None, authors.load_ids(f"test_ids_{test}"), batch_size=8)
-            assert ours == pytest.approx(figures["ppl"][test], rel=5e-3), test
-
-
-@pytest.fixture
-def reference():
-    return Reference()
+            assert ours == pytest.approx(figures["ppl"][test], rel=rel), test
 
 
 def run(saliency, sparsity, topup):
     return FIGURES["runs"][f"{saliency}|{sparsity}"][topup]
 
 
-def block_targets(figures, sparsity):
-    """The block sparsities of the lambda that the authors' code chose; uniform ones if it chose none."""
-    if "block" not in figures:
-        return [sparsity] * 8
-    chosen = figures["block"]["lambdas"][int(np.argmin(figures["block"]["scores"]))]
-    return authors.authors_block_targets(sparsity, chosen, 8)
+def prune(saliency, sparsity, steps, **arguments):
+    """Prune the reference model as a user does, by the variant of the authors."""
+    reference = Reference(saliency)
+    arguments |= {"variant": "authors", "steps": steps}
+    sizes = {"num_samples": 128, "seq_length": 256, "num_alignment_samples": 8}
+    pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", topup_args=arguments, **sizes))
+    pruner.prune(reference.model, authors.load_ids("calibration_ids"))
+    return reference, pruner.report
 
 
-def wanda_plan(topup, decoder):
-    """The authors' plan at 70 % with Wanda."""
-    if topup == "uniform":
-        return authors.authors_block_plan(decoder, [0.7] * 8)
-    if topup == "neuronal_block":
-        return authors.authors_block_plan(decoder, block_targets(run("wanda", 0.7, "neuroal_block"), 0.7))
-    with np.load(authors.REFERENCE / "row_sparsity_wanda_0.7.npz") as file:
-        rows = {name: file[authors.local_name(name)] for name in decoder.projections}
-    return authors.authors_row_plan(decoder, rows)
-
-
-@pytest.fixture
-def their_rounding(monkeypatch):
-    monkeypatch.setattr(SquaredNorms, "update", authors.rounded_update)
-
-
-@pytest.mark.parametrize("topup", by_day(["uniform", "neuronal_block", "neuronal_both"], "neuronal_both"))
-def test_masks_are_the_authors_bit_for_bit(reference, topup):
-    masks = reference.prune(wanda_plan(topup, reference.decoder))
+def check_masks(reference, topup):
+    """The pruned weights at 70 % with Wanda, bit for bit."""
+    different = 0
     with np.load(authors.REFERENCE / "masks_wanda_0.7.npz") as file:
-        different = 0
-        for name, mask in masks.items():
-            theirs = np.unpackbits(file[f"{topup}:{authors.local_name(name)}"])
-            ours = (~mask.unpack()).flatten().numpy()
-            different += int((ours != theirs[: ours.size].astype(bool)).sum())
+        for name, projection in reference.decoder.projections.items():
+            theirs = np.unpackbits(file[f"{topup}:{authors.local_name(name)}"])[: projection.numel]
+            different += int(((projection.weight == 0).flatten().numpy() != theirs.astype(bool)).sum())
     assert different <= (0 if authors.SAME_KERNELS else 2000), "of 1.7 million weights"
-    if topup == "neuronal_both":  # the same masks have the same perplexity
-        reference.check_perplexities(run("wanda", 0.7, "neuroal_both"))
 
 
-def around_best(scores) -> list[int]:
-    """Return the indices of the scores that are compared: at night all, by day the best and its neighbours."""
-    best = int(np.argmin(scores))
-    return by_day(range(len(scores)), best - 1, best, best + 1)
+def check_step(found, expected, rel=1e-6):
+    """Lambdas, errors of candidates that were not stopped early, and the choice."""
+    assert [candidate["lambda"] for candidate in found["candidates"]] == expected["lambdas"]
+    for candidate, score in zip(found["candidates"], expected["scores"]):
+        if candidate["error"] is not None:
+            assert candidate["error"] == pytest.approx(score, rel=rel if authors.SAME_KERNELS else 1e-2)
+    assert found["lambda"] == expected["lambdas"][int(np.argmin(expected["scores"]))]
 
 
-def test_block_scores_are_the_authors(reference, their_rounding):
-    figures = run("wanda", 0.7, "neuroal_both")["block"]
-    assert figures["lambdas"] == list(LAMBDAS)
-    tried = around_best(figures["scores"])
-    targets = [authors.authors_block_targets(0.7, LAMBDAS[index], 8) for index in tried]
-    errors = reference.errors([authors.authors_block_plan(reference.decoder, target) for target in targets])
-    expected = [figures["scores"][index] for index in tried]
-    assert errors == pytest.approx(expected, rel=1e-6 if authors.SAME_KERNELS else 1e-2)
-    assert np.argmin(errors) == np.argmin(expected)
-
-
-def test_row_scores_are_the_authors(reference):
-    figures = run("wanda", 0.7, "neuroal_both")["row"]
-    with np.load(authors.REFERENCE / "norms_best_block_step_wanda_0.7.npz") as file:
-        names = [name.removeprefix("dense:") for name in file.files if name.startswith("dense:")]
-        alignment = {name: file[f"dense:{name}"] - file[f"sparse:{name}"] for name in names}
-    targets = authors.authors_block_targets(0.7, 0.2, 8)
-    tried = around_best(figures["scores"])
-    lambdas = [figures["lambdas"][index] for index in tried]
-    rows = [authors.authors_row_sparsity(reference.decoder, targets, lam, alignment) for lam in lambdas]
-    errors = reference.errors([authors.authors_row_plan(reference.decoder, row) for row in rows])
-    expected = [figures["scores"][index] for index in tried]
-    assert errors == pytest.approx(expected, rel=1e-4 if authors.SAME_KERNELS else 1e-2)
-    assert np.argmin(errors) == np.argmin(expected)
-
-
-def test_deviations_are_the_authors(reference, their_rounding):
-    """`a_D - a_S` after the best block step, at the inputs of o, gate and down."""
-    targets = authors.authors_block_targets(0.7, 0.2, 8)
-    with inference(reference.model):
-        plan = authors.authors_block_plan(reference.decoder, targets)
-        deviation = reference.trials.deviation(plan, *MEASURED_ON, label=None)
-    with np.load(authors.REFERENCE / "norms_best_block_step_wanda_0.7.npz") as file:
-        for place, values in deviation.places.items():
-            local = place.removeprefix("model.layers.")
-            if "." in local:  # not a block's output
-                dense, sparse = file[f"dense:{local}"], file[f"sparse:{local}"]
-                np.testing.assert_allclose(
-                    values, dense - sparse, atol=(1e-5 if authors.SAME_KERNELS else 0.1) * dense.max()
-                )
+@pytest.mark.parametrize("steps", by_day(["block", "row", "both"], "both"))
+def test_masks_scores_and_perplexities_are_the_authors(steps):
+    figures = run("wanda", 0.7, f"neuroal_{steps}")
+    reference, report = prune("wanda", 0.7, steps)
+    if steps != "row":
+        check_masks(reference, f"neuronal_{steps}")
+    for step in {"block", "row"} & figures.keys():
+        check_step(report.decisions[step], figures[step])
+    assert report.achieved_sparsity == pytest.approx(figures["sparsity"], rel=1e-9 if authors.SAME_KERNELS else 1e-3)
+    reference.check_perplexities(figures, rel=1e-6 if authors.SAME_KERNELS else 5e-3)
 
 
 @at_night
-def test_the_papers_own_equation_chooses_012(reference):
+@pytest.mark.parametrize("sparsity", [0.6, 0.7, 0.8])
+@pytest.mark.parametrize("saliency", ["magnitude", "multiflow", "wanda"])
+def test_every_choice_is_the_authors(saliency, sparsity):
+    figures = run(saliency, sparsity, "neuroal_both")
+    reference, report = prune(saliency, sparsity, "both")
+    for step in ("block", "row"):
+        check_step(report.decisions[step], figures[step])
+    reference.check_perplexities(figures)
+
+
+@at_night
+def test_uniform_masks_and_perplexities_are_the_authors():
+    """With their counts of weights: ours hit the target, theirs fall short by up to one weight per row."""
+    reference, figures = Reference(), run("wanda", 0.7, "uniform")
+    reference.prune(authors.authors_block_plan(reference.decoder, [0.7] * 8))
+    check_masks(reference, "uniform")
+    reference.check_perplexities(figures)
+
+
+@at_night
+def test_the_papers_own_equation_chooses_012():
     """Equation 3, summed over sequences, with the authors' counts of weights (ours prune a little more: 0.09)."""
-    with inference(reference.model):
-        targets = [authors.authors_block_targets(0.7, lam, 8) for lam in LAMBDAS]
-        plans = [authors.authors_block_plan(reference.decoder, target) for target in targets]
-        errors = reference.trials.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
-    assert LAMBDAS[int(np.argmin(errors))] == 0.12
+    _, report = prune("wanda", 0.7, "block", alignment_scope="sequence")
+    assert report.block_lambda == 0.12
 
 
-@pytest.mark.parametrize(
-    "saliency, sparsity, topup",
-    [
-        ("magnitude", 0.6, "uniform"),
-        pytest.param("multiflow", 0.8, "neuroal_block", marks=at_night),
-        pytest.param("magnitude", 0.7, "neuroal_block", marks=at_night),
-    ],
-)
-def test_perplexities_are_the_authors(saliency, sparsity, topup):
-    """One of each kind; benchmarks/authors.py measures all 27."""
-    reference = Reference(saliency)
-    figures = run(saliency, sparsity, topup)
-    reference.prune(authors.authors_block_plan(reference.decoder, block_targets(figures, sparsity)))
-    reference.check_perplexities(figures, tests=("man",))
-
-
-def test_dense_perplexities_are_the_authors(reference):
-    reference.check_perplexities(FIGURES["dense"])
+def test_dense_perplexities_are_the_authors():
+    Reference().check_perplexities(FIGURES["dense"])
 
 
 @at_night
@@ -183,7 +126,9 @@ def test_batch_size_does_not_change_a_bit():
             reference.decoder, reference.trials.saliency, reference.trials.ids[:16], 8, batch_size=batch_size
         )
         plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
-        results.append((reference.errors(plans), reference.prune(plans[0])))
+        with inference(reference.model):
+            errors = reference.trials.alignment_errors(plans, "sparse-stream", "pooled", "l2", label=None)
+        results.append((errors, reference.prune(plans[0])))
     for errors, masks in results[1:]:
         assert errors == (results[0][0] if authors.SAME_KERNELS else pytest.approx(results[0][0], rel=1e-2))
         different = sum((mask.unpack() != results[0][1][name].unpack()).sum().item() for name, mask in masks.items())
@@ -215,7 +160,7 @@ class TestSparseGPT:
     def test_perplexities(self, sparsity, topup, one_more):
         reference = Reference("sparsegpt")
         figures = run("sparsegpt", sparsity, topup)
-        targets = block_targets(figures, sparsity)
-        plan = {name: float(s) for b, s in zip(reference.decoder.blocks, targets) for name in b.pruned_names}
-        reference.prune(SparsityPlan(plan))
+        block = figures.get("block", {"lambdas": [0.0], "scores": [0.0]})
+        chosen = block["lambdas"][int(np.argmin(block["scores"]))]
+        reference.prune(neuronal_authors.block_plan(reference.decoder, sparsity, chosen, "linear"))
         reference.check_perplexities(figures)
