@@ -17,6 +17,7 @@ TYPES = {  # of the keys that this package reads
     "left_out": list,
     "head_weights": list,
     "config": dict,
+    "base_model": (str, type(None)),
 }
 
 
@@ -32,13 +33,24 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     for key in TYPES.keys() & value.keys():
         if not isinstance(value[key], TYPES[key]):
             raise ValueError(f"{KEY}.{key} has the wrong type, {type(value[key]).__name__}: save the model again.")
-    shares = [*value.get("block_sparsity", {}).values()]
-    for entry in value.get("projections", {}).values():
-        entry = entry if isinstance(entry, dict) else {}
-        shares += [entry.get("sparsity"), entry.get("bits") or 0]
-    if not all(isinstance(share, int | float) for share in shares):
-        raise ValueError(f"{KEY} has blocks or projections without numbers: save the model again.")
+    if not _is_complete(value):
+        raise ValueError(f"{KEY} has blocks or projections without numbers and names: save the model again.")
     return value
+
+
+def _is_complete(value: dict[str, Any]) -> bool:
+    """Return True if every block and projection has its numbers, and every weight a name."""
+    projections = value.get("projections", {}).values()
+    if not all(isinstance(entry, dict) and isinstance(entry.get("weights"), list) for entry in projections):
+        return False
+    numbers = [*value.get("block_sparsity", {}).values(), *(entry.get("sparsity") for entry in projections)]
+    numbers += [entry["bits"] for entry in projections if entry.get("bits") is not None]
+    names = [
+        *value.get("left_out", []),
+        *value.get("head_weights", []),
+        *(n for e in projections for n in e["weights"]),
+    ]
+    return all(isinstance(n, int | float) for n in numbers) and all(isinstance(n, str) for n in names)
 
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
