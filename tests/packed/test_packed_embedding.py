@@ -58,6 +58,11 @@ def test_a_head_computes_as_the_dense_one_of_the_same_numbers(family, ids):
     assert model.all_tied_weights_keys == before.all_tied_weights_keys
 
 
+def test_the_head_of_a_packed_model_can_be_rounded_too(ids):
+    model, expected = sparsify(make_zeroed()), logits(sparsify(make_zeroed(), embedding_bits=8), ids)
+    assert torch.equal(logits(sparsify(model, embedding_bits=8), ids), expected)
+
+
 @pytest.mark.parametrize("family", ["gemma", "gemma4_text", "biogpt", "xglm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scaled_embeddings(family, dtype, ids):
