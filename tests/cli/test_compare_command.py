@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from optimum_neuronal.comparing.experiments import EXPERIMENTS
+
 
 OWN = "neuronal:block_lambdas=[0.1],row_lambdas=[0.0,0.1]"
 
@@ -45,6 +47,28 @@ def test_the_exit_status_says_that_something_failed(run, arguments, capsys):
         run(*arguments, "--saliency", "wanda", "--topup", "uniform", "besa", "--sparsity", 0.5, "--refit-epochs", 0,
             "--num-samples", 2, "--num-alignment-samples", 2, "--reconstruct", "dense")  # fmt: skip
     assert "combinations failed, see the table" in stop.value.code or "No combination is possible" in stop.value.code
+
+
+def test_an_experiment_a_sweep_and_means(run, arguments, dense, tmp_path, monkeypatch):
+    """Flags replace an experiment's arguments. Means are over the directories of finished comparisons."""
+    monkeypatch.setitem(EXPERIMENTS, "paper", {"topups": ["uniform", "owl"], "sparsities": [0.5], "tasks": ["boolq"]})
+    few = ("--preset", "paper", "--saliency", "magnitude", "--tasks", "--topup", "owl", "--seed", 0, 1)
+    shown = run(*arguments, *few, "--num-alignment-samples", 2, "--window", 16)
+    assert "Means over seed 0, 1, ± the standard deviation." in shown and "(4 windows of 16 tokens)" in shown
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
+    assert [result["config"]["seed"] for result in found] == [0, 1] and found[0]["topup"] == "owl"
+    shown = run("compare", "--merge", tmp_path / "out", tmp_path / "out", "--output", tmp_path / "means")
+    assert "PPLFac, 50%" in shown and (tmp_path / "means" / "means.md").exists()
+    with pytest.raises(SystemExit, match="--model is missing: give it, or --merge"):
+        run("compare")
+
+
+def test_streaming(run, arguments, tmp_path):
+    given = ("--saliency", "wanda", "--topup", "uniform", "--sparsity", 0.5)
+    run(*arguments, *given)
+    run(*arguments, *given, "--output", tmp_path / "streamed", "--stream", "--device", "cpu")
+    one, two = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("out", "streamed"))
+    assert one["results"][0]["perplexity"] == pytest.approx(two["results"][0]["perplexity"])
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):

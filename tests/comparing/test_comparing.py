@@ -217,7 +217,7 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     assert "Means over seed 0, 1" in str(found) and " ± " in found.table().rows[1][4]
 
 
-def test_offloaded_models(ids, others, tmp_path):
+def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     """The same results as in memory, and the files are as before."""
     methods = {"saliencies": ["wanda"], "topups": ["uniform", TUNED]}
     expected = compare(make_model("llama"), **methods, **others)
@@ -228,5 +228,6 @@ def test_offloaded_models(ids, others, tmp_path):
     assert [one.perplexity for one in found.results] == [one.perplexity for one in expected.results]
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert evaluate_perplexity(model, None, ids[6:]) == pytest.approx(expected.dense.perplexity["test"])
+    monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
     with pytest.raises(ValueError, match="Zero-shot tasks need the model's weights in memory"):
         compare(model, **methods, **others, tasks=["boolq"])

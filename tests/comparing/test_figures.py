@@ -70,3 +70,39 @@ def test_titles_name_the_model_the_saliency_and_the_target():
     assert len({files[".svg"] for files in found.values()}) == len(found) == 3
     assert "model, ria, 70 % sparsity" in texts(found["block-sparsity-ria-70"])
     assert "model: perplexity on c4" in texts(found["perplexity-by-seconds"])
+
+
+def block_step(lam, *candidates, value=30.0, more=""):
+    decisions = {"block": {"lambda": lam, "candidates": [{"lambda": own} for own in candidates or (lam,)]}}
+    found = result(f"neuronal:steps=block{more}", block_lambda=lam, decisions=decisions)
+    found.perplexity = {"c4": value, "ptb": 2 * value}
+    return found
+
+
+def test_lambdas_with_the_chosen_ones():
+    """A line per test set; a circle where a lambda was chosen from several."""
+    found = [block_step(lam, value=30 + lam) for lam in (0.05, 0.1, 0.2)]
+    found.append(block_step(0.1, 0.05, 0.1, value=30.1))
+    found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=",metric=reconstruction"))
+    files = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
+    named = {"block lambda of neuronal", "c4", "ptb", "chosen by the alignment", "chosen by the reconstruction error"}
+    assert named < set(texts(files))
+    assert not [name for name in drawn(found[:2]) if "lambda" in name], "two lambdas make no figure"
+
+
+def test_grids_and_sweeps():
+    """A line per value of the second hyper-parameter; or per test set, if there is none."""
+    grid = [result(f"owl:outlier_factor={m},half_width={width}") for m in (3, 5) for width in (0.04, 0.08, 0.2)]
+    written = texts(drawn(grid)["perplexity-by-owl-half_width-wanda-70"])
+    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
+    sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
+    written = texts(drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"])
+    assert {"num_alignment_samples of neuronal", "c4"} < set(written)
+
+
+def test_sparsities():
+    found = [result("owl") for _ in range(3)]
+    for own, sparsity in zip(found, (0.1, 0.2, 0.3)):
+        own.sparsity = sparsity
+    assert {"owl", "20 %", "Sparsity of the pruned projections"} < set(texts(drawn(found)["perplexity-by-sparsity"]))
+    assert "perplexity-by-sparsity" not in drawn(found[:2])
