@@ -39,13 +39,6 @@ def test_a_failure_restores_the_blocks(llama, ids):
     assert all("forward" not in block.module.__dict__ for block in decoder.blocks)
 
 
-def test_equal_arguments_are_kept_once(llama, ids):
-    with inference(llama):
-        inputs = capture_inputs(find_decoder(llama), ids, 1, CPU)
-    kept = {id(call.kwargs["position_embeddings"][0]) for calls in inputs.calls for call in calls}
-    assert len(kept) == 1
-
-
 def test_inference_puts_the_modes_back(llama, ids):
     llama.train()
     llama.model.layers[1].eval()

@@ -1,5 +1,4 @@
 import json
-import logging
 
 import pytest
 from kinds import make_kind
@@ -26,14 +25,3 @@ def test_the_processor_of_a_multimodal_model_goes_along(llava, tmp_path):
     assert json.loads((tmp_path / "saved" / "preprocessor_config.json").read_text()) == {"size": 16}
     assert (tmp_path / "saved" / "processor_config.json").read_text() == "the caller's own"
     assert len(list((tmp_path / "saved").iterdir())) == 2
-
-
-def test_a_file_that_cannot_be_copied_is_a_warning(llava, tmp_path, caplog, monkeypatch):
-    def fail(config, name):
-        raise OSError("no network")
-
-    monkeypatch.setattr("optimum_neuronal.compat.hf_private.find_file", fail)
-    copy_processor(llava, tmp_path / "saved")
-    notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any(note.startswith("preprocessor_config.json could not be copied") for note in notes)
-    assert not list((tmp_path / "saved").iterdir())

@@ -6,8 +6,6 @@ from transformers import AutoTokenizer
 
 import optimum_neuronal
 from optimum_neuronal import save_pretrained
-from optimum_neuronal.cli.measuring_commands import task_rows
-from optimum_neuronal.evaluation.tasks import TaskResult
 
 
 def test_tasks_and_perplexity(run, dense, tmp_path):
@@ -31,18 +29,6 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
     files = ("--dataset", text, "--evaluate", text, "--output", tmp_path / "out", "--max-windows", 2)
     shown = run("compare", "--model", dense, *files, *methods, *tasks)
     assert "AccRet, 50%" in shown and "pairs (4 questions)" in shown and "mean accuracy" in shown
-
-
-def test_the_mean_of_tasks_comes_last():
-    results = {
-        "boolq": TaskResult(accuracy=0.5, stderr=0.025, metric="acc", samples=400),
-        "rte": TaskResult(accuracy=0.75, stderr=None, metric="acc", samples=1),
-    }
-    assert task_rows(results) == [
-        ["boolq", "50.00%", "2.50%", "400"],
-        ["rte", "75.00%", "-", "1"],
-        ["mean", "62.50%", "", ""],
-    ]
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -8,7 +8,6 @@ from PIL import Image
 
 from optimum_neuronal.common.figure_style import (
     check_matplotlib,
-    make_styles,
     new_figure,
     show_percent,
 )
@@ -45,10 +44,3 @@ def test_matplotlib_is_not_installed(monkeypatch):
     for call in (check_matplotlib, draw):
         with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[report\]"):
             call()
-
-
-def test_forty_methods_differ_and_depend_on_their_order_alone():
-    names = [f"method {index}" for index in range(40)]
-    styles = make_styles(names)
-    assert len({(style["color"], style["mfc"]) for style in styles.values()}) == 40
-    assert make_styles(["b", "a", "b"]) == make_styles(["b", "a"]) and make_styles(["b"])["b"] == styles[names[0]]

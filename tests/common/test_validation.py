@@ -13,7 +13,6 @@ from optimum_neuronal.common.validation import (
     check_flag,
     check_number,
     check_path,
-    check_several,
     hyper,
     make_checked,
 )
@@ -25,14 +24,6 @@ def test_paths():
         check_path("output", b"a")
     with pytest.raises(ValueError, match="output is empty"):
         check_path("output", "")
-
-
-def test_several_of_anything_that_holds_some():
-    assert check_several("sparsities", np.array([0.5, 0.6]), "[0.6]") == [0.5, 0.6]
-    assert check_several("sparsities", (s / 10 for s in (5, 6)), "[0.6]") == [0.5, 0.6]
-    for value in (0.5, "0.5", {"a": 1}, dict, None):
-        with pytest.raises(TypeError, match=r"sparsities is .*: expected a list, such as \[0.6\]"):
-            check_several("sparsities", value, "[0.6]")
 
 
 def test_counts():

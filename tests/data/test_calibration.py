@@ -1,4 +1,3 @@
-import json
 import random
 
 import numpy as np
@@ -48,13 +47,6 @@ class TestDocuments:
             result = draw(dataset, tokenizer, num_samples=num_samples)
             assert result.drawn_from == route and result.ids.shape == (num_samples, 8)
             assert not consecutive or (result.ids.diff(dim=1) == 1).all()
-
-    def test_report(self, tokenizer):
-        report = draw(MIXED, tokenizer, seed=5).to_dict()
-        assert json.loads(json.dumps(report)) == report
-        assert report["source"] == "a list of 30 strings" and report["seed"] == 5
-        assert (report["num_samples"], report["seq_length"], len(report["sha256"])) == (4, 8, 64)
-        assert draw(MIXED, tokenizer, seed=6).to_dict()["sha256"] != report["sha256"]
 
 
 class TestMistakes:

@@ -7,7 +7,7 @@ import torch
 from random_layers import dampened, hessian_of, weights
 from trained import demo_layers, loss, reference_layers
 
-from optimum_neuronal.saliency.alps import ALPS, QUICK
+from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.plan import ColumnPattern, row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
@@ -145,22 +145,3 @@ def test_projections_with_the_same_input_keep_their_own_sparsities():
     for name, weight in together.items():
         alone = ALPS().prune(weight, hessian, sparsities[name])
         assert loss(weight, found[name], hessian) == pytest.approx(loss(weight, alone, hessian), rel=0.03)
-
-
-def test_quick_takes_fewer_iterations_and_nothing_else():
-    assert ALPS(refinements=3, dampening=0.1).quick() == ALPS(QUICK, refinements=3, dampening=0.1)
-    assert ALPS(iterations=5).quick() == ALPS(iterations=5)
-
-
-def test_it_computes_in_float32_whatever_the_user_allows():
-    """The user's precision is restored."""
-    weight, hessian = random_layers()["(32, 80)"]
-    copies = weight.clone(), hessian.clone()
-    expected, before = ALPS().prune(weight, hessian, 0.7), torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        assert torch.equal(ALPS().prune(weight, hessian, 0.7), expected)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.equal(weight, copies[0]) and torch.equal(hessian, copies[1])

@@ -4,7 +4,6 @@ from itertools import product
 import pytest
 import torch
 from by_hand import FakeOutputs, by_block
-from conftest import make_model
 from trial_helpers import build_trials, make_trials, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
@@ -60,13 +59,6 @@ def test_selection_narrows_step_by_step(llama):
     asked = [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
     assert trials.asked == [(plans, "kl", sequences) for plans, sequences in asked]
     assert set(allocation.plan.sparsity.values()) == {0.6}, "equal errors do not replace the parent"
-
-
-def test_without_anything_to_exchange_it_is_uniform():
-    for sparsity, layers in [(0.0, 3), (0.6, 1)]:
-        decoder = find_decoder(make_model("llama", num_hidden_layers=layers))
-        allocation = EvoPress().allocate(FakeOutputs(decoder, None), sparsity)
-        assert set(allocation.plan.sparsity.values()) == {sparsity}
 
 
 def test_output_errors_on_some_sequences(llama, ids):

@@ -6,7 +6,7 @@ import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
+from optimum_neuronal import NeuronALPruner, save_pretrained
 from optimum_neuronal.transformers_plugin.pruning_at_load import _revision
 
 from .conftest import config, used_as_plain
@@ -114,13 +114,3 @@ def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of():
         (None, None),
     ):
         assert _revision(files) == revision
-
-
-def test_the_config_is_a_quantization_config_to_transformers(dense):
-    cfg = config(dense)
-    assert NeuronALConfig.from_dict(copy.deepcopy(cfg).to_dict()) == cfg
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg.to_dict())
-    expected = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg)
-    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
-    with pytest.raises(ValueError, match="no field 'saliencys'"):
-        AutoModelForCausalLM.from_pretrained(dense, quantization_config={**cfg.to_dict(), "saliencys": "wanda"})

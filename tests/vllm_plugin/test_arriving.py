@@ -82,13 +82,6 @@ def test_of_a_slice_no_more_is_kept_in_memory_than_itself():
         assert torch.equal(dense_of(found), expected[64:128])
 
 
-def test_a_whole_weight_is_not_copied():
-    dense = weight(64, share=0)
-    held = arriving(64)
-    ArrivingRows(held).copy_(dense)
-    assert held.finish("o_proj").data_ptr() == dense.data_ptr()
-
-
 @pytest.mark.parametrize("columns", [(0, 24), (20, 44), (40, 64)])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_slices_of_columns_keep_their_codes(columns, bits):
