@@ -118,9 +118,10 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
         if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):
             continue
-        found, transposed = {}, {path: keeps_transposed(model, path) for path in keys}
-        for path, key in keys.items():
-            found[path] = pack_weight(_loaded(model, key, state[key]), transposed[path])
+        transposed = {path: keeps_transposed(model, path) for path in keys}
+        found: dict[str, Any] = {
+            path: pack_weight(_loaded(model, key, state[key]), transposed[path]) for path, key in keys.items()
+        }
         if None not in found.values():  # all weights of an experts module, or none
             for path, matrix in found.items():
                 weight = state.pop(keys[path])
