@@ -10,6 +10,7 @@ from markdown_files import DOCS, ROOT, TEXTS, anchors, links, name_of
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.config_fields import explain
+from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -37,6 +38,12 @@ def test_the_reference_has_every_field_with_its_default():
     for entry in fields(NeuronALConfig):
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
         assert f"| `{entry.name}` | `{default!r}` | {explain(entry)} |\n" in reference, entry.name
+
+
+def test_the_reference_has_every_preset_with_its_fields():
+    reference = (DOCS / "reference.md").read_text()
+    for name, values in PRESETS.items():
+        assert f"| `{name}` | `{', '.join(f'{key}={value!r}' for key, value in values.items())}` | " in reference, name
 
 
 @pytest.mark.parametrize("registry, name", METHODS)

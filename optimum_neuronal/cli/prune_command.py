@@ -95,10 +95,7 @@ class PruneCommand(Command):
         fields: dict[str, Any] = dict(PRESETS.get(self.args.preset, {}))
         if self.args.config is not None:
             fields |= read_config_file(self.args.config)
-        given = given_fields(self.args)
-        for method in given.keys() & {"saliency", "topup"}:  # hyper-parameters belong to the method that is replaced
-            fields.pop(f"{method}_args", None)
-        config = NeuronALConfig.from_dict(fields | given)
+        config = NeuronALConfig.from_dict(fields, **given_fields(self.args))
         check_datasets([config.dataset])
         return config
 

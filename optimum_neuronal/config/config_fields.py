@@ -48,9 +48,9 @@ class ConfigFields:
     )
     saliency_args: dict[str, Any] = _hyper_parameters("saliency")
     topup: str = _field(
-        "search",
-        "method that decides how much of each projection is pruned, uniform with a pattern; with bits_per_weight, search gives "
-        "more bits to the projections that need them, and uniform gives all the same",
+        "neuronal",
+        "method that decides how much of each block, projection and row is pruned; uniform with a pattern. With "
+        "bits_per_weight, uniform gives all projections the same bits, and others are not used",
         methods="topup",
         example="owl:half_width=0.1",
     )
@@ -92,7 +92,7 @@ class ConfigFields:
         "outputs that updated weights should match: dense, those of the dense model; or block, those of the dense block on "
         "inputs from the sparse blocks before it",
         choices=("dense", "block"),
-        unset="dense for alps, block for sparsegpt",
+        unset="as the saliency is published, dense for alps and block for sparsegpt",
     )
     refit_epochs: int = _field(
         0,

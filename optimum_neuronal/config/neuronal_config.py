@@ -154,8 +154,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 raise ValueError(
                     f"{entry.name} is {value!r}, but bits_per_weight={budget:g} quantizes the weights: leave it out."
                 )
-        if self.topup not in ("search", "uniform"):
-            raise ValueError(f"topup is {self.topup!r}: with bits_per_weight, expected 'search' or 'uniform'.")
+        if self.topup not in ("neuronal", "search", "uniform"):
+            raise ValueError(f"topup is {self.topup!r}: with bits_per_weight, expected 'uniform', or leave it out.")
 
     def _make_methods(self) -> Methods:
         """Make saliency, top-up, pattern and rotation with their hyper-parameters."""
@@ -237,13 +237,15 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         Args:
             config_dict (`dict[str, Any]`): fields of the config.
             return_unused_kwargs (`bool`): True to also return the keyword arguments that are not fields.
-            kwargs: override the dict's values.
+            kwargs: override the dict's values. Another saliency or top-up drops the hyper-parameters of the dict's.
         """
         if not isinstance(config_dict, Mapping):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
         known = [entry.name for entry in fields(cls)]
         unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
         values = {**config_dict, **kwargs}
+        for method in kwargs.keys() & {"saliency", "topup"}:  # hyper-parameters belong to the method that is replaced
+            values[f"{method}_args"] = kwargs.get(f"{method}_args", {})
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")

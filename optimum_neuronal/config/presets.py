@@ -4,10 +4,11 @@ from typing import Any
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # NeuronAL as published, over Wanda.
+    # NeuronAL as its authors ran it for the tables of the paper.
     "paper": {
         "saliency": "wanda",
         "topup": "neuronal",
+        "topup_args": {"variant": "authors"},
         "dataset": "c4",
         "num_samples": 128,
         "num_alignment_samples": 8,

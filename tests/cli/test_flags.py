@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.cli import flags
 from optimum_neuronal.cli.flags import (
     CONFIG_FLAGS,
     add_config_flags,
@@ -59,6 +60,13 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys, command):
     assert stop.value.code == 0
     for line in capsys.readouterr().out.split("\n  --")[1:]:
         assert "(default:" in line or "(required" in line, line
+
+
+def test_names_of_methods_may_hold_what_the_registry_allows(tmp_path, monkeypatch):
+    (tmp_path / "saliency").mkdir()
+    (tmp_path / "saliency" / "own.py").write_text('@register_saliency("my-score.v2")\nclass Own: ...\n')
+    monkeypatch.setattr(flags, "__file__", str(tmp_path / "cli" / "flags.py"))
+    assert methods.__wrapped__("saliency") == "my-score.v2"
 
 
 def test_how_a_model_is_loaded():

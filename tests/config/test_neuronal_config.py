@@ -14,7 +14,7 @@ from optimum_neuronal.config.presets import PRESETS
 
 def test_fields_have_plain_defaults():
     config = NeuronALConfig(0.7)
-    assert (config.saliency, config.topup, config.refit_epochs, config.rotate) == ("alps", "search", 0, False)
+    assert (config.saliency, config.topup, config.refit_epochs, config.rotate) == ("alps", "neuronal", 0, False)
     assert (config.num_samples, config.num_alignment_samples, config.seed, config.dataset) == (128, 8, 0, "c4")
     assert config.methods.needs_dense_stream
     assert replace(config, num_samples=4).num_alignment_samples == 8, "all four are used"
@@ -28,12 +28,19 @@ class TestPresets:
             assert all(getattr(config, field) == value for field, value in given.items())
 
     def test_the_papers_defaults(self):
-        topup = NeuronALConfig.preset("paper", sparsity=0.6).methods.topup
+        config = NeuronALConfig.preset("paper", sparsity=0.6)
+        topup = config.methods.topup
+        assert (config.saliency, config.dataset, config.num_samples, topup.variant) == ("wanda", "c4", 128, "authors")
         assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
 
     def test_overrides_replace_fields(self):
         config = NeuronALConfig.preset("best", sparsity=0.6, refit_epochs=2)
-        assert config == NeuronALConfig(0.6, refit_epochs=2, rotate=True, rotate_args={"untie": False})
+        assert config == NeuronALConfig(0.6, topup="search", refit_epochs=2, rotate=True, rotate_args={"untie": False})
+
+    def test_another_method_comes_without_the_presets_hyper_parameters(self):
+        config = NeuronALConfig.preset("paper", sparsity=0.6, topup="owl", topup_args={"half_width": 0.1})
+        assert config == NeuronALConfig.preset("paper", sparsity=0.6, topup="owl:half_width=0.1")
+        assert config.topup_args == {"half_width": 0.1} and config.saliency == "wanda"
 
     def test_mistakes(self):
         with pytest.raises(ValueError, match="preset is 'papr': expected one of 'paper', .* Did you mean 'paper'"):
@@ -103,7 +110,7 @@ BAD_VALUES = [
     ({**BITS, "saliency": "wanda"}, "saliency is 'wanda', but bits_per_weight=2.4 quantizes the weights"),
     ({**BITS, "pattern": "2:4"}, "pattern is '2:4', but bits_per_weight"),
     ({**BITS, "rotate": True}, "rotate is True, but bits_per_weight"),
-    ({**BITS, "topup": "owl"}, "topup is 'owl': with bits_per_weight, expected 'search' or 'uniform'"),
+    ({**BITS, "topup": "owl"}, "topup is 'owl': with bits_per_weight, expected 'uniform', or leave it out"),
     ({**BITS, "embedding_bits": 4}, "embedding_bits is 4: expected 8"),
     ({"rotate_args": {"steps": 3}}, "rotate_args is {'steps': 3}, but rotate is False: set rotate=True"),
     ({"rotate": True, "rotate_args": {"step": 3}}, "'step': the rotation takes steps, .*Did you mean 'steps'"),
@@ -146,7 +153,7 @@ def test_hyper_parameters_in_a_name_equal_those_in_a_dict():
     assert named == NeuronALConfig(0.5, "ria", {"power": 1.0}, "owl", {"half_width": 0.1})
 
 
-@pytest.mark.parametrize("topup, by", [("search", "divergence"), ("uniform", "uniform")])
+@pytest.mark.parametrize("topup, by", [("neuronal", "divergence"), ("search", "divergence"), ("uniform", "uniform")])
 def test_bits_in_place_of_a_sparsity(topup, by):
     config = NeuronALConfig(bits_per_weight=2.4, topup=topup)
     methods = config.methods
