@@ -20,19 +20,22 @@ TINY_MODEL = Path(__file__).parent / "tiny_model"
 SEQ_LENGTH, TEST_WINDOWS = 256, 96
 SPARSITIES = (0.6, 0.7, 0.8)
 SAVED = 0.7
-METHODS = {  # what is compared -> fields of the config
+METHODS = {  # what is compared -> fields of the config; the first two are the paper's
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
-    "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
-    "ALPS, search (default)": {},
+    "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal:variant=authors"},
+    "default": {},
 }
 MORE = {  # compared with --all
     "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
 }
 BEST = {"preset best": PRESETS["best"]}  # takes minutes
-
 ROW = "{:<22}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished
-DURATIONS = {False: "up to two minutes", True: "six to eight minutes"}  # all_rows -> time on two cores
+BEFORE = """The model: a Llama with {:.1f} M parameters, trained on source code of Python's standard library.
+Perplexity: on {} windows of {} tokens of source code that it never saw; lower is better.
+The paper's comparison: Wanda with uniform sparsity, and with NeuronAL as its authors ran it. All other rows go beyond it.
+This takes {} on two cores.
+"""
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
@@ -57,19 +60,13 @@ def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = False) -> None:
-    """Compare methods on held-out text, save the last 70 % sparse model, and reload it in a new process.
-
-    `write` receives every line of text. `all_rows` compares more methods, and at 60, 70 and 80 %.
-    """
+    """Compare methods on held-out text, save the last 70 % sparse model, and reload it. `write` receives every line."""
     start = time.perf_counter()
-    methods_at = {SAVED: METHODS}
-    if all_rows:
-        methods_at = dict.fromkeys(SPARSITIES, METHODS | MORE) | {SAVED: METHODS | MORE | BEST}
+    more = METHODS | MORE
+    methods_at = dict.fromkeys(SPARSITIES, more) | {SAVED: more | BEST} if all_rows else {SAVED: METHODS}
     dense, tokenizer = load_tiny_model()
-    size = f"{dense.num_parameters() / 1e6:.1f} M parameters"
-    write(f"The model: a Llama with {size}, trained on source code of Python's standard library.")
-    write("Perplexity: on source code that it never saw; lower is better.")
-    write(f"This takes {DURATIONS[all_rows]} on two cores.\n")
+    duration = "six to eight minutes" if all_rows else "up to two minutes"
+    write(BEFORE.format(dense.num_parameters() / 1e6, TEST_WINDOWS, SEQ_LENGTH, duration))
     write(ROW.format("saliency, top-up", "zeros", "perplexity", "x dense", "seconds"))
     reference = _perplexity(dense, tokenizer)
     write(ROW.format("dense model", "0.0%", f"{reference:.2f}", "1.00", ""))
@@ -84,29 +81,25 @@ def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = 
     pruner.save(model.to(torch.bfloat16), output)
     write(f"\nThe {SAVED:.0%} sparse model of {label} is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
-    more = "" if all_rows else " --all compares more methods, and at 60 and 80 % too."
-    write(f"\n{time.perf_counter() - start:.0f} seconds in all.{more}")
+    hint = "" if all_rows else " --all compares more methods, and at 60 and 80 % too."
+    write(f"\n{time.perf_counter() - start:.0f} seconds in all.{hint}")
 
 
 def _prune(dense: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sparsity: float, fields: dict):
-    config = NeuronALConfig(
-        sparsity=sparsity, dataset=str(TINY_MODEL / "calibration.txt"), seq_length=SEQ_LENGTH, **fields
-    )
-    pruner = NeuronALPruner(config, tokenizer)
+    text = str(TINY_MODEL / "calibration.txt")
+    pruner = NeuronALPruner(NeuronALConfig(sparsity, dataset=text, seq_length=SEQ_LENGTH, **fields), tokenizer)
     start = time.perf_counter()
     model = pruner.prune(copy.deepcopy(dense))
     return model, pruner, time.perf_counter() - start
 
 
 def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
-    heldout = TINY_MODEL / "heldout.txt"
-    return evaluate_perplexity(model, tokenizer, str(heldout), SEQ_LENGTH, max_windows=TEST_WINDOWS)
+    return evaluate_perplexity(model, tokenizer, str(TINY_MODEL / "heldout.txt"), SEQ_LENGTH, max_windows=TEST_WINDOWS)
 
 
 def _reload(directory: str | Path) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", RELOAD, str(directory), PROMPT], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", RELOAD, str(directory), PROMPT]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"The saved model could not be reloaded: {result.stderr.strip()[-500:]}")
     return result.stdout.rstrip()

@@ -40,7 +40,7 @@ def test_the_table(tmp_path, monkeypatch, all_rows):
     quick = small | {"saliency": "alps", "topup": "uniform", "saliency_args": {"iterations": 2}}
     methods = {name: {**fields, **small} for name, fields in run.METHODS.items()}
     methods["Wanda, NeuronAL"]["topup_args"] = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
-    methods["ALPS, search (default)"] = quick
+    methods["default"] = quick
     more = {name: small | {"saliency": "wanda", "topup": "uniform"} for name in run.MORE}
     monkeypatch.setattr(run, "load_tiny_model", two_blocks)
     for name, value in (("METHODS", methods), ("MORE", more), ("BEST", {"best": quick})):
@@ -53,4 +53,5 @@ def test_the_table(tmp_path, monkeypatch, all_rows):
     rows = [line.split("  ")[0] for line in lines if "%  " in line]
     assert rows[:3] == ["dense model", "Wanda, uniform", "Wanda, NeuronAL"]
     assert len(rows) == 1 + (11 if all_rows else 3)
+    assert "NeuronAL as its authors ran it. All other rows go beyond it." in shown
     assert f"reloaded from {tmp_path / 'saved'}" in shown and (tmp_path / "saved" / "model.safetensors").exists()
