@@ -17,7 +17,7 @@ DENSE = Result(0.0, "dense", "dense", {"wikitext2": 20.0, "c4": 5.0})
 def result(saliency="wanda", topup="uniform", sparsity=0.7, perplexity=(20.0, 45.0), seconds=(1.0, 2.0), **more):
     perplexity = dict(zip(("wikitext2", "c4"), perplexity))
     times = {"allocation_seconds": seconds[0], "pruning_seconds": seconds[1]}
-    return Result(sparsity, saliency, topup, perplexity, **times, **more)
+    return Result(sparsity, saliency, topup, perplexity, **times, **{"block_sparsity": [sparsity] * 4, **more})
 
 
 def results(sparsities=(0.6, 0.7, 0.8)):
@@ -43,16 +43,16 @@ def results_with_bits(topups=("uniform", "search")):
 
 
 def by_seconds(found, model="llama", dense=DENSE):
-    return figures.plot_perplexity(model, dense, found, make_styles(one.label for one in found), "seconds")
+    return figures.plot_by_seconds(model, dense, found, make_styles(one.label for one in found))
 
 
 def by_bits(found, model="llama"):
-    return figures.plot_perplexity(model, DENSE, found, make_styles(one.label for one in found), "bits_per_weight")
+    return figures.draw_figures(model, DENSE, found)["perplexity-by-bits"]
 
 
-def by_block(shares, title="llama"):
+def by_block(shares):
     found = [result(topup=name, block_sparsity=list(values)) for name, values in shares.items()]
-    return figures.plot_by_block(title, found, make_styles(shares))
+    return figures.draw_figures("llama", DENSE, found)["block-sparsity-wanda-70"]
 
 
 DRAWN = {

@@ -92,10 +92,6 @@ def test_unsupported_kinds_raise_before_weights_are_read(name, tmp_path):
     assert len(set(messages)) == 1 and len(messages[0]) < 150
 
 
-
-
-
-
 def test_a_pooler_is_no_final_norm(ids):
     found = {}
     for name in ("BertModel", "ModernBertForMaskedLM"):

@@ -23,7 +23,7 @@ def test_infinite_perplexities_are_named():
 
 
 def test_bits():
-    named = {"alps", "quantized", "uniform", "search", "rates"}
+    named = {"alps + uniform", "alps + search", "quantized + rates"}
     assert named | {"dense model: 10", "Bits per weight of the pruned projections"} <= set(texts(DRAWN["bits"]()))
     assert {"2.4 bits", "3 bits", "50 % sparsity"} <= set(texts(by_seconds(results_with_bits(("owl",)))))
 
@@ -49,9 +49,9 @@ FAILED = Result(0.7, "ria", "uniform", error="no memory")
 def calls(monkeypatch):
     """The functions that draw are only called; figure's function -> its arguments, by call."""
     seen = {}
-    for name in ("plot_perplexity", "plot_by_block"):
+    for name in ("plot_by_seconds", "plot_lines"):
         seen[name] = []
-        monkeypatch.setattr(figures, name, lambda *given, name=name: seen[name].append(given))
+        monkeypatch.setattr(figures, name, lambda *given, name=name, **_: seen[name].append(given))
     return seen
 
 
@@ -104,5 +104,7 @@ def test_sparsities():
     found = [result("owl") for _ in range(3)]
     for own, sparsity in zip(found, (0.1, 0.2, 0.3)):
         own.sparsity = sparsity
-    assert {"owl", "20 %", "Sparsity of the pruned projections"} < set(texts(drawn(found)["perplexity-by-sparsity"]))
+    assert {"wanda + owl", "20 %", "Sparsity of the pruned projections"} < set(
+        texts(drawn(found)["perplexity-by-sparsity"])
+    )
     assert "perplexity-by-sparsity" not in drawn(found[:2])
