@@ -20,11 +20,7 @@ from .results import DENSE, Aggregate, Result, aggregate, grouped
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
-MEANS = (
-    "PPLFac: geometric mean of perplexity over the dense model's. AccRet: geometric mean of mean accuracy over the dense "
-    "model's. Both over"
-)
-smallest, largest = partial(min, key=itemgetter(0)), partial(max, key=itemgetter(0))
+MEANS = "Geometric means relative to the dense model, of perplexity (PPLFac) and of mean accuracy (AccRet), over"
 
 
 def check_output(directory: str | Path, overwrite: bool) -> Path:
@@ -98,38 +94,20 @@ class Comparison:
         """Return the main table: one row per combination below the dense model's row. The best of every amount is marked."""
         rows = [[self.dense], *grouped(self.results, "sparsity", "saliency", "topup", "budget").values()]
         heads = [row[0] for row in rows]
-        ran = [[result for result in row if result.error is None] for row in rows]
-        achieved = [mean_of(result.achieved_sparsity for result in own) for own in ran]
+        achieved = [mean_of(row, lambda result: result.achieved_sparsity) for row in rows]
+        shares = [own[0] if own else head.sparsity for own, head in zip(achieved, heads)]
         columns = [
-            Column(
-                "sparsity", [own[0] if own else head.sparsity for own, head in zip(achieved, heads)], "{:.2%}".format
-            ),
+            Column("sparsity", shares, "{:.2%}".format),
             Column("saliency", [head.saliency for head in heads]),
             Column("top-up", [None if head.saliency == DENSE else head.topup for head in heads]),
-            Column("bits per weight", [mean_of(r.bits_per_weight for r in own) for own in ran], with_error("{:.2f}")),
+            column("bits per weight", rows, lambda result: result.bits_per_weight, "{:.2f}"),
+            *measured_columns(self.dense, rows, tasks=list(self.dense.accuracy)),
+            column("top-up seconds", rows, lambda result: result.allocation_seconds or None, "{:.1f}"),
+            column("seconds", rows, lambda result: result.seconds or None, "{:.1f}"),
+            column("peak GB", rows, lambda r: max(r.peak_memory.values(), default=0) / 1e9 or None, "{:.2f}"),
+            Column("lambda block / row", ["; ".join(dict.fromkeys(map(_chosen, row))) for row in rows]),
         ]
-        for name in self.dense.perplexity:
-            values = [mean_of(result.perplexity.get(name) for result in own) for own in ran]
-            columns.append(Column(f"perplexity {name}", values, with_error(), smallest))
-        for name in self.dense.accuracy:
-            columns.append(Column(name, [_accuracy(own, name) for own in ran], with_error("{:.2%}"), largest))
-        if self.dense.accuracy:
-            values = [mean_of(result.mean_accuracy for result in own) for own in ran]
-            columns.append(Column("mean accuracy", values, with_error("{:.2%}"), largest))
-        topup = [mean_of(result.allocation_seconds or None for result in own) for own in ran]
-        seconds = [mean_of(result.seconds or None for result in own) for own in ran]
-        peaks = [mean_of(max(r.peak_memory.values(), default=0) / 1e9 or None for r in own) for own in ran]
-        columns += [
-            Column("top-up seconds", topup, with_error("{:.1f}")),
-            Column("seconds", seconds, with_error("{:.1f}")),
-        ]
-        columns.append(Column("peak GB", peaks, with_error("{:.2f}")))
-        columns.append(Column("lambda block / row", ["; ".join(dict.fromkeys(map(_chosen, row))) for row in rows]))
         return Table.of(columns, [None, *((head.sparsity, head.budget) for head in heads[1:])])
-
-    def aggregate_table(self) -> Table:
-        """Return a table with a row per top-up or preset and a column per aggregate and amount. The best is marked."""
-        return aggregate_table(self.aggregates())
 
     def __str__(self) -> str:
         return self._shown(lambda header, rows, bold: format_table(header, rows))
@@ -208,33 +186,54 @@ def explain(aggregates: Sequence[Aggregate]) -> str:
     return f"{MEANS} {', '.join(dict.fromkeys(name for entry in aggregates for name in entry.saliencies))}."
 
 
-def mean_of(values: Iterable[float | None]) -> tuple[float, float | None] | None:
-    """Return the mean and the standard deviation of a sample; None for the latter if it has one value."""
-    known = [value for value in values if value is not None]
+def measured_columns(
+    dense: Result, rows: Sequence[Sequence[Result]], prefix: str = "", tasks: Sequence[str] = ()
+) -> list[Column]:
+    """Return columns of perplexities and accuracies. A row is the mean over its results."""
+    columns = []
+    for name in dense.perplexity:
+        columns.append(
+            column(f"{prefix}perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
+        )
+    for name in tasks:
+        found = column(name, rows, lambda r, name=name: r.accuracy.get(name, {}).get("accuracy"), "{:.2%}", max)
+        errors = [row[0].accuracy.get(name, {}).get("stderr") if len(row) == 1 else None for row in rows]
+        values = [value and (value[0], value[1] or error) for value, error in zip(found.values, errors)]
+        columns.append(found._replace(values=values))
+    if dense.accuracy:
+        columns.append(column(f"{prefix}mean accuracy", rows, lambda result: result.mean_accuracy, "{:.2%}", max))
+    return columns
+
+
+def column(
+    title: str,
+    rows: Sequence[Sequence[Result]],
+    value: Callable[[Result], float | None],
+    text: str | None = None,
+    best: Callable | None = None,
+) -> Column:
+    """Return a column of means over the results of every row, each with its standard deviation."""
+    show = text.format if text else _short
+
+    def shown(pair: tuple[float, float | None]) -> str:
+        return show(pair[0]) if pair[1] is None else f"{show(pair[0])} ± {show(pair[1])}"
+
+    return Column(title, [mean_of(row, value) for row in rows], shown, best and partial(best, key=itemgetter(0)))
+
+
+def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) -> tuple[float, float | None] | None:
+    """Return the mean over results, and the standard deviation of several."""
+    known = [found for result in results if result.error is None and (found := value(result)) is not None]
     if not known:
         return None
     mean = sum(known) / len(known)
     return mean, statistics.stdev(known) if len(known) > 1 and math.isfinite(mean) else None
 
 
-def _accuracy(results: Sequence[Result], task: str) -> tuple[float, float | None] | None:
-    """Return a task's accuracy with its standard error; of several results the mean with the standard deviation."""
-    found = [result.accuracy[task] for result in results if task in result.accuracy]
-    if len(found) == 1:
-        return found[0]["accuracy"], found[0]["stderr"]
-    return mean_of(one["accuracy"] for one in found)
-
-
 def _chosen(result: Result) -> str:
     if result.error is not None:
         return f"failed: {result.error}"
     return " / ".join(f"{value:g}" for value in (result.block_lambda, result.row_lambda) if value is not None)
-
-
-def with_error(text: str | None = None) -> Callable[[tuple[float, float | None]], str]:
-    """Return a function that shows a number, and its error if it has one."""
-    show = text.format if text else _short
-    return lambda pair: show(pair[0]) if pair[1] is None else f"{show(pair[0])} ± {show(pair[1])}"
 
 
 def _short(value: float) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..common.display import Column, Table, format_markdown
 from ..files.directories import check_writable
-from .comparison import Comparison, aggregate_table, explain, largest, mean_of, smallest, with_error
+from .comparison import Comparison, aggregate_table, explain, measured_columns
 from .results import Result, aggregate, grouped
 
 
@@ -34,15 +34,11 @@ def _side_by_side(comparisons: Sequence[Comparison]) -> Table:
     by_method = [grouped([one.dense, *one.results], *method) for one in comparisons]
     keys = list(dict.fromkeys(key for own in by_method for key in own))
     heads = [Result(sparsity, saliency, topup, budget=budget) for sparsity, budget, saliency, topup in keys]
-    columns = [Column("amount", [head.target for head in heads])]
-    columns += [
-        Column(name.replace("topup", "top-up"), [getattr(head, name) for head in heads]) for name in method[2:]
+    columns = [
+        Column("amount", [head.target for head in heads]),
+        Column("saliency", [head.saliency for head in heads]),
     ]
+    columns.append(Column("top-up", [head.topup for head in heads]))
     for one, own in zip(comparisons, by_method):
-        for name in one.dense.perplexity:
-            values = [mean_of(result.perplexity.get(name) for result in own.get(key, ())) for key in keys]
-            columns.append(Column(f"{one.model} {name}", values, with_error(), smallest))
-        if one.dense.accuracy:
-            values = [mean_of(result.mean_accuracy for result in own.get(key, ())) for key in keys]
-            columns.append(Column(f"{one.model} mean accuracy", values, with_error("{:.2%}"), largest))
+        columns += measured_columns(one.dense, [own.get(key, []) for key in keys], f"{one.model} ")
     return Table.of(columns, [key[:3] for key in keys])

@@ -23,7 +23,10 @@ def test_means_over_models_by_hand(tmp_path):
     lines = [" ".join(line.split()) for line in merge([one, two], tmp_path / "means").splitlines()]
     assert "| uniform | 4.00 | **50.0%** |" in lines, "sqrt(20 / 10 * 32 / 4)"
     assert "| owl | **1.50** | **50.0%** |" in lines
-    assert "| amount | saliency | top-up | a c4 | a mean accuracy | b c4 | b mean accuracy |" in lines
+    assert (
+        "| amount | saliency | top-up | a perplexity c4 | a mean accuracy | b perplexity c4 | b mean accuracy |"
+        in lines
+    )
     assert "| 70 % sparsity | wanda | uniform | 20.00 | **40.00%** | 32.00 | **40.00%** |" in lines
     assert (tmp_path / "means" / "means.md").read_text().startswith("# a, b\n")
 
