@@ -76,7 +76,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         for text in _several(args, kind):
             name = parse_method(text)[0]
             # a plug-in that is imported already may have registered more
-            if name not in known and f"optimum_neuronal.{kind}" not in sys.modules:
+            if not {name, name.replace("-", "_")} & set(known) and f"optimum_neuronal.{kind}" not in sys.modules:
                 raise ValueError(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
     check_datasets([*_several(args, "dataset"), *_several(args, "evaluate")])
     for flag in ("config", "include_path"):
@@ -101,9 +101,7 @@ def _check_model(name: str) -> None:
         if not os.path.isfile(os.path.join(name, "config.json")):
             raise FileNotFoundError(f"There is no config.json in {name}: name the directory of a model.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
-        folder = os.path.dirname(name) or "."
-        hint = did_you_mean(os.path.basename(name), os.listdir(folder) if os.path.isdir(folder) else ())
-        raise FileNotFoundError(f"The directory {name} does not exist.{hint}")
+        raise FileNotFoundError(f"The directory {name} does not exist.")
 
 
 def _silence() -> None:

@@ -142,12 +142,8 @@ def device_of(args: argparse.Namespace):
 
     from ..common.machine import default_device
 
-    if not args.device:
-        return default_device()
     try:
-        device = torch.device(args.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:  # each backend has its own
+        return torch.empty(0, device=args.device or default_device()).device
+    except (RuntimeError, AssertionError, ImportError) as error:  # each backend has its own
         reason = str(error).splitlines()[0]
         raise ValueError(f"--device {args.device} is not available in torch {torch.__version__}: {reason}") from error
-    return device

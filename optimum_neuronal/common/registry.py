@@ -77,8 +77,9 @@ class Registry(Generic[Method]):
         return sorted(self._classes)
 
     def get(self, name: str) -> type[Method]:
-        """Return the class registered as `name`, or raise `ValueError` with the known names."""
+        """Return the class registered as `name`, or raise `ValueError` with the known names. A hyphen may stand for `_`."""
         known = self.names()
+        name = name if name in known else name.replace("-", "_")
         if name not in known:
             hint = did_you_mean(name, known)
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")

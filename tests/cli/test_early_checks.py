@@ -16,7 +16,7 @@ COMMANDS = (
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
     ((*PRUNE[:4], "file", *PRUNE[5:]), "file is a file"),
-    ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist. Did you mean 'dense'"),
+    ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist"),
     (("compare", "--model", "dense", "--topup", "owl", "sarch"), "Did you mean 'search'"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone does not exist"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
