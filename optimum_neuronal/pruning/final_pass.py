@@ -80,7 +80,7 @@ class FinalPruning:
 
     @property
     def _statistic(self) -> type[SquaredNorms]:
-        return most_specific(self.trials.saliency.statistic, self.statistic)
+        return most_specific(self.trials.statistic, self.statistic)
 
     def _fit_block(self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None) -> Finding:
         """Return the finding of [`prune_block`], with fitted values if there is a refit."""

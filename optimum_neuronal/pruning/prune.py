@@ -76,6 +76,7 @@ def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
     if methods.needs_calibration:
         trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
     allocation = topup.allocate(trials, config.amount)
+    trials = replace(trials, norms=allocation.norms)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     refine = topup.refine if topup.refines else None

@@ -34,6 +34,8 @@ class Plan:
 class SparsityPlan(Plan):
     """The share of weights to prune, in [0, 1]: full name of a projection -> number, or float64 of shape (out,)."""
 
+    keeps_first: bool = False  # of equal saliencies in a row, keep earlier columns instead of later ones
+
     def __post_init__(self):
         for name, value in self.amounts.items():
             value = torch.as_tensor(value)
@@ -140,16 +142,16 @@ def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
         list(pool.map(function, parts))
 
 
-def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return the mask of a cut through the saliency that it was found in."""
+def apply_cut(saliency: torch.Tensor, cut: Cut, keeps_first: bool = False) -> torch.Tensor:
+    """Return the mask of a cut through the saliency that it was found in; `keeps_first`: see [`SparsityPlan`]."""
     mask = saliency > cut.threshold
     excess = mask.shape[1] - _count_true(mask) - cut.counts
     # Few rows have ties at their cut. Finding them would stall an accelerator, which resolves all rows instead.
     rows = excess.flatten().nonzero().flatten() if saliency.device.type == "cpu" else slice(None)
     if saliency.device.type != "cpu" or len(rows):
         tied = saliency[rows] == cut.threshold[rows]
-        pruned_ties = tied.sum(dim=1, keepdim=True) - excess[rows]
-        mask[rows] |= tied & (tied.cumsum(dim=1, dtype=torch.int32) > pruned_ties)
+        place, pruned_ties = tied.cumsum(dim=1, dtype=torch.int32), tied.sum(dim=1, keepdim=True) - excess[rows]
+        mask[rows] |= tied & (place <= excess[rows] if keeps_first else place > pruned_ties)
     return mask
 
 
@@ -160,11 +162,11 @@ def _count_true(mask: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.count_nonzero(mask.numpy(), axis=1, keepdims=True))  # torch makes them int64 first
 
 
-def mask_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = False) -> torch.Tensor:
     """Return the mask that prunes the `counts` least salient weights, int64 of shape (out,), of each row."""
-    if saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE:
-        return apply_cut(saliency, _select_cut(saliency, counts))
-    return apply_cut(saliency, find_cut(sort_rows(saliency), counts))
+    wide = saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE
+    cut = _select_cut(saliency, counts) if wide else find_cut(sort_rows(saliency), counts)
+    return apply_cut(saliency, cut, keeps_first)
 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:

@@ -112,7 +112,10 @@ def trial_changes(
         cuts[projection.name] = [
             find_cut(ranked, plan.row_counts(projection.name, projection.shape)) for plan in plans
         ]
-    return [lambda p, index=index: Zeros(apply_cut(score(p), cuts[p.name][index])) for index in range(len(plans))]
+    return [
+        lambda p, index=index, plan=plan: Zeros(apply_cut(score(p), cuts[p.name][index], plan.keeps_first))
+        for index, plan in enumerate(plans)
+    ]
 
 
 def _solve(
@@ -145,7 +148,7 @@ def _mask(
 ) -> torch.Tensor:
     if pattern is not None:
         return mask_groups(score, pattern)
-    return mask_rows(score, plan.row_counts(projection.name, projection.shape))
+    return mask_rows(score, plan.row_counts(projection.name, projection.shape), plan.keeps_first)
 
 
 def check_finite(finite: Mapping[str, torch.Tensor]) -> None:

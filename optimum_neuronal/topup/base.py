@@ -29,6 +29,7 @@ class Allocation:
 
     plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
+    norms: type[SquaredNorms] = SquaredNorms  # see [`Trials`], for the final pass
 
 
 @dataclass(frozen=True)

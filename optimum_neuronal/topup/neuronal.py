@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..blocks.statistics import SquaredNorms
 from ..common.validation import check_choice, check_numbers
 from ..model.projections import Decoder
 from ..saliency import Saliency
@@ -149,8 +150,8 @@ class NeuronAL(TopUp):
         if (made_of := self._made_of(saliency)) != "exact":
             solved = trials.solve(SolvedSparsities.around(sparsity)) if made_of == "solved" else None
             trials = replace(trials, saliency=Wanda(), solved=solved)
-        if self.variant == "authors":
-            trials = replace(trials, norms=neuronal_authors.RoundedNorms)
+        if self.variant == "authors" and self.alignment_scope == "pooled":
+            trials = replace(trials, norms=neuronal_authors.RunningNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = self._rounded(base, trials), rows_problem(trials.decoder, saliency)
@@ -158,7 +159,7 @@ class NeuronAL(TopUp):
             plan, decisions["row"] = self._row_step(trials, base)
         elif self.steps != "block":
             decisions["note"] = f"no row step: {problem}"
-        return Allocation(plan, decisions)
+        return Allocation(plan, decisions, trials.norms if saliency.uses_activations else SquaredNorms)
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""

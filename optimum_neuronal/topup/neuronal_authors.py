@@ -15,13 +15,24 @@ from ..trials.alignment import Deviation
 from .base import LARGEST, SMALLEST, rise
 
 
-class RoundedNorms(SquaredNorms):
-    """Squared norms as the authors round them: they square the norm of a sequence instead of summing squares."""
+class RunningNorms(SquaredNorms):
+    """Squared norms as the authors round them: squares of norms, and a running mean over sequences in float32.
+
+    `value` is the mean, shape (1, in).
+    """
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         features = inputs.reshape(sequences, -1, inputs.shape[-1]).float().transpose(1, 2)
         self.tokens += sequences * features.shape[2]
         self._values.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in features]))
+
+    @property
+    def value(self) -> torch.Tensor:
+        values = super().value
+        mean = torch.zeros_like(values[0])
+        for count, squares in enumerate(values):
+            mean = mean * (count / (count + 1)) + squares / (count + 1)
+        return mean[None]
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> SparsityPlan:
@@ -53,7 +64,7 @@ def row_plans(
             values = _values(decoder, block, projection, deviation)
             for plan, lam in zip(plans, lambdas):
                 plan[projection.name] = _rows(projection.shape, base.sparsity[projection.name], lam, values)
-    return [SparsityPlan(plan) for plan in plans]
+    return [SparsityPlan(plan, keeps_first=True) for plan in plans]
 
 
 def _values(decoder: Decoder, block: Block, projection: Projection, deviation: Deviation) -> np.ndarray:

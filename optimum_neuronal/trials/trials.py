@@ -66,7 +66,7 @@ class Trials:
         records ([`Records`], *optional*): of finished steps and blocks.
         cache ([`Cache`], *optional*): may be shared by trials of the same model and sequences.
         solved ([`SolvedSparsities`], *optional*): weights to try in place of what the saliency would make.
-        norms (`type[SquaredNorms]`): how activations are summed over tokens, for alignment errors and deviations.
+        norms (`type[SquaredNorms]`): how activations are summed, for alignment errors, deviations and the final pass.
     """
 
     runner: BlockRunner

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from by_hand import by_block
+from by_hand import by_block, make_block
 from forward import squared_norms
 from trial_helpers import make_trials
 
@@ -10,7 +10,9 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
+from optimum_neuronal.saliency.prune_projections import trial_changes
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import get_dist, neuronal_authors
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan
 from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
@@ -103,15 +105,27 @@ class TestAuthors:
             decisions = NeuronAL(variant="authors").allocate(trials, sparsity).decisions
             assert [c["lambda"] for c in decisions["block"]["candidates"]] == list(LAMBDAS[:count])
             assert [c["lambda"] for c in decisions["row"]["candidates"]] == [0.0, *LAMBDAS]
-            assert trials.norms_used == {neuronal_authors.RoundedNorms}
+            assert trials.norms_used == {neuronal_authors.RunningNorms}
 
-    def test_norms_are_squared_norms(self):
-        inputs = torch.arange(24.0).view(2, 4, 3)
-        own, theirs = SquaredNorms(), neuronal_authors.RoundedNorms()
+    def test_norms_are_a_running_mean(self):
+        inputs = torch.arange(36.0).view(3, 4, 3)
+        own, theirs, at_once = SquaredNorms(), neuronal_authors.RunningNorms(), neuronal_authors.RunningNorms()
+        at_once.update(inputs, 3)
         for norms in (own, theirs):
-            norms.update(inputs, 2)
-        torch.testing.assert_close(theirs.value, own.value)
-        assert theirs.tokens == own.tokens == 8
+            norms.update(inputs[:2], 2)
+            norms.update(inputs[2:], 1)
+        torch.testing.assert_close(theirs.value, own.value.mean(dim=0, keepdim=True))
+        assert theirs.tokens == own.tokens == 12 and torch.equal(theirs.value, at_once.value)
+
+    def test_the_row_step_keeps_the_first_of_equal_weights(self):
+        block = make_block([[3.0, 1.0, 1.0, 1.0, 0.5]])
+        rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms.of(torch.ones(1, 5), 1)}
+        plans = [SparsityPlan({"block.0": rows}, keeps_first=first) for first in (True, False)]
+        together = trial_changes(Wanda(), block, norms, plans)
+        alone = [change_of for plan in plans for change_of in trial_changes(Wanda(), block, norms, [plan])]
+        for made in (together, alone):
+            zeros = [(change_of(block.pruned[0]).applied(block.pruned[0].weight) == 0).tolist() for change_of in made]
+            assert zeros == [[[False, False, True, True, True]], [[False, True, True, False, True]]]
 
 
 def test_fields_given_one_by_one_replace_the_variants(llama):
