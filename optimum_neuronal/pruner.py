@@ -20,7 +20,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_apart
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, check_model
+from .pruning.context import Clock, PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .pruning.reporting import expected_size
 from .report import PruningReport, method_text
@@ -150,9 +150,7 @@ class NeuronALPruner(OptimumQuantizer):
                 size = expected_size(context, untied > 0)
                 more -= size.dense - size.saved
             check_space(model, save_dir, more)
-            windows = {
-                name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()
-            }
+            windows = {name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()}
 
             def measure() -> dict[str, float]:
                 return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}
@@ -208,6 +206,7 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
             `MemoryError`: too little memory, even with half the batch.
             `BlockingIOError`: another prune uses the work directory; the message says which process.
+            `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder:
             self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
@@ -218,8 +217,9 @@ class NeuronALPruner(OptimumQuantizer):
         reset_peak_memory()
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
-        context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-        self.report = prune_model(context)
+        with exclusive(context.model):
+            context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
+            self.report = prune_model(context)
         self._sparsity_config = getattr(context.model.config, KEY)
         return self.report
 

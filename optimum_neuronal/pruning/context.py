@@ -1,8 +1,10 @@
 """`check`: the one check of model and config before any long work. It makes the context that every step receives."""
 
 import re
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +28,9 @@ from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 
+
+_in_use: set[nn.Parameter] = set()
+_lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
@@ -71,6 +76,21 @@ class PruneContext:
 def default_batch_size(tokens: int) -> int:
     """Return the number of sequences of this many tokens in a forward pass, unless the user sets it."""
     return max(1, TOKENS_PER_FORWARD // max(1, tokens))
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
+    own = set(model.parameters())
+    with _lock:
+        if own & _in_use:
+            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
+        _in_use.update(own)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_use.difference_update(own)
 
 
 def check(

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.context import check, check_model, check_weights
+from optimum_neuronal.pruning.context import check, check_model, check_weights, exclusive
 from optimum_neuronal.pruning.prune import identity
 
 
@@ -39,6 +39,15 @@ def test_what_does_not_fit_the_model_raises_without_weights():
     model.config.sparsity_config = {**common, "sparsity": 0.5, "achieved_sparsity": 0.5}
     with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
         check(model, config(), loaded=False)
+
+
+def test_a_second_prune_of_the_same_model_raises(llama, ids):
+    pruner = NeuronALPruner(config(num_samples=12))
+    with exclusive(llama.model):
+        with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
+            pruner.prune(llama, ids)
+        pruner.prune(copy.deepcopy(llama), ids)
+    pruner.prune(llama, ids)
 
 
 def test_two_prunes_at_once_are_as_each_alone(ids):
