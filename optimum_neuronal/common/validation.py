@@ -118,7 +118,7 @@ def check_field(entry: Field, value: Any) -> Any:
         check_flag(name, value)
     elif bounds.get("least") is None:
         return value
-    elif kinds == (float, ...):
+    elif kinds == (float, ...) or tuple[float, ...] in kinds:
         return check_numbers(name, value, bounds["least"], bounds["most"])
     elif kinds == (int, ...):
         value = tuple(check_several(name, value, str(list(entry.default))))

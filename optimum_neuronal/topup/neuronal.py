@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from ..blocks.statistics import SquaredNorms
-from ..common.validation import check_choice, check_numbers
+from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
@@ -38,29 +37,12 @@ CANDIDATES = ("wanda", "solved", "exact")
 RECONSTRUCTION = "reconstruction"
 
 
-# Fields of NeuronAL that are None by default.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "sequence": {
-        "reference": "sparse-stream",
-        "alignment_scope": "sequence",
-        "block_lambdas": LAMBDAS,
-        "row_lambdas": (0.0, *LAMBDAS),
-        "candidates": "wanda",
-    },
-    "authors": {
-        "reference": "sparse-stream",
-        "alignment_scope": "pooled",
-        "block_lambdas": LAMBDAS,
-        "row_lambdas": (0.0, *LAMBDAS),
-        "candidates": "exact",
-    },
-    "printed": {
-        "reference": "dense",
-        "alignment_scope": "sequence",
-        "block_lambdas": PRINTED,
-        "row_lambdas": (0.0, *PRINTED),
-        "candidates": "exact",
-    },
+# What a variant decides unless the user does.
+FIELDS = ("reference", "alignment_scope", "block_lambdas", "row_lambdas", "candidates")
+VARIANTS: dict[str, tuple] = {
+    "sequence": ("sparse-stream", "sequence", LAMBDAS, (0.0, *LAMBDAS), "wanda"),
+    "authors": ("sparse-stream", "pooled", LAMBDAS, (0.0, *LAMBDAS), "exact"),
+    "printed": ("dense", "sequence", PRINTED, (0.0, *PRINTED), "exact"),
 }
 
 
@@ -96,32 +78,24 @@ class NeuronAL(TopUp):
             takes as long as one prune per candidate.
     """
 
-    steps: str = "both"
-    variant: str = "sequence"
-    reference: str | None = None
-    alignment_scope: str | None = None
-    block_lambdas: tuple[float, ...] | None = None
-    row_lambdas: tuple[float, ...] | None = None
-    metric: str = "l2"
-    schedule: str = "linear"
-    candidates: str | None = None
+    steps: str = hyper("both", choices=STEPS)
+    variant: str = hyper("sequence", choices=tuple(VARIANTS))
+    reference: str | None = hyper(None, choices=REFERENCES)
+    alignment_scope: str | None = hyper(None, choices=SCOPES)
+    block_lambdas: tuple[float, ...] | None = hyper(None, 0, 1)
+    row_lambdas: tuple[float, ...] | None = hyper(None, 0, 1)
+    metric: str = hyper("l2", choices=(*METRICS, RECONSTRUCTION))
+    schedule: str = hyper("linear", choices=tuple(SCHEDULES))
+    candidates: str | None = hyper(None, choices=CANDIDATES)
 
     def __post_init__(self):
-        check_choice("variant", self.variant, tuple(VARIANTS))
-        for name, value in VARIANTS[self.variant].items():
+        for name, value in zip(FIELDS, VARIANTS[self.variant]):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        check_choice("steps", self.steps, STEPS)
-        check_choice("reference", self.reference, REFERENCES)
-        check_choice("alignment_scope", self.alignment_scope, SCOPES)
-        check_choice("metric", self.metric, (*METRICS, RECONSTRUCTION))
-        check_choice("schedule", self.schedule, tuple(SCHEDULES))
-        check_choice("candidates", self.candidates, CANDIDATES)
         for name in ("block_lambdas", "row_lambdas"):
-            lambdas = check_numbers(name, getattr(self, name), 0, 1)
+            lambdas = getattr(self, name)
             if len(set(lambdas)) != len(lambdas):
                 raise ValueError(f"{name} is {lambdas}: expected each number once.")
-            object.__setattr__(self, name, lambdas)
 
     @property
     def _reconstructs(self) -> bool:

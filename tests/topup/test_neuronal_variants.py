@@ -13,7 +13,7 @@ from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
 from optimum_neuronal.saliency.prune_projections import trial_changes
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup import get_dist, neuronal_authors
+from optimum_neuronal.topup import TOPUPS, get_dist, neuronal_authors
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan
 from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
 
@@ -129,10 +129,10 @@ class TestAuthors:
 
 
 def test_fields_given_one_by_one_replace_the_variants(llama):
-    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=[0.15], candidates="wanda")
+    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=(0.15,), candidates="wanda")
     assert (topup.alignment_scope, topup.block_lambdas, topup.candidates) == ("sequence", (0.15,), "wanda")
     assert topup.reference == "sparse-stream" and topup.row_lambdas == (0.0, *LAMBDAS)
     trials = FakeTrials(find_decoder(llama), ERRORS)
     assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
     with pytest.raises(ValueError, match="variant is 'autors'.*Did you mean 'authors'"):
-        NeuronAL(variant="autors")
+        TOPUPS.make("neuronal", "topup_args", {"variant": "autors"})
