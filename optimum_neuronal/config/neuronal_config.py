@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from ..common.validation import (
     closest_or_all,
     make_checked,
 )
-from ..model.projections import Decoder
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.low_bit import LowBit
@@ -74,11 +73,6 @@ class Methods:
     def needs_final_runs(self) -> bool:
         """True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
         return self.saliency.uses_activations or self.topup.statistic is not SquaredNorms
-
-    def suited_to(self, decoder: Decoder) -> "Methods":
-        """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""
-        self.topup.check(decoder)
-        return replace(self, topup=self.topup.suited_to(decoder))
 
 
 @dataclass

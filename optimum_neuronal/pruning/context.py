@@ -55,13 +55,16 @@ class PruneContext:
 
     decoder: Decoder
     config: NeuronALConfig
-    methods: Methods
     calibration: CalibrationSet | None = None  # None if saliency and top-up look at weights alone
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
     cache: Cache | None = None  # prunes of one model with the same calibration sequences and rotation may share one
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
+
+    @property
+    def methods(self) -> Methods:
+        return self.config.methods
 
     @property
     def model(self) -> PreTrainedModel:
@@ -112,7 +115,8 @@ def check(
         )
     decoder = find_decoder(model, config.targets, config.ignore)
     methods = config.methods
-    methods.suited_to(decoder)
+    methods.topup.check(decoder)
+    methods.topup.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
     resolve_seq_length(model.config, config.seq_length)
     if config.bits_per_weight is not None:
@@ -125,7 +129,7 @@ def check(
         check_weights(decoder.projections)
         for name, parameter in model.named_parameters() if methods.rotation is not None else ():
             check_changeable(name, parameter)
-    return PruneContext(decoder, config, methods, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
+    return PruneContext(decoder, config, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
 
 
 def check_model(model: PreTrainedModel) -> None:

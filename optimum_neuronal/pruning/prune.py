@@ -3,7 +3,7 @@
 import hashlib
 import json
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from ..common.machine import Processes, deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.hf_private import execution_device
-from ..config.neuronal_config import Methods, NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records
 from ..model.projections import Decoder, stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
+from ..topup import TopUp
 from ..trials import Cache, Trials
 from .context import PruneContext, default_batch_size
 from .final_pass import FinalPruning, apply_changes
@@ -57,19 +58,20 @@ def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractC
 
 def find_changes(context: PruneContext) -> PruneOutcome:
     """Find the changes of all weights, and make none. `MemoryError`: too little memory, even with half the batch."""
-    context = replace(context, methods=_suited(context))
+    topup = _suited_topup(context)
     _warn_if_underdetermined(context)
     device, quiet = execution_device(context.model.get_input_embeddings()), context.records.processes.rank > 0
 
     def find(batch_size: int) -> PruneOutcome:
-        return _find(context, BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet))
+        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
+        return _find(context, topup, runner)
 
     with inference(context.model):
         return with_less_memory(find, context.batch_size or default_batch_size(context.ids.shape[1]))
 
 
-def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
-    methods, clock, config, topup = context.methods, context.clock, context.config, context.methods.topup
+def _find(context: PruneContext, topup: TopUp, runner: BlockRunner) -> PruneOutcome:
+    methods, clock, config = context.methods, context.clock, context.config
     samples, least = config.num_alignment_samples, config.min_expert_tokens
     shared = context.records, context.cache or Cache()
     trials = Trials(runner, methods.saliency, context.ids, samples, methods.pattern, least, *shared)
@@ -86,10 +88,11 @@ def _find(context: PruneContext, runner: BlockRunner) -> PruneOutcome:
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 
 
-def _suited(context: PruneContext) -> Methods:
-    """Return the methods as they suit the model. Warn of hyper-parameters that change for it."""
-    topup, suited = context.methods.topup, context.methods.suited_to(context.decoder)
-    before, after = asdict(topup), asdict(suited.topup)
+def _suited_topup(context: PruneContext) -> TopUp:
+    """Return the top-up as it suits the model. Warn of hyper-parameters that change for it."""
+    topup = context.methods.topup
+    suited = topup.suited_to(context.decoder)
+    before, after = asdict(topup), asdict(suited)
     if changed := ", ".join(f"{name}={value!r}" for name, value in after.items() if value != before[name]):
         model = type(context.model).__name__
         logger.warning(f"{model} has no causal language-model head, so the top-up {topup.name!r} uses {changed}.")

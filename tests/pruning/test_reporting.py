@@ -30,7 +30,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
     decoder = SimpleNamespace(blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
     outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
-    context = PruneContext(decoder, config, config.methods, calibration=calibration)
+    context = PruneContext(decoder, config, calibration=calibration)
     context.clock.seconds["pruning"] = 2.0
     return make_report(context, outcome, {}, {})
 
