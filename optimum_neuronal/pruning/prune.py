@@ -3,7 +3,7 @@
 import hashlib
 import json
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
