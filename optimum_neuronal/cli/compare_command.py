@@ -10,18 +10,8 @@ from optimum.commands.base import CommandInfo
 from ..comparing.experiments import EXPERIMENTS
 from ..config.config_fields import DATASETS
 from ..config.presets import PRESETS
+from . import flags
 from .command import Command, write
-from .flags import (
-    CONFIG_FLAGS,
-    add_config_flags,
-    add_memory_flags,
-    add_model_flags,
-    add_switch,
-    add_test_flags,
-    device_of,
-    given_fields,
-    loaded,
-)
 
 
 # Fields of the config that take several values -> the argument of `compare`, and its default in words.
@@ -54,18 +44,18 @@ class CompareCommand(Command):
         parser.add_argument("--preset", choices=sorted(EXPERIMENTS), help=preset)
         merge = "only show means over finished comparisons of several models (default: none)"
         parser.add_argument("--merge", nargs="+", metavar="DIR", help=merge)
-        add_model_flags(parser, required=False)
+        flags.add_model_flags(parser, required=False)
         parser.add_argument("--evaluate", nargs="*", help=f"test text: {DATASETS} (default: wikitext2)")
-        add_test_flags(parser)
+        flags.add_test_flags(parser)
         presets = "presets of the config to compare with, at every sparsity (default: none)"
         parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
-        add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
-        add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
-        add_memory_flags(parser)
+        flags.add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
+        flags.add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
+        flags.add_memory_flags(parser)
         several = {name: default for name, (_, default) in SEVERAL.items()} | SWEPT
-        add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in WITHOUT), several)
+        flags.add_config_flags(parser, (name for name in flags.CONFIG_FLAGS if name not in WITHOUT), several)
 
     def check(self) -> None:
         if self.args.model is self.args.merge is None:
@@ -85,13 +75,13 @@ class CompareCommand(Command):
         if args.merge:
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
-        given, device = self._arguments(), device_of(args)
+        given, device = self._arguments(), flags.device_of(args)
         check_output(args.output, args.overwrite)
         ways = {key: given[key] for key in WAYS if key in given}
-        others = {key: given[key] for key in given.keys() & CONFIG_FLAGS.keys() - ways.keys()}
-        find_combinations(**ways, config=others)  # raises before the model is loaded
+        others = {key: given[key] for key in given.keys() & flags.CONFIG_FLAGS.keys() - ways.keys()}
+        find_combinations(**ways, config=others)  # raises before the model is flags.loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
-        with loaded(args, device, Path(args.output)) as (model, tokenizer):
+        with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
             found = compare(model, tokenizer, **given, **options)
         write(f"\n{found}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
@@ -103,7 +93,7 @@ class CompareCommand(Command):
         """Return the arguments of `compare`: of the experiment, replaced by flags."""
         given = dict(EXPERIMENTS.get(self.args.preset, {}))
         sweep = dict(given.pop("sweep", {}))
-        for name, value in given_fields(self.args).items():
+        for name, value in flags.given_fields(self.args).items():
             if name in SWEPT:
                 sweep.pop(name, None)
                 if len(value) > 1:

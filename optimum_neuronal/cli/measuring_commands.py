@@ -11,8 +11,8 @@ from typing import Any
 from optimum.commands.base import CommandInfo
 
 from ..config.config_fields import DATASETS
+from . import flags
 from .command import Command, write
-from .flags import add_json_flag, add_memory_flags, add_model_flags, add_test_flags, device_of, load_options, loaded
 
 
 class EvaluateCommand(Command):
@@ -25,11 +25,11 @@ class EvaluateCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
+        flags.add_model_flags(parser)
         text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
         parser.add_argument("--dataset", nargs="+", help=text)
-        add_test_flags(parser)
-        add_memory_flags(parser, prunes=False)
+        flags.add_test_flags(parser)
+        flags.add_memory_flags(parser, prunes=False)
 
     def work(self) -> None:
         from ..common.display import format_table
@@ -37,10 +37,10 @@ class EvaluateCommand(Command):
         from ..evaluation.tasks import evaluate_tasks, load_tasks
         from ..pruning.context import default_batch_size
 
-        args, device = self.args, device_of(self.args)
+        args, device = self.args, flags.device_of(self.args)
         if args.tasks:
-            load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
-        with loaded(args, device, Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}") as (model, tokenizer):
+            load_tasks(args.tasks, args.include_path)  # raises before the model is flags.loaded
+        with flags.loaded(args, device, Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}") as (model, tokenizer):
             rows = []
             for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
                 windows = load_windows(model.config, tokenizer, dataset, args.window, args.max_windows)
@@ -72,14 +72,14 @@ class SpeedCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
+        flags.add_model_flags(parser)
         batches = "sequences at a time (default: 1 4 8)"
         parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help=batches)
         parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
         parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
         parser.add_argument("--rounds", type=int, default=5, help="timings of each form (default: 5)")
         parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
-        add_json_flag(parser)
+        flags.add_json_flag(parser)
 
     def work(self) -> None:
         import torch
@@ -89,11 +89,11 @@ class SpeedCommand(Command):
         from ..packed.packed_module import packed_modules
         from ..packed.sparsify import densify, sparsify
 
-        args, device = self.args, device_of(self.args)
+        args, device = self.args, flags.device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
-        dense = densify(load_model(args.model, **load_options(args))).to(device)
-        packed = load_model(args.model, **load_options(args))
+        dense = densify(load_model(args.model, **flags.load_options(args))).to(device)
+        packed = load_model(args.model, **flags.load_options(args))
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
@@ -107,7 +107,7 @@ class EnvCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_json_flag(parser)
+        flags.add_json_flag(parser)
 
     def work(self) -> None:
         from ..common.display import format_table

@@ -3,30 +3,14 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimum.commands.base import CommandInfo
 
 from ..config.presets import PRESETS
 from ..data.documents import check_datasets
+from . import flags
 from .command import Command, write
-from .flags import (
-    CONFIG_FLAGS,
-    add_config_flags,
-    add_memory_flags,
-    add_model_flags,
-    add_overwrite_flag,
-    add_switch,
-    add_window_flag,
-    device_of,
-    given_fields,
-    load_options,
-    loaded,
-)
-
-
-if TYPE_CHECKING:
-    from ..config.neuronal_config import NeuronALConfig
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
@@ -49,27 +33,27 @@ class PruneCommand(Command):
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
         main, result, amount, method, text, rare = map(parser.add_argument_group, GROUPS)
-        add_model_flags(main, rare)
-        add_switch(main, "--dry-run", "only show what would be pruned and roughly what it would cost")
+        flags.add_model_flags(main, rare)
+        flags.add_switch(main, "--dry-run", "only show what would be pruned and roughly what it would cost")
         preset = "fields of the config under one name, which --config and flags override (default: none)"
         main.add_argument("--preset", choices=sorted(PRESETS), help=preset)
         config = "JSON file of config fields, or config.json or neuronal_report.json of a pruned model (default: none)"
         main.add_argument("--config", metavar="FILE", help=config)
         result.add_argument("--output", help="directory to save the pruned model in (required without --dry-run)")
-        add_overwrite_flag(result)
+        flags.add_overwrite_flag(result)
         format = "packed: small, loads with this package (default: packed if weights are quantized, else dense)"
         result.add_argument("--format", choices=("dense", "packed"), help=format)
         evaluate = "test text: measure perplexity before and after, for report and model card (default: none)"
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
-        add_window_flag(result)
+        flags.add_window_flag(result)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
-        add_switch(result, "--private", "make that repository private")
+        flags.add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
-            add_config_flags(group, names)
-        add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
+            flags.add_config_flags(group, names)
+        flags.add_config_flags(rare, (name for name in flags.CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
         work_dir = "records of finished steps, which the same command resumes (default: hidden, beside the output)"
         rare.add_argument("--work-dir", help=work_dir)
-        add_memory_flags(rare)
+        flags.add_memory_flags(rare)
 
     def check(self) -> None:
         args = self.args
@@ -83,23 +67,23 @@ class PruneCommand(Command):
         if self.args.dry_run:
             from ..pruning.dry_run import plan_prune
 
-            options = {**load_options(self.args), "device": device_of(self.args)}
+            options = {**flags.load_options(self.args), "device": flags.device_of(self.args)}
             write(f"\n{plan_prune(self.args.model, config, **options)}")
         else:
             self._prune(config)
 
-    def _config(self) -> "NeuronALConfig":
+    def _config(self) -> Any:
         """Return the config: of the preset, overridden by the file, overridden by flags."""
         from ..config.neuronal_config import NeuronALConfig, read_config_file
 
         fields: dict[str, Any] = dict(PRESETS.get(self.args.preset, {}))
         if self.args.config is not None:
             fields |= read_config_file(self.args.config)
-        config = NeuronALConfig.from_dict(fields, **given_fields(self.args))
+        config = NeuronALConfig.from_dict(fields, **flags.given_fields(self.args))
         check_datasets([config.dataset])
         return config
 
-    def _prune(self, config: "NeuronALConfig") -> None:
+    def _prune(self, config: Any) -> None:
         """Prune the model, save it, and write the report."""
         from ..checkpoint.hub import check_push
         from ..checkpoint.saving import check_output
@@ -107,13 +91,13 @@ class PruneCommand(Command):
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
 
-        args, device = self.args, device_of(self.args)
+        args, device = self.args, flags.device_of(self.args)
         check_output(args.output, args.overwrite, args.model)
         if args.push_to_hub:
             check_push(args.push_to_hub)
         with (
             process_group() as processes,
-            loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
+            flags.loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
         ):
             pruner = NeuronALPruner(config, tokenizer)
             pruner.model = dense
@@ -138,12 +122,8 @@ class PruneCommand(Command):
 
     @property
     def _work_dir(self) -> str | Path:
-        return self._beside("unfinished") if self.args.work_dir is None else self.args.work_dir
-
-    def _beside(self, purpose: str) -> Path:
-        """Return a hidden name on the same disk as the output directory."""
-        path = Path(os.path.abspath(self.args.output))
-        return path.parent / f".{path.name}.{purpose}"
+        output = Path(os.path.abspath(self.args.output))
+        return self.args.work_dir or output.parent / f".{output.name}.unfinished"
 
     def after_interrupt(self) -> str:
         if not self.args.output or not Path(self._work_dir).exists():
