@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .common.display import format_html, format_table
+from .common.display import format_table
 from .files.atomic import write_atomically
 
 
@@ -81,9 +81,6 @@ class PruningReport:
 
     def __str__(self) -> str:
         return format_table(["", "pruned model"], list(self._rows()))
-
-    def _repr_html_(self) -> str:
-        return format_html(["", "pruned model"], list(self._rows()))
 
     def _rows(self) -> Iterator[list[str]]:
         if self.config.get("bits_per_weight") is None:

@@ -1,6 +1,5 @@
-"""Tables, quantities and escaped text, for terminals, Markdown and notebooks."""
+"""Tables, quantities and escaped text, for terminals and Markdown."""
 
-import html
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -34,12 +33,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def format_markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
     """Return a table in Markdown, with cells escaped and numbers aligned to the right."""
-    return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), "**{}**", bold)
-
-
-def format_html(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
-    """Return a table in HTML, with cells escaped and numbers aligned to the right."""
-    return _tabulated(header, rows, "unsafehtml", lambda cell: html.escape(escaped(cell)), "<b>{}</b>", bold)
+    return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), bold)
 
 
 def _tabulated(
@@ -47,14 +41,13 @@ def _tabulated(
     rows: Sequence[Sequence[Any]],
     kind: str,
     escape: Callable[[Any], str],
-    mark: str = "{}",
     bold: Collection[Cell] = (),
 ) -> str:
     from tabulate import tabulate  # a start of `optimum-cli` makes no table
 
     cells = [[escape(cell) for cell in row] for row in rows]
     for row, column in bold:
-        cells[row][column] = mark.format(cells[row][column])
+        cells[row][column] = f"**{cells[row][column]}**"
     sides = ["right" if _holds_numbers(rows, column) else "left" for column in range(len(header))]
     options = {"disable_numparse": True, "colalign": sides if rows else None}
     return tabulate(cells, [escape(name) for name in header], kind, **options)
@@ -75,7 +68,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Arguments of [`format_markdown`] and [`format_html`]."""
+    """Arguments of [`format_markdown`]."""
 
     header: list[str]
     rows: list[list[str]]
