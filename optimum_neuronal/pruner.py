@@ -17,7 +17,6 @@ from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
-from .files.directories import check_apart
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, check_model, exclusive
@@ -140,8 +139,6 @@ class NeuronALPruner(OptimumQuantizer):
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
         format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
         check_other_directory(model.config.name_or_path, save_dir)
-        if work_dir is not None:
-            check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder:
             context = check(model, self.config, batch_size, max_hidden_bytes)
             rotation = context.methods.rotation

@@ -50,13 +50,10 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
 
 def _open_to_readers(directory: Path) -> None:
     """Give all files the mode of a new file: some libraries write files that only their user can read."""
-    sample = directory / ".mode"
-    sample.touch()
-    mode = sample.stat().st_mode & 0o777
-    sample.unlink()
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            os.chmod(os.path.join(folder, name), mode)
+    mode = directory.stat().st_mode & 0o666
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:

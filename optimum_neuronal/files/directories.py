@@ -25,13 +25,3 @@ def nearest_existing(path: Path) -> Path:
 def is_same(one: str | Path, other: str | Path) -> bool:
     """Return True if two paths lead to the same place, existing or not."""
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def check_apart(work_dir: str | Path, output: str | Path) -> None:
-    """Raise `ValueError` if a work directory, which is removed at the end, overlaps with the output directory."""
-    work, out = (Path(os.path.realpath(directory)) for directory in (work_dir, output))
-    if work == out or work in out.parents or out in work.parents:
-        raise ValueError(
-            f"The work directory {work_dir} and the output {output} overlap: name another work directory, since it is "
-            "removed at the end."
-        )

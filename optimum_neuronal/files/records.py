@@ -92,7 +92,11 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
         if not all(_is_own(entry.name) for entry in directory.iterdir()):
             raise ValueError(f"{directory} holds other files: choose an empty directory to record in.")
         write_atomically(path, json.dumps(identity, indent=2).encode())
-    elif changes := "; ".join(_changes(json.loads(path.read_text(encoding="utf-8")), identity)):
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in sorted({**before, **identity}) if before.get(name) != identity.get(name)]
+    if names:
+        changes = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in names)
         raise ValueError(
             f"{directory} holds an unfinished prune that was started with different settings: {changes}. Use the same "
             "settings, or delete that directory to start again."
@@ -103,16 +107,6 @@ def _is_own(name: str) -> bool:
     """Return True for the names of files that are written here, including temporary ones."""
     name = name.removesuffix(".tmp")
     return name.removeprefix(".") == IDENTITY or name == LOCK or name.endswith(SUFFIX)
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Describe every value that differs, also in nested mappings."""
-    for name in sorted({**before, **now}):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _changes(old, new, f" ({name})")
-        elif old != new:
-            yield f"{name} was {old!r}, is {new!r}{within}"
 
 
 @contextmanager

@@ -12,17 +12,15 @@ class SparsityCallback(TrainerCallback):
     """Callback that keeps every zero of a sparse model during training, and raises at the end if one was lost.
 
     Masks are made when training begins, from the checkpoint's weights if it resumes, and hold until it ends. If an error
-    stops the training, gradients stay masked until the callback's next training. A second Trainer needs a callback of its
-    own. See [`keep_sparsity`] for adapters and for the errors.
+    stops the training, gradients stay masked until the callback's next training. See [`keep_sparsity`] for adapters and for
+    the errors.
     """
 
     keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
-    _trained_with: TrainingArguments | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        self._start(args)
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -35,16 +33,9 @@ class SparsityCallback(TrainerCallback):
         self.keeper.release()
         self.keeper.verify()
 
-    def _start(self, args: TrainingArguments) -> None:
-        """Drop the keeper of the last training. Raise `ValueError` if that was another Trainer's."""
-        if self._trained_with is not None and self._trained_with is not args:
-            raise ValueError(f"Another Trainer has used this {type(self).__name__}: make one for each Trainer.")
-        self.keeper.release()
-        self.keeper, self._trained_with = SparsityKeeper([]), args
-
     def _keep(self, model: nn.Module) -> None:
         """Keep the model's present zeros from now on."""
-        keeper = keep_sparsity(model)
         self.keeper.release()
-        self.keeper = keeper
-        keeper.mask_from_now_on()
+        self.keeper = SparsityKeeper([])
+        self.keeper = keep_sparsity(model)
+        self.keeper.mask_from_now_on()

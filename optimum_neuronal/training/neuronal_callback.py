@@ -12,14 +12,13 @@ from transformers.trainer_callback import ExportableState
 
 from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
-from ..common.validation import check_count, check_number
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
 from .callbacks import SparsityCallback
-from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, is_spread, unwrap
+from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
 from .training_data import training_sequences, untouched_randomness
 
 
@@ -32,7 +31,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     Calibration sequences are drawn from the Trainer's training data. After pruning, the optimizer's state of the pruned
     weights is cleared, and the search for the best checkpoint starts again, so `load_best_model_at_end` loads a model of
     the final sparsity. Under DDP the processes share the work. Earlier zeros stay, so the sparsity can exceed the requested
-    one. Training that resumes from a checkpoint continues the schedule. A second Trainer needs a callback of its own.
+    one. Training that resumes from a checkpoint continues the schedule.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -74,12 +73,9 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        self._start(args)
         model = unwrap(model)
         if late := next((step for step in self.schedule if step > state.max_steps), None):
             raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
-        if any(is_spread(parameter) for parameter in model.parameters()):
-            raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
         self.sparsity_config = self._saved_config(state) if state.global_step else None
         if self.sparsity_config is not None:
             record_sparsity(model, self.sparsity_config)
@@ -149,15 +145,12 @@ def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
 
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
-    """Return the schedule ordered by step. Raise `TypeError` or `ValueError` unless the sparsities rise."""
-    sparsity_at: dict[int, float] = {}
-    for step, sparsity in schedule.items():
-        step = int(step) if isinstance(step, str) and step.isdecimal() else step  # JSON turns numbers into text
-        check_count("the step to prune after", step, 0)
-        check_number(f"schedule[{step}]", sparsity, 0, 1)
-        sparsity_at[int(step)] = float(sparsity)
-    steps = sorted(sparsity_at)
-    rising = all(sparsity_at[later] > sparsity_at[earlier] for earlier, later in pairwise(steps))
-    if not steps or not rising or len(steps) < len(schedule):
-        raise ValueError(f"schedule is {dict(schedule)}: expected rising sparsities, such as {{0: 0.5, 100: 0.7}}.")
-    return {step: sparsity_at[step] for step in steps}
+    """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
+    found = {int(step): float(sparsity) for step, sparsity in schedule.items()}  # JSON turns numbers into text
+    found = dict(sorted(found.items()))
+    rising = all(earlier < later for earlier, later in pairwise(found.values()))
+    if not rising or len(found) < len(schedule) or min(found, default=-1) < 0:
+        raise ValueError(
+            f"schedule is {dict(schedule)}: expected steps with rising sparsities, such as {{0: 0.5, 100: 0.7}}."
+        )
+    return found

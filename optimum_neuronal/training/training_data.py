@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 
 import numpy as np
 import torch
@@ -37,26 +36,14 @@ def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config)
 
 def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:
     """Yield the token ids of the examples, int64, (tokens,), on the CPU, without padding."""
-    for example in _examples(loader.dataset, seed):
+    dataset = examples = loader.dataset
+    if hasattr(dataset, "__len__"):
+        examples = (dataset[index] for index in random.Random(seed).sample(range(len(dataset)), len(dataset)))
+    for example in examples:
         batch = loader.collate_fn([example])
-        ids = batch.get("input_ids") if hasattr(batch, "get") else None
-        if not isinstance(ids, torch.Tensor):
-            raise ValueError("The Trainer's batches hold no input_ids, so they cannot serve as calibration data.")
-        used = batch.get("attention_mask")
+        ids, used = batch["input_ids"], batch.get("attention_mask")
         used = torch.ones_like(ids) if used is None or used.shape != ids.shape else used
         yield ids[used.bool()].cpu().long()
-
-
-def _examples(dataset, seed: int) -> Iterator:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        if iter(dataset) is dataset:
-            raise ValueError(
-                "The training data can be read only once: give the Trainer a dataset that can be read again."
-            )
-        yield from islice(iter(dataset), 10**6)
-        return
-    for index in random.Random(seed).sample(range(len(dataset)), len(dataset)):
-        yield dataset[index]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 import pytest
 
-from optimum_neuronal.files.directories import check_apart, check_writable, is_same
+from optimum_neuronal.files.directories import check_writable, is_same
 
 
 def test_what_can_be_written_is_returned_absolute(tmp_path, monkeypatch):
@@ -12,17 +12,6 @@ def test_what_can_be_written_is_returned_absolute(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="Cannot save to file/model: .*file is a file"):
         check_writable("file/model", "save to")
-
-
-@pytest.mark.parametrize("work, output", [("w", "w"), ("w", "w/model"), ("o/w", "o"), ("link", "w/model"), (".", "o")])
-def test_overlaps(tmp_path, monkeypatch, work, output):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "w").mkdir()
-    (tmp_path / "link").symlink_to("w")
-    with pytest.raises(ValueError, match=f"The work directory {work} and the output {output} overlap"):
-        check_apart(work, output)
-    check_apart("w", "w2")
-    check_apart("w/a", "w/b")
 
 
 def test_the_same_place_by_another_way(tmp_path):
