@@ -125,8 +125,7 @@ class Trials:
             label (`str`, *optional*): of the progress bar.
             bound (`float`): plans are abandoned when their error exceeds this. Their result is infinite.
         """
-        question = (reference, scope, metric, label, bound)
-        return self._shared(plans, question, lambda own: alignment_errors(self, own, *question))
+        return self._shared(alignment_errors, plans, reference, scope, metric, label, bound)
 
     def output_errors(
         self,
@@ -148,23 +147,14 @@ class Trials:
                 weight-updating saliency only prunes by score.
             sequences (`int`, *optional*): number of alignment sequences to compare. Default: all.
         """
-        source, first = reference, []
-        if isinstance(reference, SolvedWeights):
-            source = (reference.name, reference.amounts)
-        elif isinstance(reference, SparsityPlan):
-            source, first = "of the first plan", [reference]
-        question = (metric, label, source, sequences)
-        return self._shared(
-            plans, question, lambda own: output_errors(self, own, metric, label, reference, sequences), first
-        )
+        return self._shared(output_errors, plans, metric, label, reference, sequences)
 
     def reconstruction_errors(self, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
         """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
 
         Arguments: see [`Trials.alignment_errors`].
         """
-        question = ("reconstruction", reference, label)
-        return self._shared(plans, question, lambda own: reconstruction_errors(self, own, reference, label))
+        return self._shared(reconstruction_errors, plans, reference, label)
 
     def deviation(
         self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None, kind: str = "signed"
@@ -239,20 +229,16 @@ class Trials:
                 digest.update(name.encode() + plan.key([name]))
         return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
 
-    def _shared(
-        self,
-        plans: Sequence[Plan],
-        question: tuple,
-        measure: Callable[[list], list[float]],
-        others: Sequence[Plan] = (),
-    ) -> list[float]:
+    def _shared(self, measure: Callable, plans: Sequence[Plan], *question: Any) -> list[float]:
         """Measure one number per plan. The processes share the plans."""
 
         def share() -> tuple[list[float], dict]:
             own = self.processes.deal(plans)
-            return self.processes.collect(measure(own) if own else []), {}
+            return self.processes.collect(measure(self, own, *question) if own else []), {}
 
-        return self.measured([*others, *plans], question, share)[0]
+        named = [part.amounts if isinstance(part, SolvedWeights) else part for part in question]
+        named = [part.key(part.amounts) if isinstance(part, Plan) else part for part in named]
+        return self.measured(plans, (measure.__name__, *named), share)[0]
 
     def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:
         """Return the activations of a block's pruned projections by name, (in,)."""
