@@ -19,12 +19,6 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def closest_or_all(name: Any, known: Iterable[str]) -> str:
-    """Return the text of [`did_you_mean`], or `" Known: a, b."` if no known name is close."""
-    names = list(known)
-    return did_you_mean(name, names) or f" Known: {', '.join(names)}."
-
-
 def check_path(name: str, value: Any) -> str:
     """Return a path, which must not be empty, as text."""
     if isinstance(value, os.PathLike):
@@ -115,7 +109,7 @@ def check_field(entry: Field, value: Any) -> Any:
     if bounds.get("choices"):
         check_choice(name, value, bounds["choices"])
     elif bool in kinds:
-        check_flag(name, value)
+        _require(isinstance(value, bool), True, name, value, "True or False")
     elif bounds.get("least") is None:
         return value
     elif kinds == (float, ...) or tuple[float, ...] in kinds:
@@ -129,10 +123,6 @@ def check_field(entry: Field, value: Any) -> Any:
     else:
         check_number(name, value, bounds["least"], bounds.get("most", math.inf), bounds.get("above", False))
     return value
-
-
-def check_flag(name: str, value: Any) -> None:
-    _require(isinstance(value, bool), True, name, value, "True or False")
 
 
 def check_sparsity(value: Any) -> None:

@@ -17,7 +17,7 @@ from ..common.validation import (
     check_path,
     check_patterns,
     check_sparsity,
-    closest_or_all,
+    did_you_mean,
     make_checked,
 )
 from ..rotation.learning import Rotation
@@ -245,7 +245,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")
         for key in values:
             if key not in known:
-                raise ValueError(f"NeuronALConfig has no field {key!r}.{closest_or_all(key, known)}")
+                raise ValueError(
+                    f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}."
+                )
         return (cls(**values), unused) if return_unused_kwargs else cls(**values)
 
 

@@ -10,7 +10,6 @@ from optimum_neuronal.common.validation import (
     check_choice,
     check_count,
     check_embedding_bits,
-    check_flag,
     check_number,
     check_path,
     hyper,
@@ -51,13 +50,11 @@ def test_numbers():
 
 def test_choices_flags_and_bits():
     check_choice("effort", "fast", ["fast", "best"])
-    check_flag("rows", False)
     for value in (None, 8):
         check_embedding_bits(value)
     for check, error, message in (
         (lambda: check_choice("effort", "fats", ["fast"]), ValueError, "expected one of 'fast'. Did you mean 'fast'?"),
         (lambda: check_choice("effort", 5, ["fast"]), TypeError, "effort is 5: expected one of 'fast'"),
-        (lambda: check_flag("rows", 1), TypeError, "rows is 1: expected True or False"),
         (lambda: check_embedding_bits(5), ValueError, "embedding_bits is 5: expected 8, or None"),
         (lambda: check_embedding_bits(True), TypeError, "embedding_bits is True"),
         (lambda: check_embedding_bits(8, "dense"), ValueError, "embedding_bits is 8, but the format is 'dense'"),
