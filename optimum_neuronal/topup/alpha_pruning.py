@@ -9,6 +9,7 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
 from .base import LARGEST, Allocation, TopUp, bisect, block_sizes, plan_of_blocks, pruned_blocks, register_topup
+from .neuronal_authors import BASELINE_VARIANTS, floored
 
 
 @register_topup("alpha_pruning")
@@ -23,23 +24,35 @@ class AlphaPruning(TopUp):
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
         bins (`int`): bins of the histogram of the eigenvalues' logarithms, in whose highest bin the tail begins.
+        variant (`str`): `"authors"`, their code as it was run:
+            the tail is the one that best fits a power law, hardly limited from below; sparsities above 1 become 1 without
+            raising the others; `int(in * s)` weights of every row are pruned.
     """
 
     uses_calibration: ClassVar[bool] = False
 
     spread: float = hyper(0.3, 0, LARGEST)
     bins: int = hyper(100, 1)
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        authors = self.variant == "authors"
+        estimate = fitted_exponent if authors else hill_exponent
+
         def exponents(block: Block) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
-            return [hill_exponent(spectrum, self.bins) for spectrum in spectra]
+            return [estimate(spectrum, self.bins) for spectrum in spectra]
 
-        spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins")
+        spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins, {self.variant}")
         alphas = block_alphas([found for found in spectra if found])
         blocks = pruned_blocks(trials.decoder)
         factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
-        plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
+        sizes = block_sizes(blocks)
+        if authors:
+            scaled = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
+            plan = floored(trials.decoder, plan_of_blocks(blocks, scaled))
+        else:
+            plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, sizes))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
 
@@ -62,6 +75,24 @@ def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
     first = int((logs < edge).sum())
     excess = (logs[first + 1 :] - logs[first]).sum().item()
     return 1 + (len(logs) - first - 1) / excess if excess > 0 else None
+
+
+def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
+    """Return the exponent, in float32, of the tail with the smallest Kolmogorov-Smirnov distance from its power law."""
+    values = eigenvalues[eigenvalues > 0].cpu().sort().values
+    logs, decades = values.log(), values.log10()
+    counts = torch.histc(decades, bins, min=decades[0].item(), max=decades[-1].item())
+    peak = 10 ** torch.linspace(decades[0].item(), decades[-1].item(), bins + 1)[counts.argmax()]
+    smallest, found = 1.0, None
+    for first, least in enumerate(values[:-1]):
+        if (0.95 * peak).log10() <= least <= 1.5 * peak:  # a logarithm by mistake: hardly a lower limit
+            count = len(values) - first
+            alpha = 1 + count / (logs[first:].sum() - count * logs[first])
+            law = 1 - (values[first:] / least) ** (1 - alpha)
+            distance = (law - torch.arange(count) / count).abs().max()
+            if alpha > 1 and distance < smallest:
+                smallest, found = distance, alpha.item()
+    return found
 
 
 def block_alphas(exponents: list[list[float | None]]) -> list[float]:

@@ -18,6 +18,7 @@ from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
 from .base import Allocation, TopUp, bisect, register_topup, shift_to_mean, uniform_plan
+from .neuronal_authors import BASELINE_VARIANTS, floored
 
 
 LABEL = "BESA"
@@ -34,14 +35,16 @@ class BESA(TopUp):
     gradients pass straight through. The loss is [`reconstruction_loss`] plus `penalty * ((block's sparsity - s) / s)^2`.
     At the end the sparsities shift alike, so that the block meets its target s.
 
-    The authors begin with a mean of 0.5, and their softmax of sigmoids keeps it within 0.38 to 0.62. Here it begins at s,
-    and Adam replaces Prodigy.
+    Adam replaces the authors' Prodigy.
 
     Args:
         epochs (`int`): passes over the alignment sequences, with a step of the optimizer for each sequence.
         learning_rate (`float`): of Adam. 8 steps of 0.16 lead as far as the authors' 128 of 0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
         candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
+        variant (`str`): `"authors"`, as in their code:
+            the distribution is a softmax of sigmoids, which begins at a mean of 0.5 and stays within 0.38 to 0.62;
+            sparsities do not shift to the target; `int(in * s)` weights of every row are pruned.
     """
 
     needs_fixed_weights: ClassVar[bool] = True  # it learns from kept weights that do not change
@@ -50,6 +53,7 @@ class BESA(TopUp):
     learning_rate: float = hyper(0.16, 0)
     penalty: float = hyper(5.0, 0)
     candidate_step: float = hyper(0.01, 1e-4, 0.5)
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def __post_init__(self):
         if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
@@ -77,6 +81,7 @@ class BESA(TopUp):
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
         runner, last = trials.runner, trials.decoder.blocks[-1]
         found: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
+        authors = self.variant == "authors"
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             stream, dense_stream = streams
@@ -87,12 +92,15 @@ class BESA(TopUp):
             activations, rates = trials.activations(block, norms), []
             for projection in block.pruned:
                 score = score_projection(trials.saliency, projection, activations)
-                rates.append(LearnedRate(projection, score, sparsity, self.candidate_step))
+                rates.append(LearnedRate(projection, score, None if authors else sparsity, self.candidate_step))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
+            sizes = torch.tensor([rate.weights for rate in rates])
+            met = learned if authors else shift_to_mean(learned, sparsity, sizes, 0, 1)
             found["learned"] |= zip(block.pruned_names, learned.tolist())
             found["sparsity"] |= zip(block.pruned_names, met.tolist())
+            if authors:
+                found["sparsity"] = dict(floored(trials.decoder, SparsityPlan(found["sparsity"])).sparsity)
             if block is last:
                 return [stream, target]
             (change_of,) = trials.changes(block, norms, [SparsityPlan(found["sparsity"])])
@@ -123,9 +131,9 @@ class BESA(TopUp):
 
 
 class LearnedRate:
-    """The learned pruning rate of a projection. The softmax of `logits`, shape (candidates,), is the distribution."""
+    """The learned pruning rate of a projection, a distribution over candidates. `sparsity` None: as the authors do it."""
 
-    def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
+    def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float | None, step: float):
         self.projection, self.weights = projection, projection.numel
         self._order = score.argsort(dim=1, stable=True).int()  # columns of every row, the least salient first
         device, in_features = score.device, projection.shape[1]
@@ -134,17 +142,23 @@ class LearnedRate:
         # (candidates, in): 1 where a candidate prunes the weight of a rank in a row
         counts = (rates * in_features + 1e-4).floor()
         self._prunes = (torch.arange(in_features) < counts[:, None]).float().to(device)
-        self.logits = tilted(rates, sparsity).float().to(device).requires_grad_()
+        self._smooths = sparsity is None
+        logits = torch.zeros_like(rates) if sparsity is None else tilted(rates, sparsity)
+        self.logits = logits.float().to(device).requires_grad_()
+
+    @property
+    def _distribution(self) -> torch.Tensor:
+        return (self.logits.sigmoid() if self._smooths else self.logits).softmax(dim=0)
 
     @property
     def sparsity(self) -> torch.Tensor:
         """Mean of the distribution, a scalar that gradients go through."""
-        return self.logits.softmax(dim=0) @ self._rates
+        return self._distribution @ self._rates
 
     @property
     def kept(self) -> torch.Tensor:
         """Probability that the weight of each rank is kept, shape (in,), that gradients go through."""
-        return 1 - self.logits.softmax(dim=0) @ self._prunes
+        return 1 - self._distribution @ self._prunes
 
     def mask(self) -> torch.Tensor:
         """Return the mask at the present sparsity: boolean, shape (out, in), True where kept."""

@@ -14,10 +14,13 @@ from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from . import neuronal_authors
 from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
+from .neuronal_authors import BASELINE_VARIANTS
 
 
 MOST_TRANSFORMS = 2
+WINDOW = 0.08  # half the width in the authors' code
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 
 
@@ -147,6 +150,9 @@ class DSA(TopUp):
         mutation (`float`): probability that an operation of an offspring is drawn anew.
         lambdas (`tuple[float, ...]`): half-widths of the window that a function may have.
         search_seed (`int`): seed of the search; has nothing to do with the draw of calibration sequences.
+        variant (`str`): `"authors"`, as in their code:
+            half the window is 0.08 whatever a function says; an infinite importance counts as -1 instead of ruling the
+            function out; blocks count alike whatever their sizes; `int(in * s)` weights of every row are pruned.
     """
 
     compares_outputs: ClassVar[bool] = True
@@ -157,6 +163,7 @@ class DSA(TopUp):
     mutation: float = hyper(0.3, 0, 1)
     lambdas: tuple[float, ...] = hyper((0.07, 0.08, 0.09, 0.10), 0, 1)
     search_seed: int = hyper(0, 0)
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return (samples + aligned * (1 + self.solves(saliency))) * len(decoder.blocks)
@@ -173,7 +180,12 @@ class DSA(TopUp):
         def measure(make: Callable[[], Function], count: int) -> None:
             def untried() -> Function | None:
                 function = make()
-                plan = function.plan(blocks, sparsity, statistics)
+                if self.variant == "authors":
+                    values = -function.importances(statistics)
+                    values = torch.where(values.isinf(), 1, values)
+                    plan = neuronal_authors.spread_over_blocks(trials.decoder, sparsity, WINDOW, values)
+                else:
+                    plan = function.plan(blocks, sparsity, statistics)
                 if plan is None or plan in plans.values():
                     return None
                 plans[function] = plan

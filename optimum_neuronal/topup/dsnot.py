@@ -9,7 +9,9 @@ from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..common.validation import hyper
 from ..model.projections import Projection
 from ..trials import Trials
-from .base import Allocation, TopUp, register_topup, uniform_plan
+from .base import Allocation, TopUp, register_topup
+from .neuronal_authors import BASELINE_VARIANTS
+from .uniform import Uniform
 
 
 ROWS_AT_A_TIME = 1024  # bounds the memory of sorting; rows are independent of each other
@@ -29,6 +31,11 @@ class DSnoT(TopUp):
         cycles (`int`): the paper's T: weights that a row exchanges at most.
         threshold (`float`): the paper's epsilon: shift of a row's output, on average over all tokens, that is left
             alone, at least 0.
+        variant (`str`): `"authors"`, their code as it was run:
+            MLPs are left alone; the shift may change its sign; shift and threshold are of sums over a sequence's tokens,
+            so nearly all cycles run; variances are within sequences; a row without more weights to restore "restores"
+            kept ones; a finished row may prune one; `int(in * s)` weights of every row are pruned at first. Their code
+            fails if `cycles` exceeds a row's kept weights; here it stops there.
     """
 
     uses_calibration: ClassVar[bool] = False  # in `allocate`; `refine` gets the statistic
@@ -38,19 +45,23 @@ class DSnoT(TopUp):
 
     cycles: int = hyper(50, 0)
     threshold: float = hyper(0.1, 0)
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(uniform_plan(trials.decoder, sparsity))
+        return Uniform(self.variant).allocate(trials, sparsity)
 
     def refine(
         self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: InputSums | None
     ) -> torch.Tensor:
         if statistic is None or not statistic.tokens or not self.cycles:
             return mask
-        mean, variance = mean_and_variance(statistic)
-        norm = activation(statistic.value)
+        authors = self.variant == "authors"
+        if authors and "mlp" in projection.name.split("."):
+            return mask
+        mean, variance = mean_and_variance(statistic, authors)
+        norm, exchange = activation(statistic.value), self._exchange_as_authors if authors else self._exchange
         parts = zip(projection.weight.split(ROWS_AT_A_TIME), mask.split(ROWS_AT_A_TIME))
-        return torch.cat([self._exchange(weight.float(), part, mean, variance, norm) for weight, part in parts])
+        return torch.cat([exchange(weight.float(), part, mean, variance, norm) for weight, part in parts])
 
     def _exchange(
         self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
@@ -68,10 +79,42 @@ class DSnoT(TopUp):
         refined = mask.scatter(1, grown, mask.gather(1, grown) | exchanged)
         return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
 
+    def _exchange_as_authors(
+        self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor:
+        output, kept, mask = weight * mean, int(mask[0].sum()), mask.clone()
+        shift = (output * ~mask).sum(dim=1, keepdim=True)
+        restored = torch.where(mask, 0, output / variance).sort(dim=1, stable=True).indices
+        pruned = torch.where(mask, weight.abs() * norm, torch.inf).sort(dim=1, stable=True).indices[:, :kept]
+        places = output.gather(1, pruned).sign() * torch.arange(kept, 0, -1, device=weight.device)
+        pruned = pruned.gather(1, places.argsort(dim=1))  # negative outputs first, then positive ones backwards
+        active, ends = torch.ones_like(shift, dtype=torch.bool), torch.tensor([0, -1], device=weight.device)
+        grow, fall = (ends.repeat(len(weight), 1) for _ in range(2))  # two pointers move inwards through each list
+        for _ in range(min(self.cycles, kept)):
+            up, down = (shift > 0).long(), (shift < 0).long()
+            grown = restored.gather(1, grow.gather(1, up) % restored.shape[1])
+            fallen = pruned.gather(1, fall.gather(1, down) % kept)
+            grow.scatter_add_(1, up, 1 - 2 * up)
+            fall.scatter_add_(1, down, 1 - 2 * down)
+            active &= shift.abs() > self.threshold
+            mask.scatter_(1, fallen, ~active).scatter_(1, grown, active)
+            shift = shift + torch.where(active, output.gather(1, fallen), 0)
+            shift = shift - torch.where(active, output.gather(1, grown), 0)
+            if not active.any():
+                break
+        return mask
 
-def mean_and_variance(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0."""
+
+def mean_and_variance(statistic: InputSums, by_sequence: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0.
+
+    `by_sequence`: the mean over sequences of an input's sum, and of its variance within the sequence.
+    """
     wide = wide_dtype(statistic.value.device)
+    if by_sequence:
+        sums, tokens = statistic.sums.to(wide), statistic.tokens / len(statistic.value)
+        variance = statistic.value.to(wide) / tokens - (sums / tokens).square()
+        return sums.mean(dim=0).float(), variance.mean(dim=0).float()
     mean = statistic.sums.to(wide).sum(dim=0) / statistic.tokens
     variance = statistic.value.to(wide).sum(dim=0) / statistic.tokens - mean.square()
     tiny = torch.finfo(torch.float32).tiny  # inputs that never vary come back first

@@ -1,6 +1,7 @@
 """Plans as the code of NeuronAL's authors makes them: bounds, rounding and rows differ from the paper's.
 
-Masks depend on the last bit of these numbers, so the order of operations is that of their numpy code.
+Their code also ran the baselines of the paper. Masks depend on the last bit of these numbers, so the order of operations
+is that of their numpy code.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials.alignment import Deviation
-from .base import LARGEST, SMALLEST, rise
+from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise
+
+
+BASELINE_VARIANTS = ("corrected", "authors")
 
 
 class RunningNorms(SquaredNorms):
@@ -41,9 +45,21 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> 
     rises = np.round(last * rise(decoder, schedule).numpy(), 12)  # 0, 1, 2, ... if linear
     values = (len(decoder.blocks) - rises) * (2 * lam / last)
     values = values - values.min()
-    found = 1 - (values - np.mean(values) + (1 - sparsity))
-    found = np.where(found <= 0, SMALLEST, np.where(found >= 1, LARGEST, found))  # the mean moves
+    found = _bounded(1 - (values - np.mean(values) + (1 - sparsity)))
     return SparsityPlan({name: s for block, s in zip(decoder.blocks, found.tolist()) for name in block.pruned_names})
+
+
+def _bounded(sparsities: np.ndarray) -> np.ndarray:
+    """Return sparsities without those outside (0, 1). Their mean moves."""
+    return np.where(sparsities <= 0, SMALLEST, np.where(sparsities >= 1, LARGEST, sparsities))
+
+
+def spread_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
+    """Return the plan in which blocks with large values are pruned less, all blocks counting alike."""
+    found = values.numpy()
+    density = (found - found.min()) * (1 / (np.ptp(found) or 1) * lam * 2)
+    targets = torch.from_numpy(_bounded(1 - (density - np.mean(density) + (1 - sparsity))))
+    return floored(decoder, plan_of_blocks(pruned_blocks(decoder), targets))
 
 
 def floored(decoder: Decoder, plan: SparsityPlan) -> SparsityPlan:

@@ -9,7 +9,9 @@ from ..common.validation import hyper
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..trials import Trials
+from . import neuronal_authors
 from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
+from .neuronal_authors import BASELINE_VARIANTS
 
 
 @register_topup("owl")
@@ -24,10 +26,14 @@ class OWL(TopUp):
     Args:
         outlier_factor (`float`): the paper's M, above 0: how many times the mean an outlier exceeds.
         half_width (`float`): the paper's lambda, in [0, 1]: half the width of the window of sparsities.
+        variant (`str`): `"authors"`, their code as it was run:
+            sparsities beyond 0 and 1 become 0.01 and 0.99 without moving the others; `int(in * s)` weights of every row
+            are pruned; blocks count alike whatever their sizes.
     """
 
     outlier_factor: float = hyper(5.0, 0, above=True)
     half_width: float = hyper(0.08, 0, 1)
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return samples * len(decoder.blocks)
@@ -35,7 +41,10 @@ class OWL(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
         ratios = block_scores(trials, score, f"OWL outliers above {self.outlier_factor:g}")
-        plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
+        if self.variant == "authors":
+            plan = neuronal_authors.spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios)
+        else:
+            plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})
 
 

@@ -3,17 +3,26 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..common.validation import hyper
 from ..trials import Trials
 from .base import Allocation, TopUp, register_topup, uniform_plan
+from .neuronal_authors import BASELINE_VARIANTS, floored
 
 
 @register_topup("uniform")
 @dataclass(frozen=True)
 class Uniform(TopUp):
-    """The baseline of the literature; costs nothing."""
+    """The baseline of the literature; costs nothing.
+
+    Args:
+        variant (`str`): `"authors"`, their code as it was run: `int(in * s)` weights of every row are pruned.
+    """
 
     decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False
 
+    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
+
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(uniform_plan(trials.decoder, sparsity))
+        plan = uniform_plan(trials.decoder, sparsity)
+        return Allocation(floored(trials.decoder, plan) if self.variant == "authors" else plan)

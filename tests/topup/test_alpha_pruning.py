@@ -9,6 +9,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,
+    fitted_exponent,
     hill_exponent,
     scale_factors,
     scaled_sparsities,
@@ -35,6 +36,14 @@ def test_scale_does_not_matter_and_zeros_do_not_count():
     exponent = hill_exponent(spectrum)
     assert hill_exponent(1e-6 * spectrum) == pytest.approx(exponent, rel=1e-4)
     assert hill_exponent(torch.cat([torch.zeros(500), spectrum, torch.full((500,), 1e-13)])) == exponent
+
+
+def test_the_authors_tail_may_begin_far_below_the_peak():
+    """Tails from e^-3, e^-2 and the peak at 1 are 0.32, 0.44 and 0.5 away from their power laws, the first's exponent is
+    1 + 4 / (0 + 1 + 3 + 3)."""
+    spectrum = torch.tensor([1.0, math.e**-3, 1.0, math.e**-2])
+    assert fitted_exponent(spectrum) == pytest.approx(1 + 4 / 7) and hill_exponent(spectrum) is None
+    assert fitted_exponent(torch.tensor([0.0, 2.0])) is None
 
 
 def test_a_spectrum_without_tail_says_nothing_and_is_left_out_of_the_mean():
@@ -78,3 +87,7 @@ def test_a_model_by_its_spectra(llama, ids):
     assert alphas == sorted(alphas, reverse=True)
     first, _, last = by_block(trials.decoder.blocks, allocation.plan)
     assert first / last == pytest.approx(1.3 / 0.7) and trials.runner.block_forwards == 0
+    with inference(llama):  # the authors' code: what exceeds 1 is lost, and so are fractions of a weight
+        theirs = AlphaPruning(variant="authors").allocate(trials, 0.9).plan
+    found, columns = by_block(trials.decoder.blocks, theirs), trials.decoder.blocks[0].pruned[0].shape[1]
+    assert max(found) == 1 and sum(found) / 3 < 0.88 and all((columns * share).is_integer() for share in found)

@@ -51,6 +51,16 @@ class TestRate:
         assert rate.logits.grad.tolist() == pytest.approx([0.2 * 0.8] + [-0.2 * 0.2] * 4)
 
 
+def test_the_authors_distribution_is_bounded():
+    """Sigmoids 0, 0, 0.5, 1 and 1: their softmax has the weights 1, 1, e^0.5, e and e."""
+    rate = LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), torch.rand(2, 4), None, 0.25)
+    assert rate.sparsity.item() == pytest.approx(0.5)
+    rate.logits.data = torch.tensor([-100.0, -100.0, 0.0, 100.0, 100.0])
+    root = math.exp(0.5)
+    expected = (0.25 + 0.5 * root + 1.75 * math.e) / (2 + root + 2 * math.e)
+    assert rate.sparsity.item() == pytest.approx(expected)
+
+
 def test_tilted_has_the_mean():
     rates = torch.arange(101, dtype=torch.float64) / 100
     for mean in [0.01, 0.3, 0.5, 0.7, 0.97]:
@@ -121,6 +131,14 @@ def test_every_family_learns_and_meets_the_target(family, ids):
     assert by_block(decoder, found) == pytest.approx([0.6] * len(decoder.blocks)) and len(set(found.values())) > 1
     assert [parameter.requires_grad for parameter in parameters] == required
     assert all(parameter.grad is None for parameter in parameters) and unchanged(model, before)
+
+
+def test_as_the_authors_do_it_the_target_is_missed(llama, ids):
+    found = allocate(llama, ids, 0.8, variant="authors").decisions["besa"]
+    assert min(found["learned"].values()) > 0.5 and max(found["learned"].values()) < 0.62
+    for name, projection in find_decoder(llama).projections.items():
+        width = projection.shape[1]
+        assert found["sparsity"][name] == int(width * found["learned"][name]) / width
 
 
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):

@@ -39,6 +39,14 @@ def test_no_plan_is_tried_twice(llama):
     assert len(tried) == len(set(tried)) == 58
 
 
+def test_the_authors_window_is_the_same_for_all_functions(llama):
+    """0.52 and 0.68 for the outermost blocks whatever the lambda; of 32 columns, 16 and 21 weights are pruned."""
+    trials = FakeTrials(find_decoder(llama), lambda found: found[0])
+    topup = DSA(lambdas=(0.3,), population=2, generations=0, variant="authors")
+    found = by_block(trials.decoder.blocks, topup.allocate(trials, 0.6).plan)
+    assert sorted(found)[::2] == [16 / 32, 21 / 32]
+
+
 def test_where_no_window_fits_one_plan_is_tried(llama):
     for sparsity in [0.0, 0.995]:
         trials = FakeTrials(find_decoder(llama))

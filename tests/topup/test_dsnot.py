@@ -51,6 +51,25 @@ def test_a_row_stops_before_its_shift_changes_sign_or_at_the_threshold():
     assert refined(row, {0, 1, 2}, statistic, threshold=20) == {0, 1, 2}
 
 
+def test_the_authors_code_by_hand():
+    """Outputs are sums over two tokens. Three cycles give 20, 6 and 14 back for -2, -4 and -6; the sign may change."""
+    row, name = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0], "layers.0.self_attn.q_proj"
+    statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
+    assert refined(row, {0, 1, 2}, statistic, variant="authors") == {3, 4, 5}
+    # The first row is done after one exchange, with a shift of -2; its third cycle prunes another weight. The second row
+    # has nothing else to restore: it takes back, in turn, what it pruned, 1, and a weight that it kept, 4.
+    rows, mask = (
+        [[10.0, -1.0, -2.0, -3.0, 5.0], [10.0, -5.0, -6.0, -7.0, 5.0]],
+        torch.tensor([[False] + 4 * [True]] * 2),
+    )
+    topup, statistic = DSnoT(cycles=3, threshold=3, variant="authors"), around(1, 1, 1, 1, 1)
+    projection = make_projection(rows, name)
+    found = topup.refine(projection, mask, projection.weight.abs(), statistic)
+    assert [(~own).nonzero().flatten().tolist() for own in found] == [[1, 2], [2]]
+    mlp = make_projection(rows, "layers.0.mlp.up_proj")
+    assert torch.equal(topup.refine(mlp, mask, mlp.weight.abs(), statistic), mask), "left alone"
+
+
 def test_inputs_that_are_always_the_same_or_zero():
     """Features 0 and 1 never vary, and feature 3 is always zero; or all of them are; or no token came at all."""
     row, constant = [3.0, 2.0, -1.0, 4.0], around(1, 1, 1, 0, deviation=[0.0, 0.0, 1.0, 0.0])

@@ -26,6 +26,9 @@ def test_blocks_with_more_outliers_are_spared():
     allocation = OWL().allocate(trials, 0.7)
     assert allocation.decisions == {"owl": {"outlier_ratios": [2 / 16, 0.0, 1 / 16]}}
     assert list(allocation.plan.sparsity.values()) == pytest.approx([0.62, 0.78, 0.7])
+    # The authors' code: 0.2, 1.2, which becomes 0.99, and 0.7, of which `int(16 s)` weights of a row are pruned.
+    theirs = OWL(half_width=0.5, variant="authors").allocate(trials, 0.7).plan
+    assert list(theirs.sparsity.values()) == [3 / 16, 15 / 16, 11 / 16]
 
 
 def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
