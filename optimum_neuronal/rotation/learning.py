@@ -29,19 +29,15 @@ class Rotation:
         steps (`int`): steps of Adam.
         learning_rate (`float`): of the first step; it decays to 0 along a cosine.
         cut (`float`, *optional*): share of the weights that the objective's threshold cuts, in (0, 1]. None: see `at`.
-        weights (`str`): `"fisher"`: projections count by their Fisher information; `"energy"`: all alike.
         fisher_samples (`int`): first calibration sequences, for the Fisher information.
         untie (`bool`): False leaves the residual stream alone if head and embeddings share their weights.
-        rows (`float`, *optional*): share of the rows to draw, in (0, 1], see `divide_rows`. None: by `ENOUGH_ROWS`.
     """
 
     steps: int = hyper(150, 1)
     learning_rate: float = hyper(0.01, 0, above=True)
     cut: float | None = hyper(None, 0, 1, above=True)
-    weights: str = hyper("fisher", choices=("fisher", "energy"))
     fisher_samples: int = hyper(16, 1)
     untie: bool = True
-    rows: float | None = hyper(None, 0, 1, above=True)
 
     def at(self, sparsity: float) -> "Rotation":
         """Return the rotation with a `cut` for a target sparsity, unless it has one."""
@@ -52,9 +48,7 @@ class Rotation:
         self, rotated: RotatedWeights, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations of a model with folded norms, and the objective before each step."""
-        fisher = {name: 1.0 for name in rotated.decoder.projections}
-        if self.weights == "fisher":
-            fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
+        fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
         terms = self.find_terms(rotated, runner, ids, fisher)
         with torch.enable_grad():
             return self.descend(rotated, terms, runner, seed)
@@ -80,7 +74,7 @@ class Rotation:
         if first is None:
             return unrotated, [0.0]
         device = first.inverse.device
-        share = self.rows or min(1.0, ENOUGH_ROWS / rotated.decoder.config.hidden_size)
+        share = min(1.0, ENOUGH_ROWS / rotated.decoder.config.hidden_size)
         if share < 1:
             with torch.no_grad():
                 divide_rows({term: term.measure(self.cut) for own in terms for term in own}, share)
@@ -94,36 +88,25 @@ class Rotation:
         optimizer = torch.optim.Adam(heads if stream is None else [stream, *heads], self.learning_rate)
         losses = []
         for step in runner.progress(range(self.steps), LABEL, "step"):
-            rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
-                group["lr"] = rate
-            losses.append(self._step(optimizer, terms, stream, heads, None if step % LOOK_EVERY else generator))
+                group["lr"] = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
+            optimizer.zero_grad()
+            rotation = None if stream is None else cayley(stream)
+            leaf = None if rotation is None else rotation.detach().requires_grad_()
+            found = []
+            for own, turned in zip(terms, heads):  # gradients flow block by block, to save memory
+                if own:
+                    drawn_by = None if step % LOOK_EVERY else generator
+                    loss = block_loss(own, leaf, cayley(turned), self.cut, drawn_by)
+                    loss.backward()
+                    found.append(loss.detach())
+            if rotation is not None:
+                rotation.backward(leaf.grad)
+            optimizer.step()
+            losses.append(sum(map(float, found)))
         with torch.no_grad():
-            found = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
-            return Rotations(found[0], found[1:]), losses
-
-    def _step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        terms: Sequence[Sequence[Term]],
-        stream: torch.Tensor | None,
-        heads: Sequence[torch.Tensor],
-        drawn_by: torch.Generator | None,
-    ) -> float:
-        """Take a step and return the objective before it. Gradients flow block by block, to save memory."""
-        optimizer.zero_grad()
-        rotation = None if stream is None else cayley(stream)
-        leaf = None if rotation is None else rotation.detach().requires_grad_()
-        losses = []
-        for own, turned in zip(terms, heads):
-            if own:
-                loss = block_loss(own, leaf, cayley(turned), self.cut, drawn_by)
-                loss.backward()
-                losses.append(loss.detach())
-        if rotation is not None:
-            rotation.backward(leaf.grad)
-        optimizer.step()
-        return sum(map(float, losses))
+            turned = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
+            return Rotations(turned[0], turned[1:]), losses
 
 
 def cayley(generator: torch.Tensor) -> torch.Tensor:

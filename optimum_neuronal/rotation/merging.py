@@ -19,7 +19,6 @@ from ..blocks.statistics import wide_dtype
 from ..common.machine import deferred_interrupt
 from ..compat import hf_private
 from ..compat.hf_private import set_config
-from ..model.projections import Projection
 from .rotated_weights import Heads, RotatedBlock, RotatedWeights, bias_of
 
 
@@ -94,10 +93,20 @@ class Originals:
         scales = {reader: self._scale(norm) for norm, readers in own.folds for reader in readers}
         for projection in own.projections:
             weight = widened(projection.view(self._copies[projection.owner]), projection.owner.device)
-            projection.weight.copy_(turn_weight(projection, own, weight, scales.get(projection), stream, heads))
+            if projection in scales:
+                weight = weight * like(scales[projection], weight)
+                weight = weight if stream is None else weight @ like(stream, weight)
+            if heads is not None and projection is own.heads.reader:
+                weight = turn_columns(weight, heads, own.heads)
+            written = [(projection.weight, weight)]
             if (bias := bias_of(projection)) is not None:
-                column = widened(self._copies[bias], bias.device)[:, None]
-                bias.copy_(turn_outputs(projection, own, column, stream, heads)[:, 0])
+                written.append((bias, widened(self._copies[bias], bias.device)[:, None]))
+            for into, values in written:
+                if heads is not None and projection is own.heads.writer:
+                    values[own.heads.rows] = turn_rows(values[own.heads.rows], heads)
+                if stream is not None and projection in own.writers:
+                    values = like(stream, values).T @ values
+                into.copy_(values.view(into.shape))
 
 
 @contextmanager
@@ -116,42 +125,6 @@ def restored_on_error(originals: Originals, always: bool = False) -> Iterator[No
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     set_config(model, config)
     hf_private.refresh_tied_weights(model)
-
-
-def turn_weight(
-    projection: Projection,
-    own: RotatedBlock,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    stream: torch.Tensor | None,
-    heads: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return a projection's rotated weight. The original, shape (out, in), in the widest type, may change in place.
-
-    `scale`, shape (in,), is of the norm in front; `stream` is R1, `heads` is R2. What is None changes nothing.
-    """
-    if scale is not None:
-        weight = weight * like(scale, weight)
-        if stream is not None:
-            weight = weight @ like(stream, weight)
-    if heads is not None and projection is own.heads.reader:
-        weight = turn_columns(weight, heads, own.heads)
-    return turn_outputs(projection, own, weight, stream, heads)
-
-
-def turn_outputs(
-    projection: Projection,
-    own: RotatedBlock,
-    weight: torch.Tensor,
-    stream: torch.Tensor | None,
-    heads: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the weight, shape (out, in), or the bias as a column, (out, 1), of rotated outputs."""
-    if heads is not None and projection is own.heads.writer:
-        weight[own.heads.rows] = turn_rows(weight[own.heads.rows], heads)
-    if stream is not None and projection in own.writers:
-        weight = like(stream, weight).T @ weight
-    return weight
 
 
 def turn_table(

@@ -3,12 +3,11 @@
 Weights, targets and masks have shape (out, in). The Hessian A has shape (in, in) and a diagonal of about 1.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
-from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole
+from .plan import mask_whole
 
 
 RHO = 0.1  # initial penalty, for a Hessian whose diagonal is 1
@@ -18,23 +17,18 @@ SETTLED, SETTLED_AFTER = 3e-4, 30  # stop below this changed share, after this m
 NARROW = 0.05  # half-width of the window around the last threshold in which the next one is sought
 SMALL = 2**16  # weights below which the window costs more than it saves
 
-
-class Support(ABC):
-    """A rule for how many weights are kept where."""
-
-    @abstractmethod
-    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
-        """Return the mask of the largest absolute values. With ties it may keep more than allowed, unless `exactly`."""
+# Values, `exactly` -> the mask of the largest sizes. With ties it may keep more than allowed, unless `exactly`.
+Support = Callable[[torch.Tensor, bool], torch.Tensor]
 
 
-class Unstructured(Support):
-    """A number of kept weights in the whole matrix."""
+class Unstructured:
+    """A support: so many kept weights in the whole matrix."""
 
     def __init__(self, count: int):
         self.count = count
         self._threshold: float | None = None
 
-    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor, exactly: bool) -> torch.Tensor:
         sizes = values.abs()
         if exactly or self.count == 0:
             return mask_whole(sizes, values.numel() - self.count)
@@ -52,36 +46,6 @@ class Unstructured(Support):
         return sizes.kthvalue(len(sizes) + 1 - self.count).values.item()
 
 
-class Rowwise(Support):
-    """A number of kept weights in every row, int64 of shape (out,)."""
-
-    def __init__(self, counts: torch.Tensor):
-        self.counts = counts
-
-    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
-        return mask_rows(values.abs(), values.shape[1] - self.counts)
-
-
-class NofM(Support):
-    """The kept weights of an N:M pattern."""
-
-    def __init__(self, pattern: ColumnPattern):
-        self.pattern = pattern
-
-    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
-        return mask_groups(values.abs(), self.pattern)
-
-
-class Stacked(Support):
-    """Matrices stacked by rows, each with its own rule and number of rows."""
-
-    def __init__(self, supports: Sequence[Support], rows: Sequence[int]):
-        self.supports, self.rows = supports, list(rows)
-
-    def kept(self, values: torch.Tensor, exactly: bool = False) -> torch.Tensor:
-        return torch.cat([rule.kept(own, exactly) for rule, own in zip(self.supports, values.split(self.rows))])
-
-
 def find_support(
     matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
 ) -> torch.Tensor:
@@ -92,7 +56,7 @@ def find_support(
     In the paper's notation, the state is `V = B + U / rho`. Its kept part is D, the rest is `U / rho`.
     """
     rho, inverse = RHO, None
-    mask = support.kept(start)
+    mask = support(start, False)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
     values = start.masked_fill(~mask, 0)  # V, with U = 0 at first
     right = torch.empty_like(start)
@@ -102,7 +66,7 @@ def find_support(
         torch.where(mask, values, -values, out=right)
         torch.mm(right.mul_(rho).add_(target), inverse, out=weight)
         values.masked_fill_(mask, 0).add_(weight)
-        mask = support.kept(values)
+        mask = support(values, False)
         if iteration % PERIOD:
             continue
         changed = int(torch.count_nonzero(mask != before)) / kept

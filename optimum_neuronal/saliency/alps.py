@@ -8,9 +8,9 @@ import torch
 from ..common.machine import full_precision
 from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
-from .admm import NofM, Rowwise, Stacked, Support, Unstructured, find_support, fit_support
+from .admm import Support, Unstructured, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, register_saliency
-from .plan import ColumnPattern, row_counts
+from .plan import ColumnPattern, mask_groups, mask_rows, row_counts
 
 
 QUICK = 60  # iterations at most in trials
@@ -44,9 +44,12 @@ class ALPS(WeightUpdate):
     def prune_together(self, weights, hessian, sparsities, pattern=None) -> dict[str, torch.Tensor]:
         """Return the sparse weights of projections with the same input, by name. Each has its own sparsity."""
         rows = [len(weight) for weight in weights.values()]
-        supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
-        joined = torch.cat(list(weights.values()))
-        solved = self._solve(joined, hessian, Stacked(supports, rows), ", ".join(weights))
+        supports = [make_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
+
+        def stacked(values: torch.Tensor, exactly: bool) -> torch.Tensor:
+            return torch.cat([support(own, exactly) for support, own in zip(supports, values.split(rows))])
+
+        solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
         return dict(zip(weights, solved.split(rows)))
 
     def quick(self) -> "ALPS":
@@ -65,15 +68,16 @@ class ALPS(WeightUpdate):
                 found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
             except torch.linalg.LinAlgError:
                 return None
-            return fit_support(matrix, target, found, support.kept(found, exactly=True), self.refinements).div_(scale)
+            return fit_support(matrix, target, found, support(found, True), self.refinements).div_(scale)
 
         with full_precision():
             return dampened.solve(attempt)
 
 
-def _support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:
+def make_support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:
     if pattern is not None:
-        return NofM(pattern)
+        return lambda values, exactly: mask_groups(values.abs(), pattern)
     if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
-        return Rowwise(shape[1] - row_counts(sparsity, shape))
+        pruned = row_counts(sparsity, shape)
+        return lambda values, exactly: mask_rows(values.abs(), pruned)
     return Unstructured(shape[0] * shape[1] - int(shape[0] * shape[1] * float(sparsity) + 1e-4))

@@ -59,12 +59,12 @@ def fail_at(monkeypatch, owner, name, number, error):
 
 STAGES = {
     "untying": (merging.hf_private, "refresh_tied_weights", 1),
-    "folding": (merging, "turn_weight", 2),
+    "folding": (merging, "widened", 3),
     "replay": (module.BlockRunner, "check_replay", 1),
     "gradients": (learning, "fisher_weights", 1),
     "inputs": (learning, "find_terms", 2),
     "learning": (learning, "block_loss", 5),
-    "merging": (merging, "turn_weight", 30),
+    "merging": (merging, "widened", 45),
     "checking": (module, "_token_losses", 2),
     "pruning": (prune_module.FinalPruning, "prune_block", 2),
     "report": (prune_module, "make_report", 1),

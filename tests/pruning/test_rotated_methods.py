@@ -7,7 +7,7 @@ from turning import random_rotations, rotated_of, uneven
 
 from optimum_neuronal.rotation import learning
 
-from .test_rotate import QUICK, prune
+from .test_rotate import prune
 
 
 METHODS = {
@@ -19,7 +19,6 @@ METHODS = {
     "owl": {"topup": "owl"},
     "besa": {"topup": "besa"},
     "dsnot": {"topup": "dsnot"},
-    "energy": {"rotate_args": {**QUICK, "weights": "energy"}},
 }
 
 

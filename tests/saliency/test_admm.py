@@ -5,7 +5,8 @@ import torch
 from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import admm as module
-from optimum_neuronal.saliency.admm import NofM, Rowwise, Stacked, Unstructured, find_support, fit_support
+from optimum_neuronal.saliency.admm import Unstructured, find_support, fit_support
+from optimum_neuronal.saliency.alps import make_support
 from optimum_neuronal.saliency.plan import ColumnPattern
 
 
@@ -42,10 +43,10 @@ class TestFindSupport:
 
             masks = (torch.isin(torch.arange(8), torch.tensor(kept))[None] for kept in combinations(range(8), 3))
             errors = [fitted(mask) for mask in masks]
-            mine = fitted(support.kept(find_support(matrix, target, weight, support, range(1, 301)), exactly=True))
+            mine = fitted(support(find_support(matrix, target, weight, support, range(1, 301)), True))
             assert sum(other < 0.999 * mine for other in errors) <= 3, "of 56"
             hits += mine <= 1.001 * min(errors)
-            total, by_size = total + mine, by_size + fitted(support.kept(weight, exactly=True))
+            total, by_size = total + mine, by_size + fitted(support(weight, True))
         assert hits >= 5 and total < 0.9 * by_size, (total, by_size)
 
     def test_it_ends_when_the_support_has_settled_or_at_the_limit(self):
@@ -80,9 +81,9 @@ VALUES = torch.tensor([[1.0, -5.0, 2.0, 0.5], [-3.0, 0.1, 4.0, -0.2]])
 
 class TestUnstructured:
     def test_the_largest_by_their_size(self):
-        assert Unstructured(3).kept(VALUES).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
+        assert Unstructured(3)(VALUES, False).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
         for count, all_or_none in ((0, False), (8, True)):
-            for kept in (Unstructured(count).kept(VALUES), Unstructured(count).kept(VALUES, exactly=True)):
+            for kept in (Unstructured(count)(VALUES, False), Unstructured(count)(VALUES, True)):
                 assert (kept == all_or_none).all()
 
     @pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
@@ -94,29 +95,22 @@ class TestUnstructured:
         support = Unstructured(count)
         for step in (0.0, 0.01, 0.01, 0.5, -0.02, 3.0, 0.01):
             values = values * (1 + step) + 0.01 * weights(50, 80, seed=1)
-            kept = support.kept(values)
+            kept = support(values, False)
             assert kept.sum() == count and values.abs()[kept].min() > values.abs()[~kept].max()
 
 
-def test_so_many_of_every_row():
-    support = Rowwise(torch.tensor([1, 3]))
-    for kept in (support.kept(VALUES), support.kept(VALUES, exactly=True)):
-        assert kept.int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 1]]
-    assert Rowwise(torch.tensor([0, 4])).kept(VALUES).sum(dim=1).tolist() == [0, 4]
-    assert Rowwise(torch.tensor([2])).kept(torch.ones(1, 5), exactly=True).sum() == 2, "of equal ones, no more"
-
-
-def test_so_many_of_every_group():
-    support = NofM(ColumnPattern(1, 2))
-    for kept in (support.kept(VALUES), support.kept(VALUES, exactly=True)):
-        assert kept.int().tolist() == [[0, 1, 1, 0], [1, 0, 1, 0]]
-    assert NofM(ColumnPattern(2, 4)).kept(torch.zeros(3, 8), exactly=True).sum() == 12
-
-
-def test_every_part_has_a_rule_of_its_own():
-    parts = Stacked([Unstructured(1), Rowwise(torch.tensor([2, 0])), NofM(ColumnPattern(1, 2))], [1, 2, 1])
-    values = torch.cat([VALUES, VALUES.flip(0)])
-    for kept in (parts.kept(values), parts.kept(values, exactly=True)):
-        assert kept.int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
-    exactly = Stacked([Unstructured(3), Unstructured(5)], [2, 2]).kept(torch.ones(4, 4), exactly=True)
-    assert [exactly[:2].sum().item(), exactly[2:].sum().item()] == [3, 5]
+@pytest.mark.parametrize(
+    ("sparsity", "pattern", "expected"),
+    [
+        (torch.tensor([0.75, 0.25], dtype=torch.float64), None, [[0, 1, 0, 0], [1, 0, 1, 1]]),
+        (torch.tensor([1.0, 0.0], dtype=torch.float64), None, [[0, 0, 0, 0], [1, 1, 1, 1]]),
+        (0.625, None, [[0, 1, 0, 0], [1, 0, 1, 0]]),
+        (0.5, ColumnPattern(1, 2), [[0, 1, 1, 0], [1, 0, 1, 0]]),
+    ],
+)
+def test_the_support_of_a_plan(sparsity, pattern, expected):
+    """Of every row, of the matrix, of every group; of equal ones, no more."""
+    support = make_support((2, 4), sparsity, pattern)
+    for exactly in (False, True):
+        assert support(VALUES, exactly).int().tolist() == expected
+    assert support(torch.ones(2, 4), True).sum() == sum(map(sum, expected))
