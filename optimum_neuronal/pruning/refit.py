@@ -56,20 +56,15 @@ class Refit:
         for epoch in range(self.epochs):
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
-                _set_rates(optimizer, rates, done / total)
+                left = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
+                for group, rate in zip(optimizer.param_groups, rates):
+                    group["lr"] = left * rate
                 weights.step(optimizer, block, steps[place], scale)
                 done += 1
             error = _error(block, weights, heldout, scale)
             if error < least:
                 least, best = error, weights.snapshot()
-        return weights.of_projections(best)
-
-
-def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], done: float) -> None:
-    """Set the learning rate of every parameter when a share `done` of all steps is done."""
-    share = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
-    for group, rate in zip(optimizer.param_groups, rates):
-        group["lr"] = share * rate
+        return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how the block is called
@@ -98,15 +93,14 @@ class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
     def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms):
-        self._projections = block.pruned
         trials = TrialWeights(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
-        self._places = {owner: place for place, owner in enumerate(trials)}
+        self.places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
         for projection in block.pruned:
-            place, norm = self._places[projection.owner], norms.get(projection.name)
+            place, norm = self.places[projection.owner], norms.get(projection.name)
             kept = projection.view(self.masters[place].detach()) != 0
             energy = kept.new_ones(projection.shape[1], dtype=torch.float32)
             energy = energy if norm is None else norm.value.sum(dim=0).to(energy)
@@ -143,9 +137,6 @@ class _Weights:
     def snapshot(self) -> list[torch.Tensor]:
         """Return copies of the weights, in the model's dtype."""
         return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
-
-    def of_projections(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {p.name: p.view(tensors[self._places[p.owner]]) for p in self._projections}
 
 
 def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: float) -> float:

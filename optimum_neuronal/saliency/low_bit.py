@@ -7,7 +7,7 @@ QuantEase, 2023) and scales in turn.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
@@ -60,14 +60,6 @@ def has_steps(rows: int, bits: int, shared: bool) -> bool:
     return rows >= STEPS_FROM and bits < 8 and not shared
 
 
-class Quantized(NamedTuple):
-    """A low-bit weight, as [`QuantizedWeight.encode`] takes it."""
-
-    codes: torch.Tensor  # uint8, (rows, columns), below `2**bits`; with 8 bits int8, the levels -127 to 127
-    scales: torch.Tensor  # bfloat16, (rows,), not negative
-    steps: torch.Tensor | None = None  # bfloat16, (columns,), above 0; None: all 1
-
-
 class Quantizer:
     """Quantizes weights with one input, whose Hessian is (columns, columns). `quick`: half the work, 5 % more error."""
 
@@ -80,15 +72,17 @@ class Quantizer:
         self._factor = dampened.solve(lambda matrix: inverse_factor(matrix[self._order][:, self._order]))
         self._matrix = dampened.matrix[self._order][:, self._order]
 
-    def quantize(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantized:
-        """Return a weight, float32 of shape (rows, columns), in 2 to 8 bits. 8 bits are only rounded.
+    def quantize(
+        self, weight: torch.Tensor, bits: int, steps: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return codes, scales and steps of a weight, (rows, columns), for [`QuantizedWeight.encode`]. 8 bits are rounded.
 
         With `steps`, every column has a step: about 5 % less error, worth its 16 bits from about 500 rows on.
         """
         if bits == 8:
             scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
             codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
-            return Quantized(codes.to(torch.int8), scales)
+            return codes.to(torch.int8), scales, None
         weight = weight.masked_fill(self._dead, 0)  # inputs that are always zero
         target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
         if steps:  # root mean squares of the columns, relative to that of the whole weight
@@ -99,7 +93,7 @@ class Quantizer:
         with full_precision():
             codes, scales = _Solver(target.contiguous(), matrix, factor, bits, self._quick).solve()
         codes = codes.T[:, self._order.argsort()].to(torch.uint8).contiguous()
-        return Quantized(codes, scales.to(torch.bfloat16), widths)
+        return codes, scales.to(torch.bfloat16), widths
 
 
 def _inverse(scales: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ NEGLIGIBLE = 1e-9
 @register_topup("search")
 @dataclass(frozen=True)
 class Search(TopUp):
-    """Search with forwards of a few sequences, without gradients or training; see docs/search.md.
+    """Search with forwards of a few sequences, without gradients or training; see docs/methods.md.
 
     1. *Blocks*: sparsity rises linearly with depth; the best of a few slopes wins.
     2. *Rounds*: a candidate probes each direction. Odd rounds give a kind of projections more sparsity and all others
@@ -152,9 +152,8 @@ class _Run:
         before_line = self.error
         slopes = torch.tensor(rises, dtype=torch.float64) - began
         slopes /= slopes.abs().max().clamp(min=torch.finfo(slopes.dtype).tiny)
-        descent = (-slopes[:, None] * torch.stack(list(directions.values()))).sum(
-            dim=0
-        )  # its largest coefficient is 1
+        # Its largest coefficient is 1.
+        descent = (-slopes[:, None] * torch.stack(list(directions.values()))).sum(dim=0)
         line = self.try_out([base + step * length * descent for length in LENGTHS], start)
         best = index_of_smallest(line)
         factor = list(LENGTHS.values())[best] if line[best] < before_line else NOTHING_FOUND

@@ -113,7 +113,10 @@ def alignment_errors(
         outputs: Streams = [None] * len(plans)  # stays None for abandoned plans
         unread = runner.output_projections(block) if index == last else ()
         for members in grouped(streams, shared=reference == "dense"):
-            norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
+            if reference == "dense":
+                norms = trials.dense()[0][index]
+            else:
+                norms = runner.inputs_of(block, streams[members[0]], calls, trials.statistic)
             changes = trials.changes(block, norms, [plans[member] for member in members])
             for member, change_of in zip(members, changes):
                 with trial_weights(block.pruned, change_of):
@@ -163,7 +166,7 @@ def find_deviation(
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         stream, dense_stream = streams
         if reference == "dense":
-            dense_output, norms = dense_stream, trials.dense().norms[index]
+            dense_output, norms = dense_stream, trials.dense()[0][index]
         else:
             dense_output, norms = runner.replay(block, stream, calls, trials.statistic)
         (change_of,) = trials.changes(block, norms, [plan])
@@ -180,8 +183,8 @@ def find_deviation(
 
     inputs = trials.alignment_inputs()
     output, dense_output = runner.run(inputs, 2, visit, label)
-    dense_final = trials.dense().final if reference == "dense" else final_norms(inputs.final_norm, dense_output)
-    places[blocks[-1].name] = deviate(dense_final.value, final_norms(inputs.final_norm, output).value)
+    outputs = trials.dense()[1] if reference == "dense" else dense_output, output
+    places[blocks[-1].name] = deviate(*(final_norms(inputs.final_norm, stream).value for stream in outputs))
     return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
 
 
@@ -200,17 +203,8 @@ def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms, deviate
     return deviations
 
 
-@dataclass(frozen=True)
-class DenseStream:
-    """The dense model's pass over the alignment sequences."""
-
-    norms: list[Norms]  # of the inputs of every block's projections
-    final: SquaredNorms  # of the last block's output behind the final norm
-    output: Stream  # of the last block
-
-
-def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> DenseStream:
-    """Run the dense model, and measure a statistic of every projection's input."""
+def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> tuple[list[Norms], Stream]:
+    """Run the dense model on the alignment sequences: see [`Trials.dense`]."""
     per_block: list[Norms] = []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -218,9 +212,8 @@ def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> DenseStream:
         per_block.append(norms)
         return [output]
 
-    inputs = trials.alignment_inputs()
-    (output,) = trials.runner.run(inputs, 1, visit, "Dense activations")
-    return DenseStream(per_block, final_norms(inputs.final_norm, output), output)
+    (output,) = trials.runner.run(trials.alignment_inputs(), 1, visit, "Dense activations")
+    return per_block, output
 
 
 def run_plan(trials: "Trials", plan: SparsityPlan) -> tuple[list[Norms], Stream]:

@@ -64,39 +64,35 @@ def output_errors(
     sequences: int | None,
 ) -> list[float]:
     """Measure [`Trials.output_errors`] in one run."""
-    given = trials.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
+    solved = isinstance(reference, SolvedWeights)
+    given = trials.stream_of(reference) if isinstance(reference, SparsityPlan) else None
     compared = trials.alignment_ids[:sequences]
     whole = len(compared) == len(trials.alignment_ids)
     # Capturing again runs no block.
     inputs = trials.alignment_inputs() if whole else trials.runner.capture(compared)
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        alike: dict[tuple, list[int]] = {}  # members with the same hidden states and plan of the block
+        for member, plan in enumerate(plans):
+            alike.setdefault((streams[member], plan.key(block.pruned_names)), []).append(member)
+        chosen, outputs = [plans[same[0]] for same in alike.values()], list(streams)
+        if solved:
+            changes = reference.changes(index, chosen)
+        else:
+            changes = trials.changes(block, (given or trials.dense())[0][index], chosen, updates=not given)
+        for same, change_of in zip(alike.values(), changes):
+            with trial_weights(block.pruned, change_of):
+                output = trials.runner.output(block, streams[same[0]], calls)
+            for member in same:
+                outputs[member] = output
+        return outputs
+
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
-        streams = [trials.stream_of(reference)[1]]  # its own stream has run already
+        streams = [given[1]]  # its own stream has run already
     else:
-
-        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            outputs: Streams = [None] * len(plans)
-            for members in grouped(streams, shared=reference != "sparse-stream"):
-                alike: dict[tuple, list[int]] = {}  # members with the same hidden states and plan of the block
-                for member in members:
-                    alike.setdefault((streams[member], plans[member].key(block.pruned_names)), []).append(member)
-                chosen = [plans[same[0]] for same in alike.values()]
-                if isinstance(reference, SolvedWeights):
-                    changes = reference.changes(index, chosen)
-                elif given:
-                    changes = trials.changes(block, given[index], chosen, updates=False)
-                else:
-                    norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
-                    changes = trials.changes(block, norms, chosen)
-                for same, change_of in zip(alike.values(), changes):
-                    with trial_weights(block.pruned, change_of):
-                        output = trials.runner.output(block, streams[same[0]], calls)
-                    for member in same:
-                        outputs[member] = output
-            return outputs
-
         streams = trials.runner.run(inputs, len(plans), visit, label)
-    by_saliency = given is None and not isinstance(reference, SolvedWeights)
-    dense = trials.dense(trials.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
+    statistic = SquaredNorms if solved or given else trials.statistic
+    dense = trials.dense(statistic)[1] if metric == "kl" else None
     return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
 
 
@@ -138,7 +134,7 @@ def reconstruction_errors(
 ) -> list[float]:
     """Measure [`Trials.reconstruction_errors`] as `sum((D H) * D)`, with `D = W - M * W` and the Hessian `H = X X^T`."""
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
-    runner, last = trials.runner, len(trials.decoder.blocks) - 1
+    runner, last, dense = trials.runner, len(trials.decoder.blocks) - 1, reference == "dense"
     statistic = most_specific(Hessian, trials.saliency.statistic)
 
     def compare(block: Block, norms: Norms, members: Sequence[int]) -> list[ChangeOf]:
@@ -147,12 +143,11 @@ def reconstruction_errors(
             errors[member].append(_block_error(block, norms, change_of))
         return changes
 
-    def visit_dense(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        output, norms = runner.replay(block, streams[0], calls, statistic)
-        compare(block, norms, range(len(plans)))
-        return [output]
-
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        if dense:
+            output, norms = runner.replay(block, streams[0], calls, statistic)
+            compare(block, norms, range(len(plans)))
+            return [output]
         outputs = list(streams)
         for members in grouped(streams, shared=False):
             norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
@@ -163,8 +158,7 @@ def reconstruction_errors(
                         outputs[member] = runner.output(block, streams[member], calls)
         return outputs
 
-    dense = reference == "dense"
-    runner.run(trials.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
+    runner.run(trials.alignment_inputs(), 1 if dense else len(plans), visit, label)
     return [runner.total(per_block) for per_block in errors]
 
 

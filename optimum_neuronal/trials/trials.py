@@ -17,7 +17,7 @@ from ..model.projections import Block, ChangeOf, Decoder
 from ..saliency import Saliency
 from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
-from .alignment import DenseStream, Deviation, alignment_errors, find_deviation, run_dense, run_plan
+from .alignment import Deviation, alignment_errors, find_deviation, run_dense, run_plan
 from .output_errors import output_errors, reconstruction_errors
 from .solved import Solved, SolvedWeights, solve_weights
 
@@ -143,8 +143,7 @@ class Trials:
             label (`str`, *optional*): of the progress bar.
             reference (`str`, [`SparsityPlan`] or [`SolvedWeights`]):
                 Source of the candidates' weights: solved weights, or the saliency on the hidden states of the dense model
-                (`"dense"`), of every plan (`"sparse-stream"`, twice the cost), or of one plan. With one plan, even a
-                weight-updating saliency only prunes by score.
+                (`"dense"`) or of one plan. With one plan, even a weight-updating saliency only prunes by score.
             sequences (`int`, *optional*): number of alignment sequences to compare. Default: all.
         """
         return self._shared(output_errors, plans, metric, label, reference, sequences)
@@ -255,8 +254,11 @@ class Trials:
         key = ("inputs", self.runner.batch_size)
         return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
 
-    def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
-        """Return the dense model's stream, cached, with a statistic of all inputs. Default: the saliency's statistic."""
+    def dense(self, statistic: type[SquaredNorms] | None = None) -> tuple[list[Norms], Stream]:
+        """Return a statistic of all inputs in the dense model, and the last block's output, cached.
+
+        Default: the saliency's statistic.
+        """
         statistic = statistic or self.statistic
         return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_dense(self, statistic))
 
@@ -266,14 +268,6 @@ class Trials:
         It has the norms of every dense block's inputs after the sparse blocks before it, and the last block's output.
         """
         return self.cache.latest(plan, lambda: run_plan(self, plan))
-
-    def reference_norms(
-        self, reference: str, index: int, block: Block, stream: Stream, calls: Sequence[Call]
-    ) -> Norms:
-        """Return the norms of the dense block's inputs: in the dense model, or on the given hidden states."""
-        if reference == "dense":
-            return self.dense().norms[index]
-        return self.runner.inputs_of(block, stream, calls, self.statistic)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """Return the inputs of the blocks for all calibration sequences, or for this process's share of them."""

@@ -1,17 +1,24 @@
 """Weights of few bits against cases by hand, plain rounding and the best of all codes."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
 from random_layers import hessian_of, inputs, weights
 
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.saliency.low_bit import Quantized, Quantizer
+from optimum_neuronal.saliency.low_bit import Quantizer
+
+
+class Quantized(NamedTuple):
+    codes: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor | None = None
 
 
 def quantize(weight, hessian, bits, steps=False):
-    return Quantizer(hessian).quantize(weight, bits, steps)
+    return Quantized(*Quantizer(hessian).quantize(weight, bits, steps))
 
 
 def values(found: Quantized, bits: int) -> torch.Tensor:
@@ -101,5 +108,5 @@ def test_rows_of_zeros_and_inputs_that_are_always_zero(bits, steps):
 
 def test_several_paths_lose_less_than_one():
     weight, hessian = weights(32, 150), hessian_of(150)
-    quick, whole = (Quantizer(hessian, quick=quick).quantize(weight, 2) for quick in (True, False))
+    quick, whole = (Quantized(*Quantizer(hessian, quick=quick).quantize(weight, 2)) for quick in (True, False))
     assert float(loss(weight, whole, 2, hessian).sum()) < 0.98 * float(loss(weight, quick, 2, hessian).sum())

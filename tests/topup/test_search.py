@@ -138,7 +138,7 @@ def test_levels_go_with_the_search(ids, tmp_path):
     for name, model in models.items():
         topup_args = {"budget": 16, "solved": name != "none"}
         fields = {"saliency_args": {"iterations": 6}, "num_samples": 12, "num_alignment_samples": 4}
-        pruner = NeuronALPruner(NeuronALConfig(0.6, "alps", topup_args=topup_args, **fields))
+        pruner = NeuronALPruner(NeuronALConfig(0.6, "alps", topup="search", topup_args=topup_args, **fields))
         work_dir, limit = (tmp_path / "work" if name == "recorded" else None), (0 if name == "disk" else None)
         pruner.prune(model, ids, work_dir, max_hidden_bytes=limit)
         assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)

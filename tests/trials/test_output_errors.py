@@ -37,36 +37,25 @@ def test_nll_by_hand():
 
 
 def test_output_errors_by_brute_force(any_model, ids):
-    """Whole forwards of the model, sequence by sequence, with the masks that the reference gives."""
-    for reference in ["dense", "sparse-stream"]:
-        with inference(any_model):
-            trials = make_trials(any_model, ids)
-            plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
-            found = {metric: trials.output_errors(plans, metric, None, reference) for metric in ("kl", "nll")}
-            projections = trials.decoder.projections
-            dense_logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
-            for number, plan in enumerate(plans):
-                before = state(any_model)
-                if reference == "dense":
-                    _prune_by_hand(any_model, plan, ids[:4], trials, [list(projections.values())])
-                else:
-                    _prune_by_hand(any_model, plan, ids[:4], trials, [block.pruned for block in trials.decoder.blocks])
-                logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
-                any_model.load_state_dict(before)
-                kl = (dense_logits.exp() * (dense_logits - logits)).sum(dim=-1)[:, :-1].mean().item()
-                nll = -logits[:, :-1].gather(2, ids[:4, 1:, None]).mean().item()
-                assert found["kl"][number] == pytest.approx(kl, rel=2e-2)
-                assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
-
-
-def _prune_by_hand(model, plan, ids, trials, groups):
-    """Every group with the activations behind the groups before it."""
-    for projections in groups:
-        norms = squared_norms(model, ids, trials.decoder.projections)
-        for projection in projections:
-            score = trials.saliency.score(projection.weight, activation(norms[projection.name]))
-            mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
-            projection.weight.masked_fill_(~mask, 0)
+    """Whole forwards of the model, sequence by sequence, with the masks that the dense model's activations give."""
+    with inference(any_model):
+        trials = make_trials(any_model, ids)
+        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        found = {metric: trials.output_errors(plans, metric, None) for metric in ("kl", "nll")}
+        projections = trials.decoder.projections
+        norms = squared_norms(any_model, ids[:4], projections)
+        dense_logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+        for number, plan in enumerate(plans):
+            before = state(any_model)
+            for name, projection in projections.items():
+                score = trials.saliency.score(projection.weight, activation(norms[name]))
+                projection.weight.masked_fill_(~mask_rows(score, plan.row_counts(name, projection.shape)), 0)
+            logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+            any_model.load_state_dict(before)
+            kl = (dense_logits.exp() * (dense_logits - logits)).sum(dim=-1)[:, :-1].mean().item()
+            nll = -logits[:, :-1].gather(2, ids[:4, 1:, None]).mean().item()
+            assert found["kl"][number] == pytest.approx(kl, rel=2e-2)
+            assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
 
 
 def test_plans_share_what_they_have_in_common(trials):

@@ -15,7 +15,7 @@ def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
         trials = make_trials(any_model, ids)
-        (hidden,) = trials.dense().output.batches
+        (hidden,) = trials.dense()[1].batches
         logits = trials.runner.logits(ids[:4], hidden)
         torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         (error,) = trials.output_errors([uniform(trials, 0.0)], "kl", None)
