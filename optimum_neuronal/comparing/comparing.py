@@ -219,7 +219,7 @@ def _data(result: Result, config: NeuronALConfig) -> tuple:
 class TimedCache(Cache):
     """A cache of several prunes. `saved` is the time that the current prune would need to make what it found here."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(lasting=True)
         self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
         self.start()

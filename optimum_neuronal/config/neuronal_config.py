@@ -22,6 +22,7 @@ from ..common.validation import (
 )
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES, Saliency
+from ..saliency.base import Solver
 from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
@@ -61,7 +62,7 @@ class Methods:
     def needs_dense_stream(self) -> bool:
         """True if weights are fitted to the outputs of the dense model, whose stream then runs beside."""
         saliency = self.saliency
-        return saliency.updates_weights and (self.reconstruct or saliency.reconstruct) == "dense"
+        return isinstance(saliency, Solver) and (self.reconstruct or saliency.reconstruct) == "dense"
 
     @property
     def needs_calibration(self) -> bool:
@@ -161,7 +162,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.sparsity)
+        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
         return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None)
 
     def _check_together(self) -> None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -123,7 +123,9 @@ class WeightUpdate(Solver):
             `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
-    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+    def solve(
+        self, weights: Any, hessian: Any, amounts: Any, dtype: Any, pattern: Any = None, shared: bool = False
+    ) -> dict[str, Change]:
         def change(name: str) -> Change:
             return NewWeight(self.prune(weights[name], hessian, amounts[name], pattern, name).to(dtype))
 
