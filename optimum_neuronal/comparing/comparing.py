@@ -21,7 +21,7 @@ from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
-from ..pruning.context import check, default_batch_size
+from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
@@ -114,15 +114,16 @@ def compare(
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
     comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
-    for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
-        if own is not None:
-            depends_on = runs.depends_on(runs.calibration_of(result, own))
-            result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
-        if result.error is not None:
-            logger.warning(f"{result.method} failed: {result.error}")
-        comparison.results.append(result)
-        if output is not None:
-            comparison.save(output, overwrite)
+    with exclusive(model):
+        for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
+            if own is not None:
+                depends_on = runs.depends_on(runs.calibration_of(result, own))
+                result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
+            if result.error is not None:
+                logger.warning(f"{result.method} failed: {result.error}")
+            comparison.results.append(result)
+            if output is not None:
+                comparison.save(output, overwrite)
     return comparison
 
 
