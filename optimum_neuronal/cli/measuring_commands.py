@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class SpeedCommand(Command):
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
         report = measure_speed(dense, packed.to(device), *numbers)
-        write(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+        write(json.dumps(asdict(report), indent=2) if args.json else f"\n{report}")
 
 
 class EnvCommand(Command):

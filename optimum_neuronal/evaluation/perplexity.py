@@ -90,7 +90,7 @@ def load_windows(
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> test set: a file's name without its folder, `"test 1"` for data in memory, `"NAME (2)"` if taken."""
+    """Return name -> test set: a file's name without its folder, `"test 1"` for data in memory, with its number if taken."""
     if isinstance(evaluate, Mapping):
         return dict(evaluate)
     if isinstance(evaluate, (str, os.PathLike)) or not isinstance(evaluate, Iterable):
@@ -98,12 +98,8 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
     named: dict[str, Any] = {}
     for number, entry in enumerate(evaluate, start=1):
         is_name = isinstance(entry, (str, os.PathLike))
-        first = name = without_folders(os.fspath(entry)) if is_name else f"test {number}"
-        copies = 1
-        while name in named:
-            copies += 1
-            name = f"{first} ({copies})"
-        named[name] = entry
+        name = without_folders(os.fspath(entry)) if is_name else f"test {number}"
+        named[name if name not in named else f"{name} ({number})"] = entry
     return named
 
 

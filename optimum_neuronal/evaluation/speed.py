@@ -3,9 +3,8 @@
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -43,9 +42,6 @@ class SpeedReport:
     dense_bytes: int
     packed_bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         rows = [
             [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
@@ -53,12 +49,9 @@ class SpeedReport:
         ]
         sizes = self.dense_bytes, self.packed_bytes
         memory = ["model", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
-        parts = [
-            f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}",
-            format_table(["tokens per second", "dense", "packed", "times", "lowest and highest"], rows),
-            format_table(["memory", "dense", "packed", "times"], [memory]),
-        ]
-        return "\n\n".join(parts)
+        title = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
+        table = format_table(["tokens per second", "dense", "packed", "times", "lowest and highest"], rows)
+        return f"{title}\n\n{table}\n\n{format_table(['memory', 'dense', 'packed', 'times'], [memory])}"
 
 
 def measure_speed(

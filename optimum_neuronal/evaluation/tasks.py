@@ -37,7 +37,7 @@ def evaluate_tasks(
     batch_size: int = 1,
     include_path: str | Path | None = None,
 ) -> dict[str, TaskResult]:
-    """Return the zero-shot accuracy on multiple-choice tasks of the lm-evaluation-harness.
+    """Return the zero-shot accuracy on each multiple-choice task of the lm-evaluation-harness.
 
     The model's choice is the answer with the largest log-likelihood after the question, summed over its tokens in
     float32: the harness's `acc`, not `acc_norm`. The paper's figures for dense models are `acc`.
@@ -45,12 +45,9 @@ def evaluate_tasks(
     Args:
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): a causal language model and its tokenizer.
         tasks (`Sequence[str]`): the harness's tasks, groups and tags; or `"paper"`, the paper's seven tasks.
-        limit (`int`): number of first questions of each task. None: all of them.
+        limit (`int`): number of first questions of each task. None: all.
         batch_size (`int`): answers per forward. Changes the result by rounding at most.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format.
-
-    Returns:
-        `dict`: task -> [`TaskResult`].
 
     Raises:
         `ImportError`: the extra `eval` is not installed.

@@ -156,7 +156,7 @@ def test_every_test_set_keeps_a_name_of_its_own(tmp_path):
     entries = [str(files[0]), files[1], f"{files[2]}:code", str(files[3]), "wikitext2", ids, ["text"], "wikitext2"]
     named = name_test_sets(entry for entry in entries)
     assert list(named) == [
-        "test.txt", "test.txt (2)", "test.jsonl:code", "test.txt (2) (2)", "wikitext2", "test 6", "test 7", "wikitext2 (2)"
+        "test.txt", "test.txt (2)", "test.jsonl:code", "test.txt (2) (4)", "wikitext2", "test 6", "test 7", "wikitext2 (8)"
     ]  # fmt: skip
     assert all(found is entry for found, entry in zip(named.values(), entries, strict=True))
     assert name_test_sets({"mine": ids}) == {"mine": ids} and name_test_sets(()) == {}
