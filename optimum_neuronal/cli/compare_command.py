@@ -69,7 +69,7 @@ class CompareCommand(Command):
         from ..comparing.combinations import find_combinations
         from ..comparing.comparing import compare
         from ..comparing.comparison import check_output
-        from ..comparing.merging import merge
+        from ..comparing.means import merge
 
         args = self.args
         if args.merge:

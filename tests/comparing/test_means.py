@@ -1,7 +1,7 @@
 import pytest
 
 from optimum_neuronal.comparing.comparison import Comparison
-from optimum_neuronal.comparing.merging import merge
+from optimum_neuronal.comparing.means import merge
 from optimum_neuronal.comparing.results import Result
 
 
