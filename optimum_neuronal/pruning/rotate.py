@@ -8,11 +8,11 @@ import torch
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
-from ..common.machine import with_less_memory
+from ..common.machine import deferred_interrupt, with_less_memory
 from ..common.notes import get_logger
 from ..compat.hf_private import execution_device
 from ..files.records import Finding
-from ..rotation.merging import Originals, Rotations, restored_on_error
+from ..rotation.merging import Originals, Rotations
 from ..rotation.rotated_weights import RotatedWeights, find_rotated
 from ..trials import Cache
 from .context import PruneContext, default_batch_size
@@ -36,7 +36,8 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
     assert rotation is not None
     weights = find_rotated(context.decoder, rotation.untie)
     originals = Originals(weights)
-    with restored_on_error(originals, always_undo):
+    done = False
+    try:
         with inference(context.model):
             device = execution_device(context.model.get_input_embeddings())
             runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
@@ -60,6 +61,11 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
             )
         context.clock.lap("rotation")
         yield {**value, "stream": weights.rotates_stream, "unties_head": unties, "nats_changed": difference}
+        done = not always_undo
+    finally:
+        if not done:
+            with deferred_interrupt():  # a second Ctrl-C would leave the model half rotated
+                originals.restore()
 
 
 def _learn(context: PruneContext, weights: RotatedWeights) -> Finding:

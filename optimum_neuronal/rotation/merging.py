@@ -7,8 +7,7 @@ read them W R2.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..blocks.statistics import wide_dtype
-from ..common.machine import deferred_interrupt
 from ..compat import hf_private
 from ..compat.hf_private import set_config
 from .rotated_weights import Heads, RotatedBlock, RotatedWeights, bias_of
@@ -107,19 +105,6 @@ class Originals:
                 if stream is not None and projection in own.writers:
                     values = like(stream, values).T @ values
                 into.copy_(values.view(into.shape))
-
-
-@contextmanager
-def restored_on_error(originals: Originals, always: bool = False) -> Iterator[None]:
-    """Restore a rotated model if an error or an interruption leaves the context, or in any case if `always`."""
-    done = False
-    try:
-        yield
-        done = not always
-    finally:
-        if not done:
-            with deferred_interrupt():  # a second Ctrl-C would leave the model half rotated
-                originals.restore()
 
 
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:

@@ -12,7 +12,7 @@ from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
-from ..trials.solved import SHARES, SolvedSparsities
+from ..trials.solved import SHARES, SolvedSparsities, SolvedWeights
 from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, index_of_smallest, register_topup, shift_to_mean
 
 
@@ -110,7 +110,7 @@ class _Run:
     objective: str
     budget: int
     stream_cost: float = STREAM_COST
-    solved: SolvedSparsities | None = None
+    solved: SolvedWeights | None = None
     spent: float = 0
     rounds: int = 0
     steps: list[float] = field(default_factory=lambda: [FIRST_STEP, FIRST_STEP])  # of odd and of even rounds
@@ -181,9 +181,8 @@ class _Run:
             for width in ROW_WIDTHS
         ]
         began, errors = self.error, self.measure(plans, self.best_plan, len(plans))
-        first = index_of_smallest(errors)
-        if errors[first] < self.error:
-            self.best_plan, self.error = plans[first], errors[first]
+        best = index_of_smallest([began, *errors])
+        self.best_plan = [self.best_plan, *plans][best]
         self.stages.append({"stage": "rows", "began": began, "errors": dict(zip(map(str, ROW_WIDTHS), errors))})
 
 

@@ -8,10 +8,10 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -42,10 +42,6 @@ class SolvedWeights(ABC):
     amounts: tuple[float, ...]  # ascending
     blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)  # tensors of every block; empty if on disk
     records: Records = field(default_factory=Records)  # of the blocks if they are on disk
-
-    def plan(self, names: Iterable[str], place: int) -> Plan:
-        """Return the plan that gives these projections `amounts[place]`."""
-        return self.kind(dict.fromkeys(names, self.amounts[place]))
 
     @abstractmethod
     def nbytes(self, projection: Projection) -> int:
@@ -136,10 +132,7 @@ class SolvedRates(SolvedWeights):
         return self.stored(tensors, projection, self.amounts.index(bits))
 
 
-Solved = TypeVar("Solved", bound=SolvedWeights)
-
-
-def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solved:
+def solve_weights(trials: "Trials", wanted: SolvedWeights, inputs: BlockInputs) -> SolvedWeights:
     """Solve every projection at the `wanted` amounts, on its inputs in the dense model.
 
     The weights lie on disk if the blocks do, or if they exceed the runner's `max_hidden_bytes`.
@@ -177,8 +170,8 @@ def _place(trials: "Trials", wanted: SolvedWeights) -> Records:
 
 def _solve_block(trials: "Trials", block: Block, norms: Norms, wanted: SolvedWeights) -> dict[str, torch.Tensor]:
     tensors = {}
-    for place in range(len(wanted.amounts)):
-        plan = wanted.plan(block.pruned_names, place)
+    for place, amount in enumerate(wanted.amounts):
+        plan = wanted.kind(dict.fromkeys(block.pruned_names, amount))
         changes, _ = prune_projections(
             trials.saliency, block.pruned, norms, plan, trials.pattern, trials.min_expert_tokens
         )

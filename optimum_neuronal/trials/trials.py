@@ -19,7 +19,7 @@ from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
 from .alignment import Deviation, alignment_errors, find_deviation, run_dense, run_plan
 from .output_errors import output_errors, reconstruction_errors
-from .solved import Solved, SolvedWeights, solve_weights
+from .solved import SolvedWeights, solve_weights
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -213,7 +213,7 @@ class Trials:
         name = f"scores-{label.lower().replace(' ', '-')}"
         return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
 
-    def solve(self, wanted: Solved) -> Solved:
+    def solve(self, wanted: SolvedWeights) -> SolvedWeights:
         """Return weights solved at the `wanted` amounts, without the alignment sequences if enough others are left."""
         heldout = self.num_alignment_samples if len(self.ids) >= 2 * self.num_alignment_samples else 0
         return solve_weights(self, wanted, self.runner.capture(self.ids[heldout:]))
