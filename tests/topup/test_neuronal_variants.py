@@ -136,3 +136,18 @@ def test_fields_given_one_by_one_replace_the_variants(llama):
     assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
     with pytest.raises(ValueError, match="variant is 'autors'.*Did you mean 'authors'"):
         TOPUPS.make("neuronal", "topup_args", {"variant": "autors"})
+
+
+@pytest.mark.parametrize("variant", ["authors", "printed"])
+def test_every_family(variant, any_model, ids):
+    """Fused projections, grouped heads and experts too. Rounding, and blocks of different sizes, move the target."""
+    with inference(any_model):
+        trials = make_trials(any_model, ids)
+        topup = NeuronAL(variant=variant, block_lambdas=(0.1,), row_lambdas=(0.1,))
+        plan = topup.allocate(trials, 0.6).plan
+        projections = trials.decoder.projections
+        counts = {name: plan.row_counts(name, p.shape) for name, p in projections.items()}
+    weights = sum(p.numel for p in projections.values())
+    pruned = sum(count.sum().item() for count in counts.values())
+    assert pruned / weights == pytest.approx(0.6, abs=0.04)
+    assert any(count.max() > count.min() + 1 for count in counts.values())
