@@ -59,14 +59,6 @@ class BESA(TopUp):
         if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
             raise ValueError(f"candidate_step is {self.candidate_step!r}: expected 1 divided by a whole number.")
 
-    def check(self, decoder: Decoder) -> None:
-        for projection in decoder.projections.values():
-            if not projection.owner.is_floating_point():
-                raise ValueError(
-                    f"BESA needs gradients, but {projection.name} has {projection.owner.dtype} weights. Load the model in "
-                    "floating point or choose another top-up."
-                )
-
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
 
