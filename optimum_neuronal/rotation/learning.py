@@ -6,7 +6,7 @@ one backward pass over a few sequences, block by block with recomputation, with 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -196,9 +196,7 @@ def _outputs(block: Block) -> Iterator[dict[str, torch.Tensor]]:
     def keep(name: str, _module: nn.Module, _inputs: tuple, output: Any) -> None:
         outputs[name] = first_output(output)
 
-    handles = [module.register_forward_hook(partial(keep, name)) for name, module in watched.items()]
-    try:
+    with ExitStack() as stack:
+        for name, module in watched.items():
+            stack.enter_context(module.register_forward_hook(partial(keep, name)))
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -65,12 +65,6 @@ class Rates(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if self.by == "uniform":
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
-        found, units = self._divergences(trials), _Units(trials.decoder.projections.values())
-        plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))
-        return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
-
-    def _divergences(self, trials: Trials) -> dict[str, float]:
-        """Return the model's divergence when one unit alone has the fewest bits, by the unit's name."""
         dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
         solved = trials.solve(SolvedRates((RATES[0],)))
         for block in trials.decoder.blocks:  # together, so that no more streams exist than a block has units
@@ -78,7 +72,9 @@ class Rates(TopUp):
             plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
             errors = trials.output_errors(plans, "kl", LABEL, solved) if plans else []
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
-        return found
+        units = _Units(trials.decoder.projections.values())
+        plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))
+        return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
 
 class _Units:
