@@ -65,9 +65,8 @@ def compare(
 ) -> Comparison:
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is as before.
 
-    Combinations share the work on the dense model. The seconds of each include all that it needs, as if it ran alone. A
-    combination that fails is a result with its error. `compare(model, **EXPERIMENTS["paper"])` runs the paper's
-    experiments, see `comparing/experiments.py`.
+    Combinations share work on the dense model; the seconds of each include all that it needs. A combination that fails is
+    a result with its error. `comparing/experiments.py` has arguments for the paper's experiments.
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
@@ -110,15 +109,15 @@ def compare(
         name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
     }
     records = Records(output, overwrite)
-    dense = records.find(Result(0.0, DENSE, DENSE), {}, runs.depends_on(None), runs.dense)
+    dense = records.find([DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
     comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
     with exclusive(model):
         for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
             if own is not None:
-                depends_on = runs.depends_on(runs.calibration_of(result, own))
-                result = records.find(result, own.to_dict(), depends_on, partial(runs.run, result, own))
+                depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]
+                result = records.find(depends_on, partial(runs.run, result, own))
             if result.error is not None:
                 logger.warning(f"{result.method} failed: {result.error}")
             comparison.results.append(result)
@@ -131,15 +130,10 @@ class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        combinations: Combinations,
-        dataset: Any,
-        questions: dict[str, Any],  # arguments of `evaluate_tasks`
-        memory: dict[str, Any],  # arguments of `check`
+        self, model: Any, tokenizer: Any, combinations: Combinations, dataset: Any, questions: dict, memory: dict
     ):
-        self.model, self.questions, self.memory = model, questions, memory
+        self.model = model
+        self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `check`
         self.windows: dict[str, torch.Tensor] = {}  # by test set
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data or rotations, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
@@ -161,12 +155,8 @@ class Runs:
         """Return checksums of everything but the config that results depend on."""
         tests = {name: hashlib.sha256(ids.numpy().tobytes()).hexdigest() for name, ids in self.windows.items()}
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        return {
-            **identity(self.model, self.decoder, ids),
-            "versions": versions(),
-            "tests": tests,
-            "tasks": self.questions,
-        }
+        others = {"versions": versions(), "tests": tests, "tasks": self.questions}
+        return identity(self.model, self.decoder, ids) | others
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
@@ -245,26 +235,17 @@ class Records:
     def __init__(self, output: str | Path | None, overwrite: bool):
         self.path = None if output is None else Path(output) / RECORDS
         self.known: dict[str, Result] = {}
-        if self.path is None or not self.path.exists():
-            return
-        if overwrite:
-            self.path.unlink()
-            return
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, TypeError, KeyError):  # an interruption left half a line
-                record = json.loads(line)
-                self.known[record["digest"]] = Result(**record["result"])
+        if self.path is not None and overwrite:
+            self.path.unlink(missing_ok=True)
+        if self.path is not None and self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # an interruption left half a line
+                    record = json.loads(line)
+                    self.known[record["digest"]] = Result(**record["result"])
 
-    def find(
-        self,
-        combination: Result,
-        config: Mapping[str, Any],
-        depends_on: Mapping[str, Any],
-        make: Callable[[], Result],
-    ) -> Result:
+    def find(self, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
         """Return a recorded result, or make and record it. Failures are not recorded."""
-        text = json.dumps([combination.method, config, depends_on], sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
         if digest in self.known:
             return self.known[digest]
         result = make()

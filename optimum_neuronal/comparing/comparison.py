@@ -190,11 +190,10 @@ def measured_columns(
     dense: Result, rows: Sequence[Sequence[Result]], prefix: str = "", tasks: Sequence[str] = ()
 ) -> list[Column]:
     """Return columns of perplexities and accuracies. A row is the mean over its results."""
-    columns = []
-    for name in dense.perplexity:
-        columns.append(
-            column(f"{prefix}perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
-        )
+    columns = [
+        column(f"{prefix}perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
+        for name in dense.perplexity
+    ]
     for name in tasks:
         found = column(name, rows, lambda r, name=name: r.accuracy.get(name, {}).get("accuracy"), "{:.2%}", max)
         errors = [row[0].accuracy.get(name, {}).get("stderr") if len(row) == 1 else None for row in rows]

@@ -63,12 +63,15 @@ def test_an_experiment_a_sweep_and_means(run, arguments, dense, tmp_path, monkey
         run("compare")
 
 
-def test_streaming(run, arguments, tmp_path):
+def test_weights_on_disk_and_spread_by_accelerate(run, arguments, tmp_path):
     given = ("--saliency", "wanda", "--topup", "uniform", "--sparsity", 0.5)
     run(*arguments, *given)
     run(*arguments, *given, "--output", tmp_path / "streamed", "--stream", "--device", "cpu")
-    one, two = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("out", "streamed"))
-    assert one["results"][0]["perplexity"] == pytest.approx(two["results"][0]["perplexity"])
+    run(*arguments, *given, "--output", tmp_path / "spread", "--device-map", "auto")
+    for name in ("streamed", "spread"):
+        one, two = (json.loads((tmp_path / own / "comparison.json").read_text()) for own in ("out", name))
+        assert one["results"][0]["perplexity"] == pytest.approx(two["results"][0]["perplexity"])
+    assert not list(tmp_path.glob(".*")), "the folders for rewritten weights are gone"
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_records(tmp_path):
             made.append(1)
             return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=len(made), error=error)
 
-        return records.find(Result(0.7, "wanda", "owl:m=7"), config or {}, {"model": model}, make)
+        return records.find(["wanda + owl:m=7", config or {}, model], make)
 
     def records(overwrite=False):
         return Records(tmp_path, overwrite)
