@@ -7,7 +7,6 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Decoder
-from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from .base import (
@@ -40,10 +39,10 @@ class ATP(TopUp):
 
     trials: int = hyper(15, 2)
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return aligned * len(decoder.blocks) * (1 + self.trials)
 
-    def solves(self, saliency: Saliency) -> int:
+    def solves(self, saliency) -> int:
         return self.trials
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

@@ -11,9 +11,8 @@ from torch import nn
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, replay
 from ..common.validation import hyper
-from ..model.projections import Block, Decoder, Projection, trial_weights
+from ..model.projections import Block, Projection, trial_weights
 from ..packed.change import Zeros
-from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
@@ -59,7 +58,7 @@ class BESA(TopUp):
         if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
             raise ValueError(f"candidate_step is {self.candidate_step!r}: expected 1 divided by a whole number.")
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..common.validation import hyper
-from ..model.projections import Block, Decoder
-from ..saliency import Saliency
+from ..model.projections import Block
 from ..trials import Trials
 from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
@@ -25,7 +24,7 @@ class DLP(TopUp):
 
     half_width: float = hyper(0.15, 0, 1)
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

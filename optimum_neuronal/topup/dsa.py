@@ -10,8 +10,7 @@ import torch
 
 from ..blocks.statistics import wide_dtype
 from ..common.validation import hyper
-from ..model.projections import Block, Decoder
-from ..saliency import Saliency
+from ..model.projections import Block
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from . import neuronal_authors
@@ -165,10 +164,10 @@ class DSA(TopUp):
     search_seed: int = hyper(0, 0)
     variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return (samples + aligned * (1 + self.solves(saliency))) * len(decoder.blocks)
 
-    def solves(self, saliency: Saliency) -> int:
+    def solves(self, saliency) -> int:
         return self.population + self.generations * self.offspring
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

@@ -8,7 +8,6 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
-from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup
@@ -66,7 +65,7 @@ class EvoPress(TopUp):
         if self.step * self.levels > 1:
             raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))
         return self.generations * sum(own * sequences for own, sequences in counts) * len(decoder.blocks)
 

@@ -6,8 +6,7 @@ from functools import partial
 import torch
 
 from ..common.validation import hyper
-from ..model.projections import Block, Decoder
-from ..saliency import Saliency
+from ..model.projections import Block
 from ..trials import Trials
 from . import neuronal_authors
 from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
@@ -35,7 +34,7 @@ class OWL(TopUp):
     half_width: float = hyper(0.08, 0, 1)
     variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

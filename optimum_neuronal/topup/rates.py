@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from ..model.projections import Decoder, Projection
 from ..packed.formats.quantized import quantized_bytes
-from ..saliency import Saliency
 from ..saliency.low_bit import has_steps
 from ..saliency.plan import DENSE, RatePlan
 from ..trials import Trials
@@ -59,7 +58,7 @@ class Rates(TopUp):
                 chosen[name], spare = rate + 1, spare - (own[rate + 1] - own[rate])
         return units.plan(chosen)
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         return 0 if self.by == "uniform" else aligned * len(decoder.blocks) * (1 + len(decoder.projections) // 2)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

@@ -72,11 +72,11 @@ class Search(TopUp):
     def _solves_first(self, saliency: Saliency) -> bool:
         return self.solved and saliency.updates_weights and self.objective != ALIGNMENT
 
-    def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
+    def forwards(self, decoder, saliency, aligned, samples) -> int:
         passes = self.budget or (SOLVED_BUDGET if self._solves_first(saliency) else BUDGET)
         return aligned * len(decoder.blocks) * passes
 
-    def solves(self, saliency: Saliency) -> int:
+    def solves(self, saliency) -> int:
         return len(SHARES) if self._solves_first(saliency) else self.budget or BUDGET
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
