@@ -59,9 +59,7 @@ class EvoPress(TopUp):
 
     def __post_init__(self):
         if len(self.survivors) != len(self.sequences):
-            raise ValueError(
-                f"survivors {self.survivors} and sequences {self.sequences}: expected equally many numbers."
-            )
+            raise ValueError(f"survivors {self.survivors} and sequences {self.sequences}: expected equally many.")
         if self.step * self.levels > 1:
             raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 

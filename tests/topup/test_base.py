@@ -125,7 +125,7 @@ def test_contract(name, ids):
         ("atp", {"trials": 1}, "trials is 1: expected a whole number of at least 2"),
         ("besa", {"candidate_step": 0.3}, "candidate_step is 0.3: expected 1 divided by a whole number"),
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
-        ("evopress", {"survivors": (2, 1)}, "expected equally many numbers"),
+        ("evopress", {"survivors": (2, 1)}, "expected equally many"),
         ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),
         ("neuronal", {"block_lambdas": (0.1, 0.1)}, "expected each number once"),
         ("search", {"objective": "kll"}, "Did you mean 'kl'"),
