@@ -29,6 +29,7 @@ class FakeTrials:
         projections = {name: p for block in blocks for name, p in block.projections.items()}
         self.decoder = SimpleNamespace(blocks=blocks, projections=projections)
         self.errors, self.activations, self.asked = errors, activations, []
+        self.saliency = SimpleNamespace(updates_weights=False)
 
     def output_errors(self, plans, metric, label, reference):
         self.asked.append((plans, metric, label, reference))
@@ -44,6 +45,7 @@ class FakeOutputs:
 
     def __init__(self, decoder, error=lambda found: 1.0):
         self.decoder, self.error, self.asked = decoder, error, []
+        self.saliency = SimpleNamespace(updates_weights=False)
 
     def output_errors(self, plans, metric, label, reference="dense", sequences=None):
         self.asked.append((len(plans), metric, sequences))

@@ -50,7 +50,7 @@ class AlphaPruning(TopUp):
         sizes = block_sizes(blocks)
         if authors:
             scaled = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
-            plan = floored(trials.decoder, plan_of_blocks(blocks, scaled))
+            plan = floored(trials, plan_of_blocks(blocks, scaled))
         else:
             plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, sizes))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})

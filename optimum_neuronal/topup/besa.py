@@ -91,7 +91,7 @@ class BESA(TopUp):
             found["learned"] |= zip(block.pruned_names, learned.tolist())
             found["sparsity"] |= zip(block.pruned_names, met.tolist())
             if authors:
-                found["sparsity"] = dict(floored(trials.decoder, SparsityPlan(found["sparsity"])).sparsity)
+                found["sparsity"] = dict(floored(trials, SparsityPlan(found["sparsity"])).sparsity)
             if block is last:
                 return [stream, target]
             (change_of,) = trials.changes(block, norms, [SparsityPlan(found["sparsity"])])

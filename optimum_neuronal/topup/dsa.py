@@ -182,7 +182,7 @@ class DSA(TopUp):
                 if self.variant == "authors":
                     values = -function.importances(statistics)
                     values = torch.where(values.isinf(), 1, values)
-                    plan = neuronal_authors.spread_over_blocks(trials.decoder, sparsity, WINDOW, values)
+                    plan = neuronal_authors.spread_over_blocks(trials, sparsity, WINDOW, values)
                 else:
                     plan = function.plan(blocks, sparsity, statistics)
                 if plan is None or plan in plans.values():

@@ -147,9 +147,7 @@ class NeuronAL(TopUp):
         return plans[best], _decision(lambdas, errors, best)
 
     def _rounded(self, plan: SparsityPlan, trials: Trials) -> SparsityPlan:
-        if self.variant != "authors" or trials.saliency.updates_weights:
-            return plan
-        return neuronal_authors.floored(trials.decoder, plan)
+        return neuronal_authors.floored(trials, plan) if self.variant == "authors" else plan
 
     def _errors(self, trials: Trials, plans: Sequence[SparsityPlan], label: str) -> list[float]:
         """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""

@@ -12,6 +12,7 @@ import torch
 from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
+from ..trials import Trials
 from ..trials.alignment import Deviation
 from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise
 
@@ -54,20 +55,20 @@ def _bounded(sparsities: np.ndarray) -> np.ndarray:
     return np.where(sparsities <= 0, SMALLEST, np.where(sparsities >= 1, LARGEST, sparsities))
 
 
-def spread_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
+def spread_over_blocks(trials: Trials, sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
     """Return the plan in which blocks with large values are pruned less, all blocks counting alike."""
     found = values.numpy()
     density = (found - found.min()) * (1 / (np.ptp(found) or 1) * lam * 2)
     targets = torch.from_numpy(_bounded(1 - (density - np.mean(density) + (1 - sparsity))))
-    return floored(decoder, plan_of_blocks(pruned_blocks(decoder), targets))
+    return floored(trials, plan_of_blocks(pruned_blocks(trials.decoder), targets))
 
 
-def floored(decoder: Decoder, plan: SparsityPlan) -> SparsityPlan:
-    """Return the plan that prunes `int(in * sparsity)` weights of every row."""
-    widths = {name: projection.shape[1] for name, projection in decoder.projections.items()}
-    return SparsityPlan(
-        {name: int(widths[name] * sparsity) / widths[name] for name, sparsity in plan.sparsity.items()}
-    )
+def floored(trials: Trials, plan: SparsityPlan) -> SparsityPlan:
+    """Return the plan that prunes `int(in * sparsity)` weights of every row, unless the saliency updates weights."""
+    if trials.saliency.updates_weights:
+        return plan
+    widths = {name: projection.shape[1] for name, projection in trials.decoder.projections.items()}
+    return SparsityPlan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
 def row_plans(

@@ -41,7 +41,7 @@ class OWL(TopUp):
         score = partial(outlier_ratio, factor=self.outlier_factor)
         ratios = block_scores(trials, score, f"OWL outliers above {self.outlier_factor:g}")
         if self.variant == "authors":
-            plan = neuronal_authors.spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios)
+            plan = neuronal_authors.spread_over_blocks(trials, sparsity, self.half_width, ratios)
         else:
             plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})

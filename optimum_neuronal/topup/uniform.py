@@ -25,4 +25,4 @@ class Uniform(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         plan = uniform_plan(trials.decoder, sparsity)
-        return Allocation(floored(trials.decoder, plan) if self.variant == "authors" else plan)
+        return Allocation(floored(trials, plan) if self.variant == "authors" else plan)
