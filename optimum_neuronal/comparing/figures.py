@@ -11,7 +11,7 @@ from ..common.registry import parse_method
 from .results import Result, grouped
 
 
-PERPLEXITY = "Perplexity (lower is better)"
+PERPLEXITY, MEAN = "Perplexity (lower is better)", "Geometric mean of perplexities"
 DENSE_LINE = {"color": "black", "ls": (0, (5, 2)), "lw": 1.4}
 POINT = {"ls": "none", "ms": 8, "alpha": 0.8}
 CIRCLES = (style.COLORS[1], style.COLORS[2])
@@ -32,11 +32,15 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
     with_bits = [result for result in results if result.bits_per_weight is not None]
     if any(result.budget for result in with_bits) and len({(r.sparsity, r.budget) for r in with_bits}) > 1:
         lines = _lines(with_bits, "bits_per_weight")
-        figures["perplexity-by-bits"] = plot_lines(model, lines, "Bits per weight of the pruned projections", dense)
+        figures["perplexity-by-bits"] = plot_lines(
+            _title(model, dense), lines, "Bits per weight of the pruned projections", dense
+        )
     methods = [result for result in results if result.budget is None]
     if len({result.sparsity for result in methods}) > 2:
         lines = _lines(methods, "sparsity")
-        figures["perplexity-by-sparsity"] = plot_lines(model, lines, "Sparsity of the pruned projections", dense)
+        figures["perplexity-by-sparsity"] = plot_lines(
+            _title(model, dense), lines, "Sparsity of the pruned projections", dense
+        )
     for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100]
         title = f"{model}, {saliency}, {members[0].target}"
@@ -53,7 +57,7 @@ def plot_by_seconds(model: str, dense: Result, results: Sequence[Result], styles
     results = sorted(results, key=lambda result: (result.sparsity, -(result.budget or 99)))
     panels = list(grouped(results, "sparsity", "budget").values())
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(style.MARKERS)))
-    title = f"{model}: perplexity on {', '.join(sorted(results[0].perplexity))}"
+    title = _title(model, dense)
     with style.new_figure(1 + 3.2 * len(panels), title) as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
@@ -77,6 +81,11 @@ def plot_by_seconds(model: str, dense: Result, results: Sequence[Result], styles
         shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
         style.add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
     return files
+
+
+def _title(model: str, dense: Result) -> str:
+    names = ", ".join(sorted(dense.perplexity))
+    return f"{model}: {MEAN[0].lower() + MEAN[1:] if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
 
 
 def _lines(results: Sequence[Result], attribute: str) -> dict[str, Points]:
@@ -116,7 +125,10 @@ def _by_parameters(title: str, results: Sequence[Result]) -> Iterator[tuple[str,
                     marks.setdefault(f"chosen by the {by}", []).append((own[across], value))
         points = {line: sorted(values.items()) for line, values in lines.items()}
         key = f"{name}-{across}".replace(" ", "-")
-        yield key, plot_lines(title, points, f"{across} of {name}", marks=marks)
+        ylabel = (
+            MEAN if lines.keys() != runs[0][0].perplexity.keys() and len(runs[0][0].perplexity) > 1 else PERPLEXITY
+        )
+        yield key, plot_lines(title, points, f"{across} of {name}", ylabel=ylabel, marks=marks)
 
 
 def plot_lines(
@@ -140,7 +152,7 @@ def plot_lines(
             axes.plot(*zip(*points), label=name, color=color, ls="none", marker="o", ms=15, mfc="none", mew=2.5)
         if dense is not None:
             axes.axhline(dense.mean_perplexity, label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)
-        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if ylabel == PERPLEXITY else "linear")
+        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="linear" if ylabel == "Sparsity" else "log")
         for label, axis in ((xlabel, axes.xaxis), (ylabel, axes.yaxis)):
             style.show_round_numbers(axis)
             if label.startswith("Sparsity"):

@@ -14,7 +14,7 @@ def test_one_panel_per_sparsity_one_name_per_method():
     assert [text for text in written if text.endswith("sparsity")] == ["62.5 % sparsity", "80 % sparsity"]
     for name in {name for method in METHODS for name in method}:
         assert written.count(name) == 1
-    assert "llama: perplexity on c4, wikitext2" in written and "dense model: 10" in written
+    assert "llama: geometric mean of perplexities on c4, wikitext2" in written and "dense model: 10" in written
 
 
 def test_infinite_perplexities_are_named():
