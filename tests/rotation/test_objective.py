@@ -39,7 +39,7 @@ def objective(terms, rotations, share) -> float:
 
 
 def plain_objective(model, ids, fisher, share, names) -> float:
-    """`L` of docs/rotation.md for a model whose weights are rotated already: of H' = R^T H R, whose inverse is R^T H^-1 R."""
+    """`L` of the module for a model whose weights are rotated already: of H' = R^T H R, whose inverse is R^T H^-1 R."""
     projections = {name: p for name, p in find_decoder(model).projections.items() if name in names}
     inputs, total = {name: x.double() for name, x in inputs_of(model, ids, projections).items()}, 0.0
     for name, projection in projections.items():
