@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
-from ..model.load_model import loading_code
+from ..model.load_model import PIPELINE_TAGS, loading_class, loading_code
 from ..report import PruningReport
 from .names import CONFIG, MODEL_CARD
 from .sparsity_config import KEY
@@ -34,7 +34,7 @@ def make_card(
     model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
 ) -> str:
     """Return the card of a pruned model. Without a tokenizer of its own, the card names the dense model's."""
-    title, code = escaped(title), loading_code(model)
+    title, loader = escaped(title), loading_class(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     quantized = report.config.get("bits_per_weight") is not None
@@ -52,7 +52,7 @@ def make_card(
     ]
     metadata = ModelCardData(
         library_name="transformers",
-        pipeline_tag=code.pipeline_tag,
+        pipeline_tag=PIPELINE_TAGS.get(loader),
         tags=list(QUANTIZED_TAGS if quantized else TAGS),
         # The Hub takes a model without a relation for a fine-tuned one.
         **({"base_model": base, "base_model_relation": "quantized", **_inherited(base)} if base else {}),
@@ -67,8 +67,8 @@ def make_card(
         quantized=quantized,
         embedding_error=f"{max(errors):.4%}" if errors else None,
         format=format,
-        loader=code.loader,
-        call=code.of(title),
+        loader=loader,
+        call=loading_code(model, title),
         tokenizer=tokenizer and json.dumps(tokenizer, ensure_ascii=False),
         local=shlex.quote(title.rpartition("/")[2]),
         blocks=format_markdown(

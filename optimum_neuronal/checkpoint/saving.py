@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.accelerate import load_offloaded_parameter
+from transformers.utils.hub import convert_file_size_to_int
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
@@ -92,7 +93,7 @@ def write_model(model: PreTrainedModel, folder: Path, format: str, max_shard_siz
     if format == "packed":
         _write_packed(model, folder, max_shard_size)
     elif any(parameter.is_meta for parameter in model.parameters()):
-        size = min(hf_private.bytes_of(max_shard_size), max(OFFLOADED_SHARD, _largest_block(model)))
+        size = min(convert_file_size_to_int(max_shard_size), max(OFFLOADED_SHARD, _largest_block(model)))
         with hf_private.known_as_offloaded(model):
             model.save_pretrained(folder, max_shard_size=size)
     else:

@@ -115,7 +115,7 @@ class PruneCommand(Command):
             write(f"\n{pruner.report}\n\nSaved to {args.output}. Load it with:")
             if (args.format or config.default_format) == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
-            write(f"    {loading_code(model).of(args.output)}")
+            write(f"    {loading_code(model, args.output)}")
             if args.push_to_hub:
                 url = pruner.push_to_hub(model, args.push_to_hub, format=args.format, private=args.private)
                 write(f"Published: {url}")

@@ -12,9 +12,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer
-from transformers.utils.hub import cached_file, convert_file_size_to_int
+from transformers.utils.hub import cached_file
 
 
 # Keys of config.json that describe the file, not the model.
@@ -26,11 +25,6 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     """Return the model class that an Auto class, by its name, chooses for a config, or None."""
     found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     return found[0] if isinstance(found, (list, tuple)) else found
-
-
-def from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
-    """Make a model without a checkpoint's weights, of a class that no Auto class makes."""
-    return model_class._from_config(config, **kwargs)
 
 
 def randomize_weights(model: PreTrainedModel) -> None:
@@ -113,11 +107,6 @@ def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | Non
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
-def stored_tensors(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of [`untied_state`] by their names in the files that `save_pretrained` writes."""
-    return as_stored(model, untied_state(model, state))
-
-
 def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedConfig) -> None:
     """Copy the code that came with a model, if any, beside its config."""
     if model.is_remote_code():
@@ -138,11 +127,6 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
-def bytes_of(size: int | str) -> int:
-    """Return a size, such as `"500MB"`, in bytes."""
-    return convert_file_size_to_int(size)
-
-
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
     """Return the class names of modules that must not be split over devices: the decoder blocks in most families."""
     return set(getattr(model, "_no_split_modules", None) or ())
@@ -154,17 +138,8 @@ def tied_names(model: PreTrainedModel) -> set[str]:
 
 
 # MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
-# (experts, ., .), named `gate_up_proj` or `up_proj`, and `down_proj`.
-
-
-def is_transposed(experts: nn.Module, default: bool) -> bool:
-    """Return True if an expert's weight has the layout (in, out); the default is for modules without the attribute."""
-    return getattr(experts, "is_transposed", default)
-
-
-def gates_in_turns(experts: nn.Module) -> bool:
-    """Return True if rows of gate and up take turns in `gate_up_proj`; False if all gates come first."""
-    return not getattr(experts, "is_concatenated", True)
+# (experts, ., .), named `gate_up_proj` or `up_proj`, and `down_proj`. `is_transposed` is True if an expert's weight has the
+# layout (in, out), and `is_concatenated` False if rows of gate and up take turns.
 
 
 def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor | None:
@@ -195,10 +170,6 @@ def chooses_experts_function(module: nn.Module) -> bool:
     """Return True for experts, all of them in this process, whose forward is looked up in the registry at every call."""
     looks_up = hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
     return looks_up and not getattr(module, "_is_expert_parallel", False)
-
-
-def register_experts_function(name: str, function: Callable) -> None:
-    ALL_EXPERTS_FUNCTIONS.register(name, function)
 
 
 def set_experts_function(experts: nn.Module, name: str | None) -> str | None:

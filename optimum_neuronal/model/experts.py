@@ -21,8 +21,9 @@ def expert_projections(
     name: str, module: nn.Module, key: str, role: str, architecture: Architecture, takes
 ) -> list[Projection]:
     """Return the projections of all experts in the stacked weight `key`, pruned where `takes(name)` is True."""
-    role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
-    transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
+    if role == "gate_up" and not getattr(module, "is_concatenated", True):
+        role = "interleaved_gate_up"
+    transposed = getattr(module, "is_transposed", architecture.stacked_experts)
     names = [f"{name}.{index}.{key}" for index in range(len(getattr(module, key)))]
     return [Projection(own, role, module, takes(own), key, index, transposed) for index, own in enumerate(names)]
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -21,7 +21,6 @@ from .find_blocks import check_kind, find_decoder
 TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
-MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file", "subfolder")
 
 
@@ -37,22 +36,15 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     if config is None:
         attention = _chosen(kwargs, ("attn_implementation",))
         config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
-        _check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
+        named = hf_private.attention_names(config) - {str(name) for name in attention.values()}
+        if kernels := sorted(name for name in named if "/" in name):
+            raise ValueError(
+                f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and "
+                "pass it as attn_implementation if you trust it."
+            )
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
-    own = issubclass(loader, PreTrainedModel)
-    check_kind(loader if own else hf_private.model_class_for(loader.__name__, config), config)
+    check_kind(hf_private.model_class_for(loader.__name__, config), config)
     return loader, config
-
-
-def _check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
-    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MAX_LAYERS:
-        raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
-    if kernels := sorted(name for name in attention if "/" in name):
-        raise ValueError(
-            f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and pass "
-            "it as attn_implementation if you trust it."
-        )
 
 
 def _chosen(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -65,8 +57,6 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     with torch.device("meta"):
-        if issubclass(loader, PreTrainedModel):
-            return hf_private.from_config(loader, config, dtype=dtype)
         return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
@@ -106,29 +96,14 @@ PIPELINE_TAGS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModel": "feature-extraction",
+    "AutoModelForPreTraining": None,
 }
 MULTIMODAL_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-REMOTE_MODULES = "transformers_modules."  # package of the code that comes with models
-
-
-class LoadingCode(NamedTuple):
-    """The code that loads a model: the name of a class, `"AutoModelForCausalLM"`, and further arguments."""
-
-    loader: str
-    arguments: str = ""
-
-    @property
-    def pipeline_tag(self) -> str | None:
-        return PIPELINE_TAGS.get(self.loader)
-
-    def of(self, checkpoint: str) -> str:
-        return f"{self.loader}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{self.arguments})"
 
 
 def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
-    """Return the class that loads the model of a config: an Auto class that makes the model's class, or that class.
+    """Return the Auto class that makes the model's class for a config. `trust_remote_code`: also by the config's `auto_map`.
 
-    Only transformers is imported. Only an Auto class runs code that comes with the model, and only if it is trusted.
     `architecture` names the model's class, by default the first of `config.architectures`.
     """
     architecture = architecture or next(iter(config.architectures or ()), None)
@@ -142,24 +117,25 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         suits = architecture is not None and not (is_text and name in MULTIMODAL_CLASSES)
         if suits and getattr(hf_private.model_class_for(name, config), "__name__", None) == architecture:
             return getattr(transformers, name)
-    own = getattr(transformers, architecture) if architecture in dir(transformers) else None
-    if isinstance(own, type) and issubclass(own, PreTrainedModel) and isinstance(config, own.config_class or ()):
-        return own
     is_language_model = architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if is_language_model and hf_private.model_class_for("AutoModelForCausalLM", config) is not None:
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config, of model_type {config.model_type!r}, {known}, and transformers has no such model. Set trust_remote_code "
-        "if its code comes with it, or load it yourself and call NeuronALPruner.prune."
+        f"The config, of model_type {config.model_type!r}, {known}, and no Auto class for text makes it. Set "
+        "trust_remote_code if its code comes with it, or load it yourself and call NeuronALPruner.prune."
     )
 
 
-def loading_code(model: PreTrainedModel) -> LoadingCode:
-    """Return the code that loads a model's checkpoint as the model's class."""
-    remote = type(model).__module__.startswith(REMOTE_MODULES)
+def loading_class(model: PreTrainedModel) -> str:
+    """Return the name of the Auto class that loads a model's checkpoint."""
     try:
-        loader = find_loader(model.config, type(model).__name__, remote).__name__
+        return find_loader(model.config, type(model).__name__, model.is_remote_code()).__name__
     except ValueError:  # a class of the caller's own
-        loader = "AutoModelForCausalLM"
-    return LoadingCode(loader, ", trust_remote_code=True" if remote else "")
+        return "AutoModelForCausalLM"
+
+
+def loading_code(model: PreTrainedModel, checkpoint: str) -> str:
+    """Return the line of code that loads a model's checkpoint."""
+    remote = ", trust_remote_code=True" if model.is_remote_code() else ""
+    return f"{loading_class(model)}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{remote})"

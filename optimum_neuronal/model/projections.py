@@ -229,7 +229,9 @@ def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     found = {id(getattr(module, "weight", None)) for module in modules}
     named = model.named_parameters(remove_duplicate=False)
-    return hf_private.stored_tensors(model, {name: weight for name, weight in named if id(weight) in found})
+    return hf_private.as_stored(
+        model, hf_private.untied_state(model, dict(item for item in named if id(item[1]) in found))
+    )
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
 from .formats.packed_matrix import PackedMatrix
@@ -97,7 +98,7 @@ def packed_forward(
     return output.view(tokens, count, -1).sum(dim=1).to(dtype)
 
 
-hf_private.register_experts_function(FUNCTION, packed_forward)
+ALL_EXPERTS_FUNCTIONS.register(FUNCTION, packed_forward)
 
 
 def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -105,7 +106,7 @@ def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tenso
     if isinstance(weight, PackedStack):
         output = weight(x, chosen)
     else:  # of a layer of which only the other weight is smaller packed
-        dense = weight.mT if hf_private.is_transposed(experts, default=False) else weight
+        dense = weight.mT if experts.is_transposed else weight
         output = _for_each(lambda e, part: F.linear(part, dense[e]), x, chosen, *dense.shape[:2])
     bias = hf_private.expert_bias(experts, name, chosen)
     return output if bias is None else output + bias
@@ -129,7 +130,7 @@ def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
     before, transposed = (
         hf_private.set_experts_function(experts, FUNCTION),
-        hf_private.is_transposed(experts, default=False),
+        experts.is_transposed,
     )
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
     stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)

@@ -112,7 +112,7 @@ def keeps_transposed(model: nn.Module, path: str) -> bool:
     parent, name = _parent(model, path)
     module = getattr(parent, name)
     if isinstance(module, nn.Parameter):
-        return hf_private.is_transposed(parent, default=False)
+        return getattr(parent, "is_transposed", False)
     return isinstance(module, Conv1D)
 
 
