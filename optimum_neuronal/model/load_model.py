@@ -21,6 +21,7 @@ from .find_blocks import check_kind, find_decoder
 TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
+MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file", "subfolder")
 
 
@@ -36,6 +37,9 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     if config is None:
         attention = _chosen(kwargs, ("attn_implementation",))
         config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
+        layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+        if layers > MAX_LAYERS:
+            raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
         named = hf_private.attention_names(config) - {str(name) for name in attention.values()}
         if kernels := sorted(name for name in named if "/" in name):
             raise ValueError(
