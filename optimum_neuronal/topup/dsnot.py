@@ -34,8 +34,8 @@ class DSnoT(TopUp):
         variant (`str`): `"authors"`, their code as it was run:
             MLPs are left alone; the shift may change its sign; shift and threshold are of sums over a sequence's tokens,
             so nearly all cycles run; variances are within sequences; a row without more weights to restore "restores"
-            kept ones; a finished row may prune one; `int(in * s)` weights of every row are pruned at first. Their code
-            fails if `cycles` exceeds a row's kept weights; here it stops there.
+            kept ones; a finished row may prune one while others go on; `int(in * s)` weights of every row are pruned at
+            first. Their code fails if `cycles` exceeds a row's kept weights; here it stops there.
     """
 
     uses_calibration: ClassVar[bool] = False  # in `allocate`; `refine` gets the statistic
@@ -60,7 +60,8 @@ class DSnoT(TopUp):
             return mask
         mean, variance = mean_and_variance(statistic, authors)
         norm, exchange = activation(statistic.value), self._exchange_as_authors if authors else self._exchange
-        parts = zip(projection.weight.split(ROWS_AT_A_TIME), mask.split(ROWS_AT_A_TIME))
+        rows = len(mask) if authors else ROWS_AT_A_TIME  # the authors' rows wait for each other
+        parts = zip(projection.weight.split(rows), mask.split(rows))
         return torch.cat([exchange(weight.float(), part, mean, variance, norm) for weight, part in parts])
 
     def _exchange(
@@ -111,12 +112,13 @@ def mean_and_variance(statistic: InputSums, by_sequence: bool = False) -> tuple[
     `by_sequence`: the mean over sequences of an input's sum, and of its variance within the sequence.
     """
     wide = wide_dtype(statistic.value.device)
+    sums, squares, tokens = statistic.sums.to(wide), statistic.value.to(wide), statistic.tokens
     if by_sequence:
-        sums, tokens = statistic.sums.to(wide), statistic.tokens / len(statistic.value)
-        variance = statistic.value.to(wide) / tokens - (sums / tokens).square()
-        return sums.mean(dim=0).float(), variance.mean(dim=0).float()
-    mean = statistic.sums.to(wide).sum(dim=0) / statistic.tokens
-    variance = statistic.value.to(wide).sum(dim=0) / statistic.tokens - mean.square()
+        mean, tokens = sums.mean(dim=0), tokens / len(sums)
+        variance = (squares / tokens - (sums / tokens).square()).mean(dim=0)
+    else:
+        mean = sums.sum(dim=0) / tokens
+        variance = squares.sum(dim=0) / tokens - mean.square()
     tiny = torch.finfo(torch.float32).tiny  # inputs that never vary come back first
     return mean.float(), variance.float().clamp(min=tiny)
 

@@ -51,7 +51,7 @@ def test_a_row_stops_before_its_shift_changes_sign_or_at_the_threshold():
     assert refined(row, {0, 1, 2}, statistic, threshold=20) == {0, 1, 2}
 
 
-def test_the_authors_code_by_hand():
+def test_the_authors_code_by_hand(monkeypatch):
     """Outputs are sums over two tokens. Three cycles give 20, 6 and 14 back for -2, -4 and -6; the sign may change."""
     row, name = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0], "layers.0.self_attn.q_proj"
     statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
@@ -66,6 +66,8 @@ def test_the_authors_code_by_hand():
     projection = make_projection(rows, name)
     found = topup.refine(projection, mask, projection.weight.abs(), statistic)
     assert [(~own).nonzero().flatten().tolist() for own in found] == [[1, 2], [2]]
+    monkeypatch.setattr("optimum_neuronal.topup.dsnot.ROWS_AT_A_TIME", 1)
+    assert torch.equal(topup.refine(projection, mask, projection.weight.abs(), statistic), found), "rows wait"
     mlp = make_projection(rows, "layers.0.mlp.up_proj")
     assert torch.equal(topup.refine(mlp, mask, mlp.weight.abs(), statistic), mask), "left alone"
 
