@@ -100,17 +100,15 @@ Streams = list["Stream | None"]  # None: the candidate was abandoned
 
 
 def hidden_bytes(streams: Streams) -> int:
-    """Return the bytes of all hidden states. A tensor in several streams counts once."""
-    tensors = {id(states): states for stream in streams if stream is not None for states in stream}
-    return sum(states.numel() * states.element_size() for states in tensors.values())
+    """Return the bytes of all hidden states. The same stream counts once."""
+    return sum(states.nbytes for stream in set(streams) - {None} for states in stream)
 
 
 def on_cpu(streams: Streams) -> Streams:
     """Return the streams in CPU memory. The same stream stays one object."""
-    distinct = set(streams) - {None}
-    moved = {states: to_device(states, torch.device("cpu")) for states in {s for stream in distinct for s in stream}}
-    found = {stream: Stream([moved[states] for states in stream]) for stream in distinct}
-    return [None if stream is None else found[stream] for stream in streams]
+    cpu, distinct = torch.device("cpu"), set(streams) - {None}
+    moved = {stream: Stream([to_device(states, cpu) for states in stream]) for stream in distinct}
+    return [moved.get(stream) for stream in streams]
 
 
 def grouped(streams: Streams, shared: bool) -> list[list[int]]:
@@ -159,7 +157,7 @@ def capture_inputs(
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
-    wrap = wrap or find_wrapper(decoder, ids, device)
+    wrap = wrap or find_wrapper(decoder, device)
 
     def passthrough(index: int) -> Callable:
         def forward(*args, **kwargs):
@@ -234,6 +232,7 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
     return [outputs[block.module] for block in blocks]
 
 
-def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:
-    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of the first token."""
-    return output_wrapper(block_outputs(decoder, decoder.blocks[:1], ids[:1, :1].to(device))[0])
+def find_wrapper(decoder: Decoder, device: torch.device | str) -> Wrap:
+    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of one token."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return output_wrapper(block_outputs(decoder, decoder.blocks[:1], token)[0])

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -63,7 +63,6 @@ class BlockRunner:
         self._shown, self._bar_is_shown = None, False
         self.loader = BlockLoader(decoder.blocks)
         self.block_forwards = 0
-        self._wrap: Wrap | None = None
 
     def check_replay(self, ids: torch.Tensor) -> None:
         """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
@@ -72,13 +71,13 @@ class BlockRunner:
         """
         blocks = self.decoder.blocks
         begin, end = block_outputs(self.decoder, [blocks[0], blocks[-1]], ids.to(self.device))
-        self._wrap, expected = output_wrapper(begin), first_output(end)
+        self.wrap, expected = output_wrapper(begin), first_output(end)
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
                 f"bfloat16 or float32 (it is {expected.dtype})."
             )
-        inputs = capture_inputs(self.decoder, ids, 1, self.device, self._wrap)
+        inputs = capture_inputs(self.decoder, ids, 1, self.device, self.wrap)
         hidden = inputs.hidden
         for index, calls in enumerate(inputs.calls):
             with self.loader.loaded(index) as block:
@@ -98,16 +97,14 @@ class BlockRunner:
                 "Architecture(blocks='layers')). Otherwise this model family is not supported."
             )
 
-    def wrap(self, ids: torch.Tensor) -> Wrap:
-        """Return the [`output_wrapper`] of the blocks, found by a forward of one of these tokens if need be."""
-        if self._wrap is None:
-            self._wrap = find_wrapper(self.decoder, ids, self.device)
-        return self._wrap
+    @cached_property
+    def wrap(self) -> Wrap:
+        return find_wrapper(self.decoder, self.device)
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
         size = batch_size or self.batch_size
-        return capture_inputs(self.decoder, ids, size, self.device, self.wrap(ids), self.max_hidden_bytes)
+        return capture_inputs(self.decoder, ids, size, self.device, self.wrap, self.max_hidden_bytes)
 
     def run(
         self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None = None, release: bool = False
@@ -189,7 +186,7 @@ class BlockRunner:
 
         `ids` has shape (sequences, tokens), `hidden` (sequences, tokens, hidden size).
         """
-        decoder, wrap = self.decoder, self.wrap(ids)
+        decoder, wrap = self.decoder, self.wrap
 
         def passing(index: int) -> Callable:
             def forward(*args, **kwargs):

@@ -1,17 +1,10 @@
 """Private names of PEFT, found without importing it."""
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-
-
-def check_peft() -> None:
-    """Raise `ImportError` if peft is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise ImportError("Adapters need peft: pip install optimum-neuronal[peft]")
 
 
 def base_model(model: nn.Module) -> nn.Module:

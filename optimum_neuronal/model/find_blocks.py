@@ -20,15 +20,10 @@ class Patterns:
         self.targets, self.ignore = targets, ignore or ()
         self.unmatched = {*(targets or ()), *self.ignore}
 
-    def ignores(self, name: str) -> bool:
-        return self._matches(self.ignore, name)
-
-    def targets_it(self, name: str) -> bool:
-        return self.targets is not None and self._matches(self.targets, name)
-
-    def takes(self, name: str) -> bool:
-        targeted = self.targets is None or self.targets_it(name)
-        return not self.ignores(name) and targeted
+    def choose(self, name: str) -> bool | None:
+        """Return True if a name is targeted, False if it is left out, None if the user said nothing about it."""
+        targeted = None if self.targets is None else self._matches(self.targets, name)
+        return False if self._matches(self.ignore, name) else targeted
 
     def _matches(self, patterns: Sequence[str], name: str) -> bool:
         matching = [pattern for pattern in patterns if re.search(pattern, name)]
@@ -39,13 +34,11 @@ class Patterns:
         """Raise `ValueError` if a pattern matched nothing, or if no projection is to be pruned."""
         for name, _ in model.named_modules():  # ignoring a router or lm_head is not a mistake
             self._matches(self.ignore, name)
-        if self.unmatched:
+        if self.unmatched or not count:
             raise ValueError(
-                f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. Expected regular "
-                "expressions for full names such as 'model.layers.0.self_attn.q_proj'."
+                f"targets={self.targets} and ignore={self.ignore} leave no projection to prune, or match no projection: "
+                f"{sorted(self.unmatched)}. Expected regular expressions for names such as 'model.layers.0.mlp.up_proj'."
             )
-        if not count:
-            raise ValueError(f"targets={self.targets} and ignore={self.ignore} leave no projection to prune.")
 
 
 class Recorded:
@@ -58,7 +51,7 @@ class Recorded:
         numbers = [name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]]
         self._seen = dict.fromkeys([*numbers, *sparsity_config["projections"]], False)  # True: the model has it
 
-    def takes(self, name: str) -> bool:
+    def choose(self, name: str) -> bool:
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
         found = {number, with_stars(local)}
@@ -66,11 +59,6 @@ class Recorded:
             return False
         self._seen.update(dict.fromkeys(found, True))
         return place not in self._left_out
-
-    targets_it = takes
-
-    def ignores(self, name: str) -> bool:
-        return not self.takes(name)
 
     def check(self, model: nn.Module, count: int) -> None:
         """Raise `ValueError` if the model does not have a recorded projection."""
@@ -101,9 +89,9 @@ def find_decoder(
     """Find the blocks of a model and the projections to prune in them.
 
     The blocks are the largest `ModuleList` in the decoder whose modules must not be split (`unsplit_modules`), or else
-    the largest one. Every matrix in a block must have a known name (`architectures`), or match `targets` or `ignore`:
-    regular expressions that are searched in full module names. Raise `ValueError` otherwise, or if a pattern matches
-    nothing.
+    the largest one. `targets` and `ignore` are regular expressions that are searched in full module names. Without targets,
+    every matrix in a block must have a known name (`architectures`), or match `ignore`. Raise `ValueError` otherwise, or if
+    a pattern matches nothing.
     """
     return _find(model, lambda _: Patterns(targets, ignore))
 
@@ -186,12 +174,15 @@ def _find_projections(
     """Return the projections in the parameter `key` of a module: one, one per expert, or none if it is left out."""
     weight = getattr(module, key)
     known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
-    named = full if key == "weight" else f"{full}.{key}"
-    if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
-        return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
+    if known and role is None:
+        return []
     if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):  # (experts, ., .)
-        return expert_projections(full, module, key, role, architecture, wanted.takes)
-    if not wanted.ignores(named) and (role or not known):
+        return expert_projections(full, module, key, role, architecture, lambda own: wanted.choose(own) is not False)
+    named = full if key == "weight" else f"{full}.{key}"
+    chosen = wanted.choose(named)
+    if isinstance(module, (nn.Linear, Conv1D)) and (role or chosen):
+        return [Projection(full, role, module, chosen is not False, transposed=isinstance(module, Conv1D))]
+    if chosen is not False:
         raise ValueError(
             f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
             f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}], name it in targets if it is an nn.Linear, "

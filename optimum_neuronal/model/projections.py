@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -250,10 +250,8 @@ def with_stars(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-@contextmanager
-def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
-    with TrialWeights(projections, change_of).in_place():
-        yield
+def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> AbstractContextManager:
+    return TrialWeights(projections, change_of).in_place()
 
 
 class TrialWeights:

@@ -35,12 +35,10 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
         The same model.
 
     Raises:
-        `ImportError`: peft is not installed.
         `TypeError`: not a model.
         `ValueError`: the model has no adapters on pruned weights, merged adapters, or no zeros; or an adapter other than
             LoRA or rsLoRA on a linear layer. [`keep_sparsity`] says what to do with others.
     """
-    peft.check_peft()
     layers = list(peft.all_adapter_layers(unwrap(model)))
     if not layers:
         raise ValueError("The model has no adapters: call keep_lora_sparse on the result of peft.get_peft_model.")
@@ -76,11 +74,9 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         config (`LoraConfig`): or the path or Hub id of a saved adapter.
 
     Raises:
-        `ImportError`: peft is not installed.
         `TypeError`: not a `LoraConfig`, or not a model.
         `ValueError`: the config trains biases.
     """
-    peft.check_peft()
     from ..compat.peft_layers import packed_lora_config
 
     model, config = unwrap(model), packed_lora_config(config, PackedLinear)

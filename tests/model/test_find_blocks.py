@@ -34,7 +34,8 @@ def test_what_is_not_understood_is_named():
     model.model.layers[1].mlp.lora = nn.Linear(32, 4)
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\) is not understood"):
         find_decoder(model)
-    assert "model.layers.1.mlp.lora" not in find_decoder(model, ignore=["lora"]).projections
+    for patterns in ({"ignore": ["lora"]}, {"targets": ["up_proj"]}):
+        assert "model.layers.1.mlp.lora" not in find_decoder(model, **patterns).projections
     found = find_decoder(model, targets=["."])
     assert found.projections["model.layers.1.mlp.lora"].role is None
     assert found.row_groups(found.blocks[1], found.projections["model.layers.1.mlp.lora"]) == []
@@ -100,9 +101,8 @@ def test_recorded_names_are_compared():
             "0.mlp.upXproj",
             "0.mlp.up_proj.weight",
         ]
-        assert all(recorded.takes(f"{blocks}.{name}") and recorded.targets_it(f"{blocks}.{name}") for name in taken)
-        assert all(recorded.ignores(f"{blocks}.{name}") and not recorded.takes(f"{blocks}.{name}") for name in others)
-        assert not recorded.takes("lm_head")
+        assert all(recorded.choose(f"{blocks}.{name}") for name in taken)
+        assert not any(recorded.choose(f"{blocks}.{name}") for name in [*others, "lm_head"])
         recorded.check(nn.Module(), 3)
 
 
@@ -117,5 +117,5 @@ def test_recorded_names_are_compared():
 def test_what_the_model_does_not_have(change, message):
     with pytest.raises(ValueError, match=message):
         recorded = Recorded({**ABOUT, **change}, "model.layers")
-        count = recorded.takes("model.layers.0.mlp.up_proj") + recorded.takes("model.layers.2.mlp.up_proj")
+        count = recorded.choose("model.layers.0.mlp.up_proj") + recorded.choose("model.layers.2.mlp.up_proj")
         recorded.check(nn.Module(), count)

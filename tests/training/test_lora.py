@@ -1,5 +1,4 @@
 import copy
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
 from optimum_neuronal import keep_lora_sparse, keep_sparsity
-from optimum_neuronal.compat.peft import check_peft
 
 
 CASES = {
@@ -178,7 +176,7 @@ def test_several_adapters(ids):
         torch.testing.assert_close(mixed[row], model(input_ids=ids[row : row + 1]).logits[0], rtol=0, atol=1e-5)
 
 
-def test_errors(llama, monkeypatch):
+def test_errors(llama):
     with pytest.raises(ValueError, match="has no adapters"):
         keep_lora_sparse(make_sparse())
     with pytest.raises(ValueError, match="dense"):
@@ -189,7 +187,3 @@ def test_errors(llama, monkeypatch):
     merged.merge_adapter()
     with pytest.raises(ValueError, match="merged already"):
         keep_lora_sparse(merged)
-    monkeypatch.setitem(sys.modules, "peft", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[peft\]"):
-        check_peft()
