@@ -23,14 +23,14 @@ SAVED = 0.7
 METHODS = {  # what is compared -> fields of the config; the first two are the paper's
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal:variant=authors"},
-    "default": {},
+    "ALPS, NeuronAL (default)": {},
 }
 MORE = {  # compared with --all
     "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
 }
 BEST = {"preset best": PRESETS["best"]}  # takes minutes
-ROW = "{:<22}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished
+ROW = "{:<24}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished
 BEFORE = """The model: a Llama with {:.1f} M parameters, trained on source code of Python's standard library.
 Perplexity: on {} windows of {} tokens of source code that it never saw; lower is better.
 The paper's comparison: Wanda with uniform sparsity, and with NeuronAL as its authors ran it. All other rows go beyond it.

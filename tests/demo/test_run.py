@@ -3,6 +3,7 @@ import sys
 import pytest
 import torch
 
+from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.demo import run
 from optimum_neuronal.demo.run import load_tiny_model
 
@@ -40,7 +41,7 @@ def test_the_table(tmp_path, monkeypatch, all_rows):
     quick = small | {"saliency": "alps", "topup": "uniform", "saliency_args": {"iterations": 2}}
     methods = {name: {**fields, **small} for name, fields in run.METHODS.items()}
     methods["Wanda, NeuronAL"]["topup_args"] = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
-    methods["default"] = quick
+    methods["ALPS, NeuronAL (default)"] = quick
     more = {name: small | {"saliency": "wanda", "topup": "uniform"} for name in run.MORE}
     monkeypatch.setattr(run, "load_tiny_model", two_blocks)
     for name, value in (("METHODS", methods), ("MORE", more), ("BEST", {"best": quick})):
@@ -53,5 +54,7 @@ def test_the_table(tmp_path, monkeypatch, all_rows):
     rows = [line.split("  ")[0] for line in lines if "%  " in line]
     assert rows[:3] == ["dense model", "Wanda, uniform", "Wanda, NeuronAL"]
     assert len(rows) == 1 + (11 if all_rows else 3)
+    default = NeuronALConfig(0.7)
+    assert (default.saliency, default.topup) == ("alps", "neuronal"), "as the table says"
     assert "NeuronAL as its authors ran it. All other rows go beyond it." in shown
     assert f"reloaded from {tmp_path / 'saved'}" in shown and (tmp_path / "saved" / "model.safetensors").exists()
