@@ -1,7 +1,6 @@
 """Outcome of a comparison of methods: results, the paper's aggregates, tables, figures and files."""
 
 import csv
-import html
 import io
 import json
 import math
@@ -115,9 +114,6 @@ class Comparison:
     def __repr__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return f"Comparison({self.model}, {len(self.results)} combinations{failed})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_markdown(self) -> str:
         """Return both tables in Markdown, with what they were measured on and the versions."""
