@@ -96,11 +96,11 @@ def draw(args: argparse.Namespace) -> None:
     """Draw the excess of each method at one sparsity to a PNG or SVG file."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
     rows = [row for row in rows if row["sparsity"] == args.sparsity]
-    title = f"SmolLM2-135M-Instruct, {args.sparsity:.0%} zeros"
-    with style.new_figure(0.8 + 0.3 * len(rows), title) as (figure, files):
+    names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
+    with style.new_figure(1 + 0.5 * len(rows), f"SmolLM2, {args.sparsity:.0%} zeros") as (figure, files):
         axes = figure.subplots()
-        axes.plot([row["excess"] for row in rows], [row["method"] for row in rows], "o", ms=9, color=style.COLORS[0])
-        axes.set(xlabel="ln(perplexity / dense perplexity) on WikiText-2 (lower is better)", xlim=(0, None))
+        axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
+        axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
     args.image.write_bytes(files[args.image.suffix])
 
 
