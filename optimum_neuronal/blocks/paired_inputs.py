@@ -129,19 +129,16 @@ class KeptOutputs:
         self.owners = {p.owner for p in block.pruned if p.module in self.inside}
         self.device = next(child.parameters()).device
         self.waits_on = torch.device("cpu") if on_cpu else self.device
-        self.outputs: list[tuple[object, list[int]]] = []  # output, and how often its tensors were changed in place
+        self.outputs: list[object] = []  # copies, since the block may change an output in place
         self.noting, self.known, self.calls = False, False, 0
 
     def forward(self, original: Callable, *args, **kwargs):
         number, self.calls = self.calls, self.calls + 1
         if self.known:
-            output, versions = self.outputs[number]
-            if versions == _versions(output):  # otherwise the block has changed it
-                return _moved(output, self.device)
+            return _copied(self.outputs[number], self.device)
         output = original(*args, **kwargs)
         if self.noting and all(value is None or isinstance(value, torch.Tensor) for value in _listed(output)):
-            kept = _moved(output, self.waits_on)
-            self.outputs.append((kept, _versions(kept)))
+            self.outputs.append(_copied(output, self.waits_on))
         return output
 
 
@@ -181,10 +178,6 @@ def _listed(output: object) -> list:
     return list(output) if isinstance(output, tuple) else [output]
 
 
-def _versions(output: object) -> list[int]:
-    return [tensor._version for tensor in _listed(output) if tensor is not None]
-
-
-def _moved(output: object, device: torch.device) -> object:
-    moved = [value if value is None else value.to(device) for value in _listed(output)]
-    return tuple(moved) if isinstance(output, tuple) else moved[0]
+def _copied(output: object, device: torch.device) -> object:
+    copies = [value if value is None else value.to(device, copy=True) for value in _listed(output)]
+    return tuple(copies) if isinstance(output, tuple) else copies[0]

@@ -15,6 +15,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
@@ -104,7 +105,8 @@ def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | st
     write_packed(folder, *_packed_state(model), max_shard_size)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], model.dtype
-    hf_private.save_remote_code(model, folder, config)
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
     config.save_pretrained(folder)
     write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
     if model.can_generate():
@@ -113,7 +115,8 @@ def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | st
 
 def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
-    state, tied = hf_private.untied_state(model), hf_private.tied_names(model)
+    state = hf_private.untied_state(model)
+    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     weights = {name: module.describe() for name, module in packed_modules(model)}
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}

@@ -1,6 +1,5 @@
 """Private names of transformers and accelerate: a release that changes one breaks only this module."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file
 
@@ -107,21 +105,13 @@ def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | Non
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
-def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedConfig) -> None:
-    """Copy the code that came with a model, if any, beside its config."""
-    if model.is_remote_code():
-        custom_object_save(model, folder, config=config)
-
-
 @contextmanager
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
     before = {key: value for key, value in vars(model).items() if key == "hf_device_map"}
     model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")
-            yield
+        yield
     finally:
         del model.hf_device_map
         vars(model).update(before)
@@ -130,11 +120,6 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
     """Return the class names of modules that must not be split over devices: the decoder blocks in most families."""
     return set(getattr(model, "_no_split_modules", None) or ())
-
-
-def tied_names(model: PreTrainedModel) -> set[str]:
-    """Return the names of all parameters of a model, loaded or not, that are tied to others."""
-    return {name for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items() for name in pair}
 
 
 # MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
@@ -177,11 +162,6 @@ def set_experts_function(experts: nn.Module, name: str | None) -> str | None:
     before = experts.config._experts_implementation
     experts.config._experts_implementation_internal = name
     return before
-
-
-def own_experts_forward(experts: nn.Module) -> Callable:
-    """Return the family's own loop over the experts, which is the default."""
-    return type(experts).forward.__wrapped__.__get__(experts)
 
 
 def leave_untied(model: PreTrainedModel, names: set[str]) -> None:

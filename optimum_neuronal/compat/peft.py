@@ -12,16 +12,6 @@ def base_model(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return PEFT's outermost layers by the name of the module that each replaces."""
-    layers: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in layers)
-        if hasattr(module, "get_base_layer") and not inside:
-            layers[name] = module
-    return layers
-
-
 def all_adapter_layers(model: nn.Module) -> Iterator[Any]:
     """Return PEFT's layers, including nested ones, the outer before the inner."""
     return (module for module in model.modules() if hasattr(module, "get_base_layer"))
@@ -44,7 +34,10 @@ def copied_modules(model: nn.Module) -> dict[str, Any]:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Put the modules that PEFT's layers replaced back into the model while the context lasts."""
-    replaced = {name: updated_parameter(layer)[0] for name, layer in adapter_layers(model).items()}
+    replaced: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_base_layer") and not any(name.startswith(f"{outer}.") for outer in replaced):
+            replaced[name] = module.get_base_layer()
     replaced |= copied_modules(model)
     paths = [name.rpartition(".") for name in replaced]
     places = [(model.get_submodule(parent), child) for parent, _, child in paths]

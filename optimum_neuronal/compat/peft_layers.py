@@ -100,10 +100,6 @@ def packed_lora_config(config: Any, kind: type[nn.Module]) -> LoraConfig:
     """Return a copy of a `LoraConfig`, or the config of a saved adapter, that adapts layers of class `kind` as packed."""
     if isinstance(config, (str, os.PathLike)):
         config = LoraConfig.from_pretrained(config)
-    if not isinstance(config, LoraConfig):
-        raise TypeError(
-            f"Expected a LoraConfig, or the path or Hub id of a LoRA adapter, got a {type(config).__name__}."
-        )
     config = copy.deepcopy(config)
     config._register_custom_module({kind: PackedLora})
     return config

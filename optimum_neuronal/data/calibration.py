@@ -108,9 +108,8 @@ def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
     """Return a tensor, array or list of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets."""
-    arrays = (torch.Tensor, np.ndarray)
-    is_list = isinstance(dataset, (list, tuple)) and dataset and not is_conversation(dataset[0])
-    if not isinstance(dataset, arrays) and not (is_list and isinstance(dataset[0], (*arrays, list, tuple))):
+    first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
+    if not isinstance(first, (torch.Tensor, np.ndarray, list, tuple)) or is_conversation(first):
         return None
     try:
         # np.array copies: torch would warn about a read-only array

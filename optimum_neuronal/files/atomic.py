@@ -41,19 +41,13 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
     place, name = (path.parent, f".{path.name}{STAGING}") if is_new else (path, STAGING)
     with scratch_directory(place, name) as staging:
         yield staging
-        _open_to_readers(staging)
+        mode = staging.stat().st_mode & 0o666  # of a new file: safetensors writes files that only their user can read
+        for file in filter(Path.is_file, staging.rglob("*")):
+            file.chmod(mode)
         if is_new:
             staging.rename(path)
         else:
             _move_files(staging, path, belongs, last)
-
-
-def _open_to_readers(directory: Path) -> None:
-    """Give all files the mode of a new file: some libraries write files that only their user can read."""
-    mode = directory.stat().st_mode & 0o666
-    for path in directory.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
 
 
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.validation import check_choice
-
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
 
@@ -104,8 +102,6 @@ class Architecture:
     blocks: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rotates is not None:
-            check_choice("rotates", self.rotates, (STREAM, HEADS))
         for name, role in self.roles.items():
             if role is not None and role not in FEEDS:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")

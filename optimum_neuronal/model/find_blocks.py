@@ -62,9 +62,8 @@ class Recorded:
 
     def check(self, model: nn.Module, count: int) -> None:
         """Raise `ValueError` if the model does not have a recorded projection."""
-        unseen = sorted(name for name, seen in self._seen.items() if not seen)
-        if unseen or not count:
-            missing = repr(unseen[0]) if unseen else "no projection"
+        missing = next((repr(name) for name, seen in self._seen.items() if not seen), "no projection")
+        if not count or not all(self._seen.values()):
             raise ValueError(
                 f"model.config.sparsity_config names {missing}, unlike the model. Load the model as it was pruned, or del "
                 "model.config.sparsity_config to keep all zeros."

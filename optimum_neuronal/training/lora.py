@@ -39,14 +39,13 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
         `ValueError`: the model has no adapters on pruned weights, merged adapters, or no zeros; or an adapter other than
             LoRA or rsLoRA on a linear layer. [`keep_sparsity`] says what to do with others.
     """
-    layers = list(peft.all_adapter_layers(unwrap(model)))
-    if not layers:
-        raise ValueError("The model has no adapters: call keep_lora_sparse on the result of peft.get_peft_model.")
-    if any(layer.merged for layer in layers):
+    if any(layer.merged for layer in peft.all_adapter_layers(unwrap(model))):
         raise ValueError("The adapters are merged already: call unmerge_adapter() first.")
     adapted = _adapted_weights(model, find_sparse_weights(model))
     if not adapted:
-        raise ValueError("No adapter updates a pruned weight: leave out keep_lora_sparse.")
+        raise ValueError(
+            "No adapter updates a pruned weight: call keep_lora_sparse on the result of peft.get_peft_model, or leave it out."
+        )
     from ..compat.peft_layers import make_sparse
 
     for layer, weight in adapted.items():
@@ -74,7 +73,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         config (`LoraConfig`): or the path or Hub id of a saved adapter.
 
     Raises:
-        `TypeError`: not a `LoraConfig`, or not a model.
+        `TypeError`: not a model.
         `ValueError`: the config trains biases.
     """
     from ..compat.peft_layers import packed_lora_config

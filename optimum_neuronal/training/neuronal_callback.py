@@ -146,8 +146,7 @@ def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
-    found = {int(step): float(sparsity) for step, sparsity in schedule.items()}  # JSON turns numbers into text
-    found = dict(sorted(found.items()))
+    found = dict(sorted((int(step), float(sparsity)) for step, sparsity in schedule.items()))  # JSON has steps as text
     rising = all(earlier < later for earlier, later in pairwise(found.values()))
     if not rising or len(found) < len(schedule) or min(found, default=-1) < 0:
         raise ValueError(

@@ -24,5 +24,3 @@ def test_parallel_may_depend_on_the_config():
 def test_unknown_roles_raise():
     with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
         Architecture(roles={"w1": "gatee"})
-    with pytest.raises(ValueError, match="rotates is 'all'"):
-        Architecture(rotates="all")
