@@ -1,4 +1,4 @@
-"""Prune a model with NeuronAL from Python, compare it with the dense one, and reload it with plain transformers.
+"""Prune a model with the paper's NeuronAL, print the chosen lambdas, and reload it with plain transformers.
 
 python examples/prune.py --model Qwen/Qwen3-0.6B --dataset c4 --evaluate wikitext2 --output qwen3-70
 """
@@ -28,6 +28,8 @@ data = {"dataset": args.dataset, "num_samples": args.num_samples}
 pruner = NeuronALPruner(NeuronALConfig.preset(args.preset, sparsity=args.sparsity, **data), tokenizer)
 model = pruner.prune(model)
 print(pruner.report)
+if args.preset == "paper":
+    print(f"NeuronAL chose lambda {pruner.report.block_lambda:g} for blocks and {pruner.report.row_lambda:g} for rows")
 pruner.save(model, args.output)
 
 reloaded = AutoModelForCausalLM.from_pretrained(args.output, dtype="auto")
