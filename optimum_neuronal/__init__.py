@@ -1,4 +1,4 @@
-"""NeuronAL: sparse language models without retraining, for transformers and optimum.
+"""NeuronAL for Hugging Face: prune any decoder without retraining.
 
 Public names are imported when they are first used.
 """

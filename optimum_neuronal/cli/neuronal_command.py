@@ -34,11 +34,11 @@ class DemoCommand(Command):
 COMMANDS = (
     PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
-EXAMPLES = ("demo", "prune --model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse", "prune --help")
+EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")
 
 
 class NeuronalCommand(BaseOptimumCLICommand):
-    COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
+    COMMAND = CommandInfo(name="neuronal", help="NeuronAL: prune language models without retraining.")
     SUBCOMMANDS = tuple(
         CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
         for command in COMMANDS
@@ -48,5 +48,5 @@ class NeuronalCommand(BaseOptimumCLICommand):
     def parse_args(parser: ArgumentParser) -> None:
         from .. import __version__
 
-        describe(parser, None, "Sparse language models without retraining.", EXAMPLES)
+        describe(parser, None, "NeuronAL: prune language models without retraining.", EXAMPLES)
         parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")
