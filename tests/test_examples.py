@@ -137,7 +137,7 @@ def small(folder):
 def test_prune_and_compare(tmp_path):
     found = run_notebook("prune_and_compare.ipynb", SAMPLES=8, TOPUPS=["uniform", "owl"], **small(tmp_path))
     assert [len(found["comparison"].results), len(found["comparison"].failed)] == [4, 0]
-    assert found["pruner"].report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+    assert found["pruner"].report.achieved_sparsity == pytest.approx(0.7, abs=5e-3)  # whole weights per row
     assert same_zeros(found["reloaded"], zeros_of(found["model"]))
 
 
