@@ -1,6 +1,7 @@
 """The documentation agrees with the code: links, public names, methods, fields and promises."""
 
 import ast
+import csv
 import re
 from dataclasses import MISSING, fields
 
@@ -13,6 +14,7 @@ from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.neuronal import LAMBDAS
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
@@ -67,3 +69,13 @@ def test_every_promise_names_tests_that_exist():
         for path, name in named:
             tree = ast.parse((ROOT / path).read_text())
             assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, (path, name)
+
+
+def test_published_lambdas_are_candidates():
+    with (DOCS / "paper_lambdas.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 78  # 12 settings of five models and 9 of two
+    for row in rows:
+        assert row["saliency"] in SALIENCIES.names() and row["sparsity"] in ("0.6", "0.7", "0.8")
+        assert float(row["block_lambda"]) in LAMBDAS
+        assert row["saliency"] == "sparsegpt" if not row["row_lambda"] else float(row["row_lambda"]) in (0.0, *LAMBDAS)
