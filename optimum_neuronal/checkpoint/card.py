@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
 from ..model.load_model import PIPELINE_TAGS, loading_class, loading_code
 from ..report import PruningReport
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
 from .names import CONFIG, MODEL_CARD
 from .sparsity_config import KEY
 
@@ -77,6 +80,7 @@ def make_card(
         perplexities=perplexities
         and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
         command=shlex.join(command),
+        papers=[] if quantized else _papers(report.config),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
@@ -87,6 +91,11 @@ def may_write_card(directory: Path) -> bool:
     with suppress(FileNotFoundError):
         return MARK.encode() in (directory / MODEL_CARD).read_bytes()
     return True
+
+
+def _papers(config: Mapping[str, Any]) -> list[str]:
+    """Return what to cite for the methods of a prune, the top-up first."""
+    return [own.paper for own in (TOPUPS.get(config["topup"]), SALIENCIES.get(config["saliency"])) if own.paper]
 
 
 def _calibration_text(report: PruningReport) -> str | None:

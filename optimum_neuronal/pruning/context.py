@@ -159,7 +159,9 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
     for name, projection in projections.items():
         weight = projection.owner
         if hasattr(weight, "device_mesh"):
-            raise ValueError(f"The weights of {name} are spread over processes: prune the model without tp_plan and FSDP.")
+            raise ValueError(
+                f"The weights of {name} are spread over processes: prune the model without tp_plan and FSDP."
+            )
         if is_offloaded(projection.module):
             continue
         if weight.is_meta:

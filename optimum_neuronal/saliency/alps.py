@@ -39,6 +39,9 @@ class ALPS(WeightUpdate):
         dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
     """
 
+    paper: ClassVar[str] = (
+        "Meng et al., ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for LLMs, NeurIPS 2024"
+    )
     knows_rows: ClassVar[bool] = True
     reconstruct: ClassVar[str] = "dense"
 

@@ -31,9 +31,11 @@ class Saliency(ABC):
         updates_weights (`bool`): True if kept weights get new values, see [`WeightUpdate`].
         knows_rows (`bool`): False if the rows of a weight cannot differ in sparsity.
         statistic (`type[SquaredNorms]`): the statistic to measure on the inputs of every projection.
+        paper (`str`): what to cite; the model card does. Empty: nothing.
     """
 
     name: ClassVar[str]
+    paper: ClassVar[str] = ""
     uses_activations: ClassVar[bool] = True
     updates_weights: ClassVar[bool] = False
     knows_rows: ClassVar[bool] = True

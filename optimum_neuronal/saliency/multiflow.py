@@ -1,6 +1,7 @@
 """MULTIFLOW: magnitude times the flow through the two neurons that a weight connects."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,10 @@ class Multiflow(Saliency):
 
     The mean over a row is one factor for the whole row, so it does not change the row's mask.
     """
+
+    paper: ClassVar[str] = (
+        "Farina et al., MULTIFLOW: Shifting Towards Task-Agnostic Vision-Language Pruning, CVPR 2024"
+    )
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         magnitude = weight.abs()

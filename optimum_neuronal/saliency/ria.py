@@ -1,6 +1,7 @@
 """RIA: a weight's share of its row and of its column, times the norm of its input."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,10 @@ class RIA(Saliency):
     Args:
         power (`float`): exponent of the activation, at least 0; the paper's is 0.5.
     """
+
+    paper: ClassVar[str] = (
+        "Zhang et al., Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models, ICLR 2024"
+    )
 
     power: float = hyper(0.5, 0)
 

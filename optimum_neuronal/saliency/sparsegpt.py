@@ -20,6 +20,9 @@ class SparseGPT(WeightUpdate):
         dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
     """
 
+    paper: ClassVar[str] = (
+        "Frantar and Alistarh, SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot, ICML 2023"
+    )
     knows_rows: ClassVar[bool] = False
 
     block_size: int = hyper(128, 1)

@@ -1,6 +1,7 @@
 """Wanda: magnitude times the norm of the weight's input."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,8 @@ from .base import Saliency, register_saliency
 @dataclass(frozen=True)
 class Wanda(Saliency):
     """`|W_ij| * a_j` (Sun et al., A Simple and Effective Pruning Approach for Large Language Models, 2024, Eq. 1)."""
+
+    paper: ClassVar[str] = "Sun et al., A Simple and Effective Pruning Approach for Large Language Models, ICLR 2024"
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         return weight.abs() * activation

@@ -29,6 +29,7 @@ class AlphaPruning(TopUp):
             raising the others; `int(in * s)` weights of every row are pruned.
     """
 
+    paper: ClassVar[str] = "Lu et al., AlphaPruning: Using Heavy-Tailed Self Regularization Theory, NeurIPS 2024"
     uses_calibration: ClassVar[bool] = False
 
     spread: float = hyper(0.3, 0, LARGEST)

@@ -35,6 +35,9 @@ class ATP(TopUp):
             128, the search costs no more than one pass over the calibration set.
     """
 
+    paper: ClassVar[str] = (
+        "Huang et al., Determining Layer-wise Sparsity for Large Language Models Through a Theoretical Perspective, 2025"
+    )
     compares_outputs: ClassVar[bool] = True
 
     trials: int = hyper(15, 2)

@@ -45,9 +45,11 @@ class TopUp(ABC):
         compares_outputs (`bool`): True if `allocate` needs a language-model head, to compare next-token distributions.
         refines (`bool`): True if `refine` edits masks.
         statistic (`type[SquaredNorms]`): statistic of every projection's inputs that `refine` needs.
+        paper (`str`): what to cite; the model card does. Empty: nothing.
     """
 
     name: ClassVar[str]
+    paper: ClassVar[str] = ""
     decides: ClassVar[bool] = True
     uses_calibration: ClassVar[bool] = True
     needs_fixed_weights: ClassVar[bool] = False

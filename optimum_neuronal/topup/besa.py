@@ -46,6 +46,9 @@ class BESA(TopUp):
             sparsities do not shift to the target; `int(in * s)` weights of every row are pruned.
     """
 
+    paper: ClassVar[str] = (
+        "Xu et al., BESA: Pruning Large Language Models with Blockwise Parameter-Efficient Sparsity Allocation, ICLR 2024"
+    )
     needs_fixed_weights: ClassVar[bool] = True  # it learns from kept weights that do not change
 
     epochs: int = hyper(1, 0)

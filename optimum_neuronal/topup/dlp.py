@@ -1,6 +1,7 @@
 """DLP: blocks whose median weight has a low saliency are pruned more."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,8 @@ class DLP(TopUp):
     Args:
         half_width (`float`): the paper's alpha, in [0, 1]: half the width of the window of sparsities.
     """
+
+    paper: ClassVar[str] = "Chen et al., DLP: Dynamic Layerwise Pruning in Large Language Models, ICML 2025"
 
     half_width: float = hyper(0.15, 0, 1)
 

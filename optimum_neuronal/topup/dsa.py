@@ -154,6 +154,9 @@ class DSA(TopUp):
             function out; blocks count alike whatever their sizes; `int(in * s)` weights of every row are pruned.
     """
 
+    paper: ClassVar[str] = (
+        "Li et al., Discovering Sparsity Allocation for Layer-wise Pruning of Large Language Models, NeurIPS 2024"
+    )
     compares_outputs: ClassVar[bool] = True
 
     population: int = hyper(10, 1)

@@ -38,6 +38,9 @@ class DSnoT(TopUp):
             first. Their code fails if `cycles` exceeds a row's kept weights; here it stops there.
     """
 
+    paper: ClassVar[str] = (
+        "Zhang et al., Dynamic Sparse No Training: Training-Free Fine-tuning for Sparse LLMs, ICLR 2024"
+    )
     uses_calibration: ClassVar[bool] = False  # in `allocate`; `refine` gets the statistic
     needs_fixed_weights: ClassVar[bool] = True  # an exchange would undo an update's compensation
     refines: ClassVar[bool] = True

@@ -46,6 +46,9 @@ class EvoPress(TopUp):
         search_seed (`int`): seed of the mutations; has nothing to do with the draw of calibration sequences.
     """
 
+    paper: ClassVar[str] = (
+        "Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025"
+    )
     compares_outputs: ClassVar[bool] = True
 
     generations: int = hyper(14, 0)

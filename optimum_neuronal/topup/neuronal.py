@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -77,6 +78,10 @@ class NeuronAL(TopUp):
             by weights solved once at a few sparsities, see [`SolvedSparsities`]; `"exact"`, by solving each, which
             takes as long as one prune per candidate.
     """
+
+    paper: ClassVar[str] = (
+        "Cunegatti et al., Zeroth-Order Adaptive Neuron Alignment Based Pruning without Re-Training, TMLR 2025"
+    )
 
     steps: str = hyper("both", choices=STEPS)
     variant: str = hyper("sequence", choices=tuple(VARIANTS))

@@ -1,6 +1,7 @@
 """OWL: blocks with many outlying weights are pruned less."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 from functools import partial
 
 import torch
@@ -29,6 +30,8 @@ class OWL(TopUp):
             sparsities beyond 0 and 1 become 0.01 and 0.99 without moving the others; `int(in * s)` weights of every row
             are pruned; blocks count alike whatever their sizes.
     """
+
+    paper: ClassVar[str] = "Yin et al., Outlier Weighed Layerwise Sparsity (OWL), ICML 2024"
 
     outlier_factor: float = hyper(5.0, 0, above=True)
     half_width: float = hyper(0.08, 0, 1)

@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import re
 import shlex
 import sys
@@ -86,3 +87,12 @@ def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     assert f"# {shown}\n" in card and command(card)[-1] == shown.rpartition("/")[2]
     (name,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", card, re.M)
     assert ast.literal_eval(name) == shown
+
+
+def test_it_cites_the_papers_of_the_methods(pruned):
+    pruner, model = pruned
+    methods = {"saliency": "wanda", "topup": "neuronal"}
+    report = dataclasses.replace(pruner.report, config=pruner.report.config | methods)
+    cited = make_card(model, report, "me/llama-70").partition("## Cite")[2]
+    assert "Zeroth-Order Adaptive Neuron Alignment" in cited and "A Simple and Effective Pruning Approach" in cited
+    assert "## Cite" not in make_card(model, pruner.report, "me/llama-70"), "magnitude and uniform"
