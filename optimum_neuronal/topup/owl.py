@@ -1,8 +1,8 @@
 """OWL: blocks with many outlying weights are pruned less."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 from functools import partial
+from typing import ClassVar
 
 import torch
 
