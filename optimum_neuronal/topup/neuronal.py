@@ -15,7 +15,6 @@ from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
-from ..trials.solved import SHARES, SolvedSparsities
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
 from .base import (
@@ -34,7 +33,7 @@ from .base import (
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 PRINTED = tuple(lam for lam in LAMBDAS if lam != 0.04)  # as the paper's appendix lists them; its tables have 0.04
 STEPS = ("both", "block", "row")
-CANDIDATES = ("wanda", "solved", "exact")
+CANDIDATES = ("wanda", "exact")
 RECONSTRUCTION = "reconstruction"
 
 
@@ -74,9 +73,8 @@ class NeuronAL(TopUp):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
         candidates (`str`, *optional*):
-            How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"solved"`,
-            by weights solved once at a few sparsities, see [`SolvedSparsities`]; `"exact"`, by solving each, which
-            takes as long as one prune per candidate.
+            How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"exact"`,
+            by solving each, which takes as long as one prune per candidate and chose worse on the models measured.
     """
 
     paper: ClassVar[str] = (
@@ -111,24 +109,22 @@ class NeuronAL(TopUp):
         return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
-        runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
-        return len(decoder.blocks) * (runs + samples * (self._made_of(saliency) == "solved"))
+        return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
 
     def solves(self, saliency: Saliency) -> int:
-        return {"wanda": 0, "solved": len(SHARES), "exact": self._count(saliency)}[self._made_of(saliency)]
+        return 0 if self._ranks_by_wanda(saliency) else self._count(saliency)
 
     def _count(self, saliency: Saliency) -> int:
         rows = self.steps != "block" and saliency.knows_rows
         return (self.steps != "row") * len(self.block_lambdas) + rows * len(self.row_lambdas)
 
-    def _made_of(self, saliency: Saliency) -> str:
-        return self.candidates if saliency.updates_weights else "exact"
+    def _ranks_by_wanda(self, saliency: Saliency) -> bool:
+        return saliency.updates_weights and self.candidates == "wanda"
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         base, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
-        if (made_of := self._made_of(saliency)) != "exact":
-            solved = trials.solve(SolvedSparsities.around(sparsity)) if made_of == "solved" else None
-            trials = replace(trials, saliency=Wanda(), solved=solved)
+        if self._ranks_by_wanda(saliency):
+            trials = replace(trials, saliency=Wanda())
         if self.variant == "authors" and self.alignment_scope == "pooled":
             trials = replace(trials, norms=neuronal_authors.RunningNorms)
         if self.steps != "row":

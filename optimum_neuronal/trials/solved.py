@@ -85,26 +85,13 @@ class SolvedSparsities(SolvedWeights):
         return sum(sparse_bytes(projection.shape, round(count * (1 - sparsity)), size) for sparsity in self.amounts)
 
     def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> NewWeight:
-        known, sparsity = (0.0, *self.amounts, 1.0), plan.amounts[projection.name]
-        if isinstance(sparsity, torch.Tensor):
-            return NewWeight(self._by_rows(tensors, projection, sparsity, torch.tensor(known, dtype=torch.float64)))
+        known, sparsity = (0.0, *self.amounts, 1.0), float(plan.amounts[projection.name])
         above = next(place for place in range(1, len(known)) if sparsity <= known[place])
         if sparsity == known[above]:
             return NewWeight(self._solved(tensors, projection, above))
         share = (sparsity - known[above - 1]) / (known[above] - known[above - 1])
         below, above = (self._solved(tensors, projection, place) for place in (above - 1, above))
         return NewWeight(torch.lerp(below, above, share))
-
-    def _by_rows(
-        self, tensors: Mapping, projection: Projection, rows: torch.Tensor, known: torch.Tensor
-    ) -> torch.Tensor:
-        weight, above = torch.empty_like(projection.weight), torch.searchsorted(known, rows).clamp(min=1)
-        shares = ((rows - known[above - 1]) / known[above].sub(known[above - 1])).to(weight)
-        for place in above.unique().tolist():
-            own = (above == place).to(weight.device)
-            lower, upper = (self._solved(tensors, projection, near)[own] for near in (place - 1, place))
-            weight[own] = torch.lerp(lower, upper, shares[own, None])
-        return weight
 
     def _solved(self, tensors: Mapping[str, torch.Tensor], projection: Projection, place: int) -> torch.Tensor:
         """Return the weight at `(0.0, *amounts, 1.0)[place]`: shape (out, in)."""

@@ -20,7 +20,6 @@ from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
-from optimum_neuronal.trials.solved import SolvedSparsities
 
 
 @dataclass
@@ -30,7 +29,6 @@ class FakeTrials:
     decoder: Decoder
     errors: dict
     saliency: Saliency = Wanda()
-    solved: SolvedSparsities | None = None
     norms: type[SquaredNorms] = SquaredNorms
     asked: list = field(default_factory=list)
     norms_used: set = field(default_factory=set)
@@ -128,20 +126,19 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
 
 
 def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
-    """`wanda` decides as for Wanda, `solved` solves at seven sparsities, `exact` anew for every candidate."""
+    """`wanda` decides as for Wanda, `exact` solves all projections anew for each of four candidates."""
     solves, solve = [], ALPS.solve
     monkeypatch.setattr(ALPS, "solve", lambda self, *args: solves.append(args) or solve(self, *args))
-    decisions, inputs = {}, 4 * 3  # projections with the same input are solved together if they are pruned together
+    decisions = {}
     with inference(llama):
-        for candidates, calls in [("wanda", 0), ("solved", 7 * inputs), ("exact", 4 * 7 * 3)]:
+        for candidates, calls in [("wanda", 0), ("exact", 4 * 7 * 3)]:
             topup = NeuronAL(block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1), candidates=candidates)
             trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
             solves.clear()
             decisions[candidates] = topup.allocate(trials, 0.6).decisions
             assert len(solves) == calls, candidates
         wanda = topup.allocate(make_trials(llama, ids), 0.6)
-    assert decisions["wanda"] == wanda.decisions
-    assert decisions["solved"] != wanda.decisions != decisions["exact"] != decisions["solved"]
+    assert decisions["wanda"] == wanda.decisions != decisions["exact"]
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama):

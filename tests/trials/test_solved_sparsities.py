@@ -12,7 +12,6 @@ from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.trials import solved as solved_module
 from optimum_neuronal.trials.solved import SolvedSparsities
@@ -31,9 +30,9 @@ class Solved:
             self.levels = self.trials.solve(SolvedSparsities.around(0.6))
 
     def weight(self, projection, sparsity):
-        """What a trial of a sparsity, or of one per row, computes with."""
+        """What a trial of a sparsity computes with."""
         index = next(i for i, block in enumerate(self.trials.decoder.blocks) if projection.name in block.projections)
-        (change_of,) = self.levels.changes(index, [SparsityPlan({projection.name: sparsity})])
+        (change_of,) = self.levels.changes(index, [uniform(self.trials, sparsity)])
         return change_of(projection).applied(projection.weight)
 
     def all_weights(self, sparsity) -> dict[str, torch.Tensor]:
@@ -94,16 +93,6 @@ def test_at_the_ends_it_is_dense_and_nothing(solved):
     expected = (projection.weight + solved.weight(projection, first)) / 2
     torch.testing.assert_close(solved.weight(projection, first / 2), expected)
     torch.testing.assert_close(solved.weight(projection, (1 + last) / 2), solved.weight(projection, last) / 2)
-
-
-def test_rows_of_different_sparsity(solved):
-    projection = solved.trials.decoder.blocks[0].pruned[0]
-    each = [0.0, 0.1, 0.6, 0.61, solved.levels.amounts[0], 0.97, 1.0]
-    rows = torch.tensor(each, dtype=torch.float64).repeat(projection.shape[0])[: projection.shape[0]]
-    found = solved.weight(projection, rows)
-    for index, sparsity in enumerate(each):
-        expected = solved.weight(projection, sparsity)[index :: len(each)]
-        torch.testing.assert_close(found[index :: len(each)], expected)
 
 
 @pytest.mark.parametrize("family, saliency", [("gpt2", FAST), ("mixtral", FAST), ("llama", SparseGPT())])
