@@ -119,7 +119,7 @@ def test_another_config_model_or_other_data_raises(ids, tmp_path):
     for fields, changed in [
         ({"saliency": "magnitude"}, "saliency was 'wanda', is 'magnitude'"),
         ({"seed": 1}, "seed was 0, is 1"),
-        ({"topup_args": {**LAMBDAS, "block_lambdas": [0.1]}}, "block_lambdas was"),
+        ({"topup_args": {**LAMBDAS, "block_lambdas": [0.1]}}, "topup_args was .*block_lambdas"),
     ]:
         with pytest.raises(ValueError, match=f"started with different settings: {changed}"):
             prune("llama", ids, tmp_path, **fields)
