@@ -207,11 +207,11 @@ def column(
     text: str | None = None,
     best: Callable | None = None,
 ) -> Column:
-    """Return a column of means over the results of every row, each with its standard deviation."""
+    """Return a column of means over the results of every row; if one is the best, with their standard deviations."""
     show = text.format if text else _short
 
     def shown(pair: tuple[float, float | None]) -> str:
-        return show(pair[0]) if pair[1] is None else f"{show(pair[0])} ± {show(pair[1])}"
+        return show(pair[0]) if pair[1] is None or best is None else f"{show(pair[0])} ± {show(pair[1])}"
 
     return Column(title, [mean_of(row, value) for row in rows], shown, best and partial(best, key=itemgetter(0)))
 
