@@ -9,7 +9,7 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.saving import check_other_directory, check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
 from .common.validation import check_path
@@ -17,13 +17,12 @@ from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
+from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, check_model, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
-from .pruning.reporting import expected_size
 from .report import PruningReport, method_text
-from .rotation.rotated_weights import find_rotated
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -138,15 +137,9 @@ class NeuronALPruner(OptimumQuantizer):
         model, tests = self.model, name_test_sets(evaluate)
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
         format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
-        check_other_directory(model.config.name_or_path, save_dir)
+        check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         with work_directory(work_dir) as folder:
             context = check(model, self.config, batch_size, max_hidden_bytes)
-            rotation = context.methods.rotation
-            more = untied = 0 if rotation is None else find_rotated(context.decoder, rotation.untie).untied_bytes
-            if format == "packed":
-                size = expected_size(context, untied > 0)
-                more -= size.dense - size.saved
-            check_space(model, save_dir, more)
             windows = {name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()}
 
             def measure() -> dict[str, float]:

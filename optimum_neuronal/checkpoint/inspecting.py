@@ -1,6 +1,5 @@
 """Verifies that the zeros, or the codes, in a checkpoint's files are as its sparsity_config records."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,9 +101,6 @@ class Inspection:
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
         verdict = self.verdict + (adapter if self.has_adapter else "")
-        return "\n\n".join([*(format_table(*table) for table in self._tables()), verdict])
-
-    def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
@@ -112,9 +108,9 @@ class Inspection:
         rows.append(["stored", f"{self.format}, {files}, {sizes}"])
         if self.pruned and (bits := self.bits_per_weight) is not None:
             rows.append(["stored bits per weight", f"{bits:.2f} in pruned projections"])
-        about = ["", f"{self.source} ({self.model_type})"], rows
+        tables = [format_table(["", f"{self.source} ({self.model_type})"], rows)]
         parts = [("block", self.blocks), ("projection", self.kinds)]
-        return [about, *(_share_table(title, shares) for title, shares in parts if shares)]
+        return "\n\n".join([*tables, *(_table(title, shares) for title, shares in parts if shares), verdict])
 
     @property
     def verdict(self) -> str:
@@ -197,21 +193,15 @@ def _count(
         return
     result.pruned_bytes += stored
     result.pruned_numel += dense.numel()
-    parts = (
-        [part for index, part in enumerate(dense) if str(index) not in place.left_out] if place.left_out else [dense]
-    )
-    zeros, counted = sum(map(_zeros, parts)), sum(part.numel() for part in parts)
+    if place.left_out:
+        dense = dense[[index for index in range(len(dense)) if str(index) not in place.left_out]]
+    counted = dense.numel()
+    zeros = counted - int(torch.count_nonzero(dense))
     shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
     for share in (result.total, *shares):
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted
         if isinstance(weight, QuantizedWeight):
             share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.bits
-
-
-def _zeros(tensor: torch.Tensor) -> int:
-    if tensor.is_floating_point() and tensor.element_size() == 1:
-        tensor = tensor.view(torch.uint8) & 0x7F  # float8 has no comparison; the other bit is the sign
-    return tensor.numel() - int(torch.count_nonzero(tensor))
 
 
 def _problems(result: Inspection) -> list[str]:
@@ -221,15 +211,16 @@ def _problems(result: Inspection) -> list[str]:
     return [f"{escaped(name, LONGEST)} {problem}" for name, share in shares if (problem := share.problem())]
 
 
-def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table: of bits if any weights are quantized, else of zeros."""
-    coded = any(share.coded for share in shares.values())
-    rows = []
+def _table(title: str, shares: Mapping[str, Share]) -> str:
+    """Return a table of bits if any weights are quantized, else of zeros."""
+    coded, rows = any(share.coded for share in shares.values()), []
     for name, share in shares.items():
         recorded, found = (share.recorded_bits, share.bits) if coded else (share.recorded, share.sparsity)
         shown = ["-" if value is None else f"{value:.2f}" if coded else f"{value:.2%}" for value in (recorded, found)]
         rows.append([escaped(name, LONGEST), f"{share.weights:,}", *shown])
-    return [title, "weights", *(["bits recorded", "bits found"] if coded else ["recorded", "found"])], rows
+    return format_table(
+        [title, "weights", *(["bits recorded", "bits found"] if coded else ["recorded", "found"])], rows
+    )
 
 
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
@@ -241,12 +232,6 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
     for title, bits in (("bits per weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
         if config.get(bits) is not None:
             rows.append([title, f"quantized to {config[bits]:g} bits"])
-    lambdas = {step: config.get(f"{step}_lambda") for step in ("block", "row")}
-    if found := [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]:
-        rows.append(["lambda", ", ".join(found)])
     if calibration := config.get("calibration"):
-        known = defaultdict(lambda: "?", calibration)
-        rows.append(["calibration", "{num_samples} x {seq_length} tokens of {source}, seed {seed}".format_map(known)])
-    if versions := config.get("versions"):
-        rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
+        rows.append(["calibration", ", ".join(f"{key} {value}" for key, value in calibration.items())])
     return [[title, escaped(text, LONGEST)] for title, text in rows]

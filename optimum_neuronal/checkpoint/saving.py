@@ -23,7 +23,7 @@ from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
 from ..files.atomic import replaced_directory
-from ..files.directories import check_writable, is_same, nearest_existing
+from ..files.directories import check_writable, is_same
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import describe_weight, packed_modules
 from ..packed.replacing import keeps_transposed, packable_paths
@@ -273,12 +273,3 @@ def _is_pruned(directory: Path) -> bool:
     with suppress(OSError, ValueError):
         return bool(read_json(directory / CONFIG).get("sparsity_config"))
     return False
-
-
-def check_space(model: PreTrainedModel, directory: str | Path, more: int) -> None:
-    """Raise `OSError` if the disk is too small for a model whose files are `more` bytes larger than its weights."""
-    path = check_writable(directory, "save to")
-    needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
-    free = shutil.disk_usage(nearest_existing(path)).free
-    if free < needed:
-        raise OSError(f"Saving to {path} needs {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free.")

@@ -17,6 +17,7 @@ TYPES = {  # of the keys that this package reads
     "left_out": list,
     "head_weights": list,
     "config": dict,
+    "calibration": dict,
     "base_model": (str, type(None)),
 }
 

@@ -9,17 +9,12 @@ from ..common.validation import check_path
 def check_writable(directory: str | Path, purpose: str) -> Path:
     """Return the absolute path of a directory that can be written or created; `purpose` is such as `"save to"`."""
     path = Path(check_path(f"the directory to {purpose}", directory)).absolute()
-    existing = nearest_existing(path)
+    existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot {purpose} {directory}: {existing} is a file. Choose another directory.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"Cannot {purpose} {directory}: no permission to write in {existing}.")
     return path
-
-
-def nearest_existing(path: Path) -> Path:
-    """Return the path, or the nearest of its parents that exists."""
-    return next(parent for parent in (path, *path.parents) if os.path.exists(parent))
 
 
 def is_same(one: str | Path, other: str | Path) -> bool:

@@ -75,7 +75,7 @@ def plan_prune(
     decoder, model, device = context.decoder, context.model, device or default_device()
     tokens, projections = resolve_seq_length(model.config, config.seq_length), decoder.projections.values()
     needed, streams = context.methods.needs_calibration, 1 + context.methods.needs_dense_stream
-    forwards, size, in_memory = count_forwards(context), expected_size(context, False), model.get_memory_footprint()
+    forwards, size, in_memory = count_forwards(context), expected_size(context), model.get_memory_footprint()
     sequence_bytes = tokens * decoder.config.hidden_size * model.dtype.itemsize
     forward, solve = _time_block(context, tokens, device) if needed else (0.0, 0.0)
     return PrunePlan(
@@ -89,7 +89,7 @@ def plan_prune(
         pruned_weights=sum(projection.numel for projection in projections),
         model_bytes=in_memory,
         packed_bytes=in_memory - size.dense + size.saved,
-        bits_per_weight=expected_size(context, False, head=False).bits_per_weight,
+        bits_per_weight=expected_size(context, head=False).bits_per_weight,
         hidden_bytes=streams * config.num_samples * sequence_bytes if needed else 0,
         block_forwards=forwards,
         seconds=forwards * forward + (1 + context.methods.topup.solves(context.methods.saliency)) * solve,

@@ -224,12 +224,11 @@ def packed_size(
     zeros: Callable[[Projection], int],
     bits: Mapping[str, int] | None = None,
     embedding_bits: int | None = None,
-    unties: bool = False,
 ) -> PackedSize:
     """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
 
-    `zeros` counts a projection's zeros, `bits` maps projection names to the bits of their codes, and `unties` is True
-    if the head will no longer share its weights. Weights are not read, and may be on the meta device.
+    `zeros` counts a projection's zeros, and `bits` maps projection names to the bits of their codes. Weights are not
+    read, and may be on the meta device.
     """
     owners, zeros_of, bits_of = {}, {}, {}
     for projection in decoder.projections.values():
@@ -247,16 +246,16 @@ def packed_size(
             packed = sparse_bytes(owner.shape, owner.numel() - zeros_of[key], owner.element_size())
         dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
     head = [] if embedding_bits is None else list(token_weights(decoder.model).values())
-    for weight in [*head, *(head if unties else ())]:
+    for weight in head:
         size = weight.numel() * weight.element_size()
         packed = quantized_bytes(weight.shape, embedding_bits)
         dense, saved, weights = dense + size, saved + min(size, packed), weights + weight.numel()
     return PackedSize(dense, saved, weights)
 
 
-def expected_size(context: PruneContext, unties: bool, head: bool = True) -> PackedSize:
+def expected_size(context: PruneContext, head: bool = True) -> PackedSize:
     """Return the packed size before the prune. Weights need not be loaded. `head=False` leaves out embeddings and head."""
     config, topup, decoder = context.config, context.methods.topup, context.decoder
     bits = topup.even(decoder).amounts if isinstance(topup, Rates) else None
     head_bits = config.embedding_bits if head else None
-    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)
+    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits)

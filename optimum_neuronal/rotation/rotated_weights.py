@@ -92,11 +92,6 @@ class RotatedWeights:
         """True if folding the final norm into the head unties it from the embeddings."""
         return self.rotates_stream and has_tied_head(self.model)
 
-    @property
-    def untied_bytes(self) -> int:
-        """Bytes by which the model grows because its head is untied."""
-        return self.model.get_output_embeddings().weight.nbytes if self.unties else 0
-
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
         modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings(), *self.norms)

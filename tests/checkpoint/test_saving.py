@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,7 +127,7 @@ def test_a_model_on_disk(tmp_path, format):
     assert same(memory, disk)
 
 
-def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path):
     file = tmp_path / "file"
     file.write_text("precious")
     make_model("llama").save_pretrained(tmp_path / "dense")
@@ -137,9 +136,6 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path, monke
         pruner.quantize(file)
     with pytest.raises(FileExistsError, match="would replace the model in"):
         pruner.quantize(tmp_path / "dense" / ".." / "dense")
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
-    with pytest.raises(OSError, match="needs 0.1 MB, but only 0.0 MB are free"):
-        pruner.quantize(tmp_path / "model")
     assert pruner.report is None and file.read_text() == "precious" and not (tmp_path / "model").exists()
 
 
