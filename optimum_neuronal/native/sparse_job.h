@@ -50,9 +50,35 @@ INLINE uint64_t load_word(const uint8_t *bits) {
     return word;
 }
 
-/* Defines NAME_M, a SparseRows for M rows of x, from an inlined STEP(job, row, apart, sums, R, M, careful, dtype),
- * which computes R rows of the weight, `apart` rows from each other: their streams of values then have no gaps, which
- * speeds prefetching up. `careful`: it reads no value behind the end of the buffer. */
+/* Defines NAME, an inlined step that computes R rows of the weight, `apart` rows from each other: their streams of
+ * values then have no gaps, which speeds prefetching up. COLUMNS multiplies their next 64 columns, where p[r] stands
+ * at the first value of mask[r], and moves p on. SUM adds the numbers of a VECTOR. `careful`: no value behind the end
+ * of the buffer is read. */
+#define SPARSE_STEP(TARGET, NAME, X, VECTOR, ZERO, SUM, COLUMNS)                                                     \
+    TARGET INLINE void NAME(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M, \
+                            const int careful, const int dtype) {                                                    \
+        const char *p[4], *end = (const char *)job->values + job->kept * size_of(dtype);                             \
+        const uint8_t *bits = job->bits + row * job->stride;                                                         \
+        const X *x = job->x;                                                                                         \
+        VECTOR parts[4][MOST_ROWS];                                                                                  \
+        EACH(r, R) {                                                                                                 \
+            p[r] = (const char *)job->values + job->offsets[row + r * apart] * size_of(dtype);                       \
+            EACH(m, M)                                                                                               \
+                parts[r][m] = ZERO;                                                                                  \
+        }                                                                                                            \
+        for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {                                         \
+            uint64_t mask[4];                                                                                        \
+            EACH(r, R) {                                                                                             \
+                mask[r] = load_word(bits + r * apart * job->stride + byte);                                          \
+                prefetch_row(p[r], bits + r * apart * job->stride + byte);                                           \
+            }                                                                                                        \
+            COLUMNS(mask, p, end, x, parts, R, M, careful, dtype);                                                   \
+        }                                                                                                            \
+        EACH(r, R)                                                                                                   \
+            EACH(m, M)                                                                                               \
+                sums[r * apart * M + m] = SUM(parts[r][m]);                                                          \
+    }
+/* Defines NAME_M, a SparseRows for M rows of x, from a STEP for R rows of the weight. */
 #define SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R, M)                                                   \
     TARGET static void NAME##_##M(const SparseJob *job, int64_t row, int64_t last, float *sums) {      \
         const int64_t apart = (last - row) / R, end = row + apart, *offsets = job->offsets;            \

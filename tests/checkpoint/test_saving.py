@@ -13,7 +13,6 @@ from sparse_checkpoints import all_files, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained, sparsify
-from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.checkpoint.card import MARK
 
 

@@ -27,8 +27,9 @@ AVX2 INLINE __m256i avx2_dot(__m256i sums, __m256i sizes, __m256i x) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, x), _mm256_set1_epi16(1)));
 }
 
-/* Defines the loop over a row, from a way to multiply bytes. */
-#define AVX2_BYTES(TARGET, NAME, DOT)                                                                             \
+/* Defines NAME, the loop over a row, from WORD(parts, codes, x, apart, M), which adds the products of 64 codes with M
+ * rows of x to `parts`, VECTORs of which the last is a correction of all, and WHOLE(part, correction), eight sums. */
+#define BYTES_KERNEL(TARGET, NAME, VECTOR, ZERO, WORD, WHOLE)                                                     \
     TARGET INLINE void NAME##_row(const QuantizedMatrix *weight, const RoundedInputs *inputs, int64_t row, int m, \
                                   float *sums, const int M) {                                                     \
         const int8_t *codes = bytes_of_row(weight, row), *stop = codes + weight->columns,                         \
@@ -40,24 +41,16 @@ AVX2 INLINE __m256i avx2_dot(__m256i sums, __m256i sizes, __m256i x) {
         for (int64_t group = 0; codes < stop; group += BYTE_LANES) {                                              \
             __m256i whole[4][BYTE_LANES];                                                                         \
             for (int lane = 0; lane < BYTE_LANES; lane++) {                                                       \
-                __m256i parts[4];                                                                                 \
-                EACH(r, M)                                                                                        \
-                    parts[r] = _mm256_setzero_si256();                                                            \
+                VECTOR parts[5];                                                                                  \
+                EACH(r, 5)                                                                                        \
+                    parts[r] = ZERO;                                                                              \
                 for (int word = 0; word < BYTE_GROUP / 64 && codes < stop; word++, codes += 64, x += 64) {        \
                     int8_t buffer[64];                                                                            \
                     prefetch(codes, 2048);                                                                        \
-                    const int8_t *from = whole_codes(codes, stop, buffer);                                        \
-                    EACH(half, 2) {                                                                               \
-                        const __m256i levels = _mm256_loadu_si256((const __m256i *)(from + 32 * half));           \
-                        const __m256i sizes = _mm256_abs_epi8(levels);                                            \
-                        EACH(r, M) {                                                                              \
-                            const __m256i of_x = _mm256_load_si256((const __m256i *)(x + r * apart + 32 * half)); \
-                            parts[r] = DOT(parts[r], sizes, _mm256_sign_epi8(of_x, levels));                      \
-                        }                                                                                         \
-                    }                                                                                             \
+                    WORD(parts, whole_codes(codes, stop, buffer), x, apart, M);                                   \
                 }                                                                                                 \
                 EACH(r, M)                                                                                        \
-                    whole[r][lane] = parts[r];                                                                    \
+                    whole[r][lane] = WHOLE(parts[r], parts[4]);                                                   \
             }                                                                                                     \
             EACH(r, M)                                                                                            \
                 totals[r] =                                                                                       \
@@ -67,6 +60,26 @@ AVX2 INLINE __m256i avx2_dot(__m256i sums, __m256i sizes, __m256i x) {
             sums[BLOCK_ROWS * r] = avx2_sum(totals[r]);                                                           \
     }                                                                                                             \
     BYTE_SUMS(TARGET, NAME)
+
+AVX2 INLINE __m256i avx2_whole(__m256i part, __m256i correction) {
+    (void)correction;
+    return part;
+}
+
+/* Defines NAME from a way to multiply bytes. */
+#define AVX2_BYTES(TARGET, NAME, DOT)                                                                   \
+    TARGET INLINE void NAME##_word(__m256i *parts, const int8_t *codes, const int8_t *x, int64_t apart, \
+                                   const int M) {                                                       \
+        EACH(half, 2) {                                                                                 \
+            const __m256i levels = _mm256_loadu_si256((const __m256i *)(codes + 32 * half));            \
+            const __m256i sizes = _mm256_abs_epi8(levels);                                              \
+            EACH(r, M) {                                                                                \
+                const __m256i of_x = _mm256_load_si256((const __m256i *)(x + r * apart + 32 * half));   \
+                parts[r] = DOT(parts[r], sizes, _mm256_sign_epi8(of_x, levels));                        \
+            }                                                                                           \
+        }                                                                                               \
+    }                                                                                                   \
+    BYTES_KERNEL(TARGET, NAME, __m256i, _mm256_setzero_si256(), NAME##_word, avx2_whole)
 
 AVX2_BYTES(AVX2, avx2_bytes, avx2_dot)
 #if defined(HAS_AVX_VNNI)

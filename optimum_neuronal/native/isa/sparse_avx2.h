@@ -60,30 +60,16 @@ AVX2 INLINE void avx2_word(uint64_t mask, const void *values, const void *end, c
     }
 }
 
-AVX2 INLINE void avx2_step(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M,
-                           const int careful, const int dtype) {
-    const int size = size_of(dtype);
-    const char *p[4], *end = (const char *)job->values + job->kept * size;
-    const uint8_t *bits = job->bits + row * job->stride;
-    const float *x = job->x;
-    __m256 parts[4][MOST_ROWS];
+AVX2 INLINE void avx2_columns(const uint64_t *mask, const char **p, const char *end, const float *x,
+                              __m256 parts[][MOST_ROWS], const int R, const int M, const int careful,
+                              const int dtype) {
     EACH(r, R) {
-        p[r] = (const char *)job->values + job->offsets[row + r * apart] * size;
-        EACH(m, M)
-            parts[r][m] = _mm256_setzero_ps();
+        avx2_word(mask[r], p[r], end, x, parts[r], M, dtype, careful);
+        p[r] += __builtin_popcountll(mask[r]) * size_of(dtype);
     }
-    for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M)
-        EACH(r, R) {
-            uint64_t mask = load_word(bits + r * apart * job->stride + byte);
-            prefetch_row(p[r], bits + r * apart * job->stride + byte);
-            avx2_word(mask, p[r], end, x, parts[r], M, dtype, careful);
-            p[r] += __builtin_popcountll(mask) * size;
-        }
-    EACH(r, R)
-        EACH(m, M)
-            sums[r * apart * M + m] = avx2_sum(parts[r][m]);
 }
 
+SPARSE_STEP(AVX2, avx2_step, float, __m256, _mm256_setzero_ps(), avx2_sum, avx2_columns)
 SPARSE_KERNEL(AVX2, avx2_bf16, avx2_step, BF16, 4, 4, 2, 1)
 SPARSE_KERNEL(AVX2, avx2_fp16, avx2_step, FP16, 4, 4, 2, 1)
 SPARSE_KERNEL(AVX2, avx2_fp32, avx2_step, FP32, 4, 4, 2, 1)

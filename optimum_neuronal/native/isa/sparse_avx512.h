@@ -43,7 +43,7 @@ AVX512 INLINE __m512 spread16(uint16_t mask, const void *p, const void *end, con
     return _mm512_mask_expand_ps(_mm512_castsi512_ps(zeros()), mask, v);
 }
 
-/* Three ways to multiply R rows' next 64 columns; p[r] stands at the first value of mask[r]. */
+/* Three ways to multiply R rows' next 64 columns. */
 
 VDPBF16 INLINE void dot_columns(const uint64_t *mask, const char **p, const char *end, const uint16_t *x,
                                 __m512 parts[][MOST_ROWS], const int R, const int M, const int careful,
@@ -102,35 +102,9 @@ AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const ch
         }
 }
 
-/* Defines NAME, the loop over columns, from one of these three ways. */
-#define AVX512_STEP(TARGET, NAME, X, COLUMNS)                                                                        \
-    TARGET INLINE void NAME(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M, \
-                            const int careful, const int dtype) {                                                    \
-        const char *p[4], *end = (const char *)job->values + job->kept * size_of(dtype);                             \
-        const uint8_t *bits = job->bits + row * job->stride;                                                         \
-        const X *x = job->x;                                                                                         \
-        __m512 parts[4][MOST_ROWS];                                                                                  \
-        EACH(r, R) {                                                                                                 \
-            p[r] = (const char *)job->values + job->offsets[row + r * apart] * size_of(dtype);                       \
-            EACH(m, M)                                                                                               \
-                parts[r][m] = _mm512_setzero_ps();                                                                   \
-        }                                                                                                            \
-        for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {                                         \
-            uint64_t mask[4];                                                                                        \
-            EACH(r, R) {                                                                                             \
-                mask[r] = load_word(bits + r * apart * job->stride + byte);                                          \
-                prefetch_row(p[r], bits + r * apart * job->stride + byte);                                           \
-            }                                                                                                        \
-            COLUMNS(mask, p, end, x, parts, R, M, careful, dtype);                                                   \
-        }                                                                                                            \
-        EACH(r, R)                                                                                                   \
-            EACH(m, M)                                                                                               \
-                sums[r * apart * M + m] = _mm512_reduce_add_ps(parts[r][m]);                                         \
-    }
-
-AVX512_STEP(VDPBF16, dot_step, uint16_t, dot_columns)
-AVX512_STEP(VBMI2, halves_step, float, halves_columns)
-AVX512_STEP(AVX512, floats_step, float, floats_columns)
+SPARSE_STEP(VDPBF16, dot_step, uint16_t, __m512, _mm512_setzero_ps(), _mm512_reduce_add_ps, dot_columns)
+SPARSE_STEP(VBMI2, halves_step, float, __m512, _mm512_setzero_ps(), _mm512_reduce_add_ps, halves_columns)
+SPARSE_STEP(AVX512, floats_step, float, __m512, _mm512_setzero_ps(), _mm512_reduce_add_ps, floats_columns)
 
 SPARSE_KERNEL(VDPBF16, dot_bf16, dot_step, BF16, 4, 4, 4, 4)
 SPARSE_ROWS(VDPBF16, dot_bf16, dot_step, BF16, 2, 8)

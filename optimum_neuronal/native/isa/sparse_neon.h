@@ -61,30 +61,17 @@ INLINE void neon_word(uint64_t mask, uint64_t before, const void *values, const 
     }
 }
 
-INLINE void neon_step(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M,
-                      const int careful, const int dtype) {
-    const int size = size_of(dtype);
-    const char *p[4], *end = (const char *)job->values + job->kept * size;
-    const uint8_t *bits = job->bits + row * job->stride;
-    const float *x = job->x;
-    float32x4_t parts[4][MOST_ROWS];
+INLINE void neon_columns(const uint64_t *mask, const char **p, const char *end, const float *x,
+                         float32x4_t parts[][MOST_ROWS], const int R, const int M, const int careful,
+                         const int dtype) {
     EACH(r, R) {
-        p[r] = (const char *)job->values + job->offsets[row + r * apart] * size;
-        EACH(m, M)
-            parts[r][m] = vdupq_n_f32(0);
+        uint64_t all, before = neon_before(mask[r], &all);
+        neon_word(mask[r], before, p[r], end, x, parts[r], M, dtype, careful);
+        p[r] += all * size_of(dtype);
     }
-    for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M)
-        EACH(r, R) {
-            uint64_t mask = load_word(bits + r * apart * job->stride + byte), all, before = neon_before(mask, &all);
-            prefetch_row(p[r], bits + r * apart * job->stride + byte);
-            neon_word(mask, before, p[r], end, x, parts[r], M, dtype, careful);
-            p[r] += all * size;
-        }
-    EACH(r, R)
-        EACH(m, M)
-            sums[r * apart * M + m] = vaddvq_f32(parts[r][m]);
 }
 
+SPARSE_STEP(, neon_step, float, float32x4_t, vdupq_n_f32(0), vaddvq_f32, neon_columns)
 SPARSE_KERNEL(, neon_bf16, neon_step, BF16, 4, 4, 2, 2)
 SPARSE_KERNEL(, neon_fp16, neon_step, FP16, 4, 4, 2, 2)
 SPARSE_KERNEL(, neon_fp32, neon_step, FP32, 4, 4, 2, 2)
