@@ -13,7 +13,6 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
@@ -38,7 +37,7 @@ from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_pack
 logger = get_logger(__name__)
 
 SHARD_SIZE = "50GB"  # as in transformers
-OFFLOADED_SHARD = 64 * 10**6  # bytes of an offloaded model that are in memory together, or its largest block
+OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory together
 # A processor's files. Its tokenizer is saved by itself.
 PROCESSOR_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
@@ -94,7 +93,7 @@ def write_model(model: PreTrainedModel, folder: Path, format: str, max_shard_siz
     if format == "packed":
         _write_packed(model, folder, max_shard_size)
     elif any(parameter.is_meta for parameter in model.parameters()):
-        size = min(convert_file_size_to_int(max_shard_size), max(OFFLOADED_SHARD, _largest_block(model)))
+        size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
         with hf_private.known_as_offloaded(model):
             model.save_pretrained(folder, max_shard_size=size)
     else:
@@ -136,12 +135,6 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
 
 def _loaded(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
-
-
-def _largest_block(model: PreTrainedModel) -> int:
-    """Return the bytes of the largest module in any list of modules: a decoder block."""
-    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
-    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
 
 
 def save_pruned(

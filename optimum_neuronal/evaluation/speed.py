@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -74,15 +73,12 @@ def measure_speed(
         check_count("batches, prompt_tokens, new_tokens or rounds", value, 1)
     with inference(dense), inference(packed):
         work = [
-            (f"decode, batch {batch}", batch * new_tokens, partial(decode_seconds, batch=batch, new_tokens=new_tokens))
-            for batch in batches
+            (f"decode, batch {batch}", batch * new_tokens, decode_seconds, (batch, new_tokens)) for batch in batches
         ]
-        work.append(
-            (f"prefill, {prompt_tokens} tokens", prompt_tokens, partial(prefill_seconds, tokens=prompt_tokens))
-        )
+        work.append((f"prefill, {prompt_tokens} tokens", prompt_tokens, prefill_seconds, (prompt_tokens,)))
         timings = []
-        for name, tokens, seconds in work:
-            times = [[seconds(model) for model in (dense, packed)] for _ in range(rounds + 1)]
+        for name, tokens, seconds, sizes in work:
+            times = [[seconds(model, *sizes) for model in (dense, packed)] for _ in range(rounds + 1)]
             timings.append(_summarize(name, tokens, times[1:]))
     return SpeedReport(
         model=public_name(dense),
@@ -118,13 +114,8 @@ class _TokenTimes(StoppingCriteria):
 def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
     """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
     ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device)
-    options = {
-        "max_new_tokens": 1 + new_tokens,
-        "min_new_tokens": 1 + new_tokens,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
-    stopping = StoppingCriteriaList([times])
+    count, stopping = 1 + new_tokens, StoppingCriteriaList([times])
+    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
     model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), stopping_criteria=stopping, **options)
     return times.seen[-1] - times.seen[0]
 

@@ -11,9 +11,9 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3 };
+enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2 };
 enum { BF16 = 0, FP16 = 1, FP32 = 2, DTYPES = 3 };
-enum { MOST_ROWS = 8 }; /* of x in one call */
+enum { MOST_ROWS = 8 }; /* of x at a time */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")

@@ -30,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": processor_name(),
         "threads": torch.get_num_threads(),
-        "accelerator": _accelerator(),
+        "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
         "kernel in use": used,
         "kernels that run here": f"none: {library}" if missing else ", ".join(library.kernels),
         "kernels compiled with threads": False if missing else library.has_threads,
@@ -45,9 +45,3 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return f"{line.partition(':')[2].strip()} ({platform.machine()})"
     return platform.processor() or platform.machine()
-
-
-def _accelerator() -> str:
-    if not torch.accelerator.is_available():
-        return "none"
-    return f"{torch.accelerator.current_accelerator().type}, {torch.accelerator.device_count()} of them"

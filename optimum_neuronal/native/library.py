@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Before the library: both then share one OpenMP runtime, torch's.
 import torch
+from torch import Tensor
 
 from ..common.notes import get_logger
 from .build import BuildError, cached_library, installed_library
@@ -21,7 +22,6 @@ VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in processors.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
-MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -59,15 +59,8 @@ class Kernel:
     def __init__(self, library: Library, name: str):
         self.name, self._code, self._functions = name, KERNELS[name], library.functions
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        bits: torch.Tensor,
-        values: torch.Tensor,
-        offsets: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return `x @ W.T + bias` for at most `MAX_ROWS` rows, x (rows, in) -> (rows, out). All contiguous, on the CPU."""
+    def linear(self, x: Tensor, bits: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+        """Return `x @ W.T + bias`, x (rows, in) -> (rows, out). All contiguous, on the CPU."""
         y = x.new_empty(x.shape[0], bits.shape[0])
         _check(
             self._functions.neuronal_linear(
@@ -78,7 +71,7 @@ class Kernel:
         )  # fmt: skip
         return y
 
-    def unpack(self, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, dense: torch.Tensor) -> None:
+    def unpack(self, bits: Tensor, values: Tensor, offsets: Tensor, dense: Tensor) -> None:
         """Fill `dense`, shape (rows, columns), from the bits of these rows, their offsets (rows + 1) and all `values`."""
         _check(
             self._functions.neuronal_unpack(
@@ -88,26 +81,19 @@ class Kernel:
         )  # fmt: skip
 
     def quantized_linear(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        bits: int,
-        scales: torch.Tensor,
-        steps: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        y: torch.Tensor,
-    ) -> None:
-        """Fill `y` (count, rows) with `x @ W.T + bias` of a [`QuantizedWeight`], at most `MAX_ROWS` rows of x (count, in)."""
+        self, x: Tensor, codes: Tensor, bits: int, scales: Tensor, steps: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Return `x @ W.T + bias` of a [`QuantizedWeight`], x (count, in) -> (count, rows)."""
+        y = x.new_empty(x.shape[0], scales.shape[0])
         _check(
             self._functions.neuronal_quantized_linear(
                 self._code, DTYPES[x.dtype], x.data_ptr(), x.shape[0], codes.data_ptr(), bits, scales.data_ptr(),
                 _pointer(steps), _pointer(bias), y.data_ptr(), y.shape[1], x.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
+        return y
 
-    def unpack_quantized(
-        self, codes: torch.Tensor, bits: int, scales: torch.Tensor, steps: torch.Tensor | None, dense: torch.Tensor
-    ) -> None:
+    def unpack_quantized(self, codes: Tensor, bits: int, scales: Tensor, steps: Tensor | None, dense: Tensor) -> None:
         """Fill `dense`, shape (rows, columns), of a dtype of `DTYPES`, with levels times scales and steps."""
         _check(
             self._functions.neuronal_quantized_unpack(
@@ -117,7 +103,7 @@ class Kernel:
         )  # fmt: skip
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
+def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 

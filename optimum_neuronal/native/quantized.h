@@ -155,21 +155,20 @@ static void multiply_blocks(void *context, int64_t first, int64_t last) {
     }
 }
 
-/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS. x (taken, columns), bias (rows) or NULL, and y (taken,
+/* y = x W^T + bias for `taken` rows of x, a few at a time. x (taken, columns), bias (rows) or NULL, and y (taken,
  * rows) have one dtype; scales (rows) and steps (columns), or NULL where all are 1, are bfloat16. */
 EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *codes,
                                      int bits, const uint16_t *scales, const uint16_t *steps, const void *bias,
                                      void *y, int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES || bits < 2 || bits > BYTE_BITS)
         return NO_SUCH_KERNEL;
-    if (taken > MOST_ROWS)
-        return TOO_MANY_ROWS;
     if (taken == 0 || rows == 0)
         return OK;
+    const int64_t few = smaller(taken, MOST_ROWS);
     QuantizedProduct product = {
         .weight = {.codes = codes, .bits = bits, .rows = rows, .columns = columns, .scales = scales, .steps = steps},
         .how = quantized_kernel(kernel, bits),
-        .inputs = {.count = (int)taken},
+        .inputs = {.count = (int)few},
         .dtype = dtype,
         .x = x,
         .bias = bias,
@@ -184,7 +183,10 @@ EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64
     each_chunk(blocks, 1, threads, alone ? NULL : round_for_thread, multiply_blocks,
                alone ? round_for_thread(&product, 0) : &product);
     free(product.memory);
-    return OK;
+    x = (const char *)x + few * columns * size_of(dtype);
+    y = (char *)y + few * rows * size_of(dtype);
+    return neuronal_quantized_linear(kernel, dtype, x, taken - few, codes, bits, scales, steps, bias, y, rows, columns,
+                                     threads);
 }
 
 /* A dense copy for each_chunk. */

@@ -105,54 +105,45 @@ static void multiply_rows(void *context, int64_t first, int64_t last) {
         }
 }
 
-/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), all of one dtype. */
+/* y = x W^T + bias for `taken` rows of x, a few at a time; x (taken, columns), y (taken, rows), all of one dtype. */
 EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
                            const void *values, int64_t kept, const int64_t *offsets, const void *bias, void *y,
                            int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
-    if (taken > MOST_ROWS)
-        return TOO_MANY_ROWS;
     if (taken == 0 || rows == 0)
         return OK;
     const SparseKernel *how = &SPARSE_SETS[kernel].of[dtype];
-    /* As floats, x would leave the first cache: twice a few rows are faster. */
-    if (taken > 6 && !how->half) {
-        const int size = size_of(dtype);
-        int result =
-            neuronal_linear(kernel, dtype, x, 4, bits, values, kept, offsets, bias, y, rows, columns, threads);
-        x = (const char *)x + 4 * columns * size;
-        y = (char *)y + 4 * rows * size;
-        if (result)
-            return result;
-        return neuronal_linear(kernel, dtype, x, taken - 4, bits, values, kept, offsets, bias, y, rows, columns,
-                               threads);
-    }
+    /* As floats, more rows of x would leave the first cache: twice a few are faster. */
+    const int64_t few = taken <= (how->half ? MOST_ROWS : 6) ? taken : how->half ? MOST_ROWS : 4;
     int which = 0;
-    while (ROW_COUNTS[which] < taken)
+    while (ROW_COUNTS[which] < few)
         which++;
     const int count = ROW_COUNTS[which];
     const int64_t stride = (columns + 63) / 64 * 8;
     void *arranged = NULL;
-    if (!(how->half && taken == 1 && columns % 64 == 0)) {
+    if (!(how->half && few == 1 && columns % 64 == 0)) {
         const size_t bytes = (size_t)(stride * 8 * count) * (how->half ? 2 : 4);
         arranged = aligned_alloc(64, bytes + 64 - bytes % 64);
         if (!arranged)
             return NO_MEMORY;
         memset(arranged, 0, bytes);
-        arrange(x, dtype, taken, columns, count, how, arranged);
+        arrange(x, dtype, few, columns, count, how, arranged);
     }
     SparseProduct product = {.job = {bits, stride, values, offsets, kept, arranged ? arranged : x},
                              .compute = how->rows[which],
                              .count = count,
-                             .taken = taken,
+                             .taken = few,
                              .rows = rows,
                              .dtype = dtype,
                              .bias = bias,
                              .y = y};
     each_chunk(rows, chunk_rows(rows, threads), threads, NULL, multiply_rows, &product);
     free(arranged);
-    return OK;
+    x = (const char *)x + few * columns * size_of(dtype);
+    y = (char *)y + few * rows * size_of(dtype);
+    return neuronal_linear(kernel, dtype, x, taken - few, bits, values, kept, offsets, bias, y, rows, columns,
+                           threads);
 }
 
 /* A dense copy for each_chunk. */

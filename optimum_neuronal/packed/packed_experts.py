@@ -12,7 +12,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
 from .formats.packed_matrix import PackedMatrix
-from .ops import ADVICE, linear, matrix_of
+from .ops import linear, matrix_of
 from .packed_module import PackedModule
 
 
@@ -34,12 +34,6 @@ class PackedStack(PackedModule):
     def dense_shape(self) -> tuple[int, int, int]:
         out, columns = self.out_features, self.columns
         return (self.experts, columns, out) if self.transposed else (self.experts, out, columns)
-
-    def __getitem__(self, index):
-        raise TypeError(
-            "The experts' weights are packed, but another experts implementation is set: call "
-            f"model.set_experts_implementation({FUNCTION!r}), or {ADVICE}."
-        )
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""

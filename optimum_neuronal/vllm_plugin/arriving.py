@@ -110,7 +110,7 @@ def _joined(parts: list[PackedMatrix | torch.Tensor]) -> list[PackedMatrix] | li
             groups[-1].append(matrix)
         else:
             groups.append([matrix])
-    return [type(group[0]).joined(group) for group in groups]
+    return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
 
 
 class ArrivingRows:

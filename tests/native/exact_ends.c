@@ -72,7 +72,7 @@ int main(int count, char **arguments) {
         for (int dtype = 0; dtype < DTYPES; dtype++)
             for (int trial = 0; trial < trials; trial++) {
                 const int64_t columns = trial % 4 ? draw() % 200 : 64 * (draw() % 5), rows = draw() % 40;
-                try_one(kernel, dtype, rows, columns, 1 + draw() % MOST_ROWS, draw() % 101);
+                try_one(kernel, dtype, rows, columns, 1 + draw() % (2 * MOST_ROWS), draw() % 101);
             }
         printf("kernel %d\n", kernel);
     }

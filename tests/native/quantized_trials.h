@@ -91,6 +91,6 @@ static void try_quantized(int kernel, int64_t rows, int64_t columns, int64_t tak
 /* Twice so many random weights, every fourth of whole tiles. */
 static void try_quantized_kernels(int trials, int kernel) {
     for (int trial = 0; trial < 2 * trials; trial++)
-        try_quantized(kernel, draw() % 140, trial % 4 ? draw() % 300 : 64 * (draw() % 20), 1 + draw() % MOST_ROWS,
-                      2 + trial % 7);
+        try_quantized(kernel, draw() % 140, trial % 4 ? draw() % 300 : 64 * (draw() % 20),
+                      1 + draw() % (2 * MOST_ROWS), 2 + trial % 7);
 }

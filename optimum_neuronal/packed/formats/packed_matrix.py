@@ -114,8 +114,7 @@ class PackedMatrix(Change):
     ) -> "PackedMatrix":
         """Return the weight of stored tensors. Raise `ValueError` if their dtypes or shapes don't fit."""
         found = {name: tensors[STORED + name] for name in cls.names if tensors.get(STORED + name) is not None}
-        missing = [name for name in cls.names if name not in (*found, *cls.optional, *cls.derived)]
-        if missing:
+        if missing := [name for name in cls.names if name not in (*found, *cls.optional, *cls.derived)]:
             raise ValueError(f"it has no {STORED}{missing[0]}")
         for name in cls.fixed.keys() & found.keys():
             part, size = found[name], cls.fixed[name].itemsize
@@ -154,8 +153,8 @@ register_format = FORMATS.register
 
 def check_shape(shape: Any, dtype: Any) -> None:
     """Raise `ValueError` unless shape and dtype, as a file has them, are possible."""
-    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
-    if not whole or not 2 <= len(shape) <= 8:
+    sizes = shape if isinstance(shape, (list, tuple)) else ()
+    if not 2 <= len(sizes) <= 8 or not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 whole numbers above 0")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"its dtype is {dtype}: expected a floating one")

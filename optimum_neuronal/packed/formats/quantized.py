@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ...native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ...native.library import Kernel, find_kernel, warn_without_kernel
 from .bit_planes import (
     BLOCK_ROWS,
     chunk_rows,
@@ -139,16 +139,12 @@ class QuantizedWeight(PackedMatrix):
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """CPU kernels multiply few rows of x with codes, and round x: that costs 1 % with 8-bit codes, else a tenth of it."""
-        kernel, rows = self._kernel(x.dtype), len(self.scales)
+        kernel = self._kernel(x.dtype)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
             if kernel is None and x.device.type == "cpu":
                 warn_without_kernel()
-            return multiply_by_blocks(x, rows, bias, self._fill, UNPACKED_ROWS)
-        y = x.new_empty(len(x), rows)
-        for first in range(0, len(x), MAX_ROWS):
-            part, to = (x, y) if len(x) <= MAX_ROWS else (x[first : first + MAX_ROWS], y[first : first + MAX_ROWS])
-            kernel.quantized_linear(part, self.codes, self.bits, self.scales, self.steps, bias, to)
-        return y
+            return multiply_by_blocks(x, self.row_count, bias, self._fill, UNPACKED_ROWS)
+        return kernel.quantized_linear(x, self.codes, self.bits, self.scales, self.steps, bias)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return some rows, without unpacking others: shape (*ids.shape, columns), of the weight's dtype."""
@@ -178,10 +174,7 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        rows, columns = [len(part.scales) for part in parts], first.shape[-1]
+        first, rows, columns = parts[0], [len(part.scales) for part in parts], parts[0].shape[-1]
         if first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
             codes = torch.cat([part.codes for part in parts])
         else:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ...native.library import MAX_ROWS, find_kernel, warn_without_kernel
+from ...native.library import find_kernel, warn_without_kernel
 from ..change import Change, PackedMask, Zeros
 from .packed_matrix import (
     BLOCK,
@@ -136,9 +136,7 @@ class SparseWeight(PackedMatrix):
             # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
             together = SCRATCH_ROWS if kernel else 2**20 // max(1, x.shape[1])
             return multiply_by_blocks(x, self.row_count, bias, self._fill, together)
-        if len(x) <= MAX_ROWS:
-            return kernel.linear(x, self.mask, self.values, self.offsets, bias)
-        return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])
+        return kernel.linear(x, self.mask, self.values, self.offsets, bias)
 
     def _fill(self, block: slice, dense: torch.Tensor) -> None:
         """Unpack a slice of rows into `dense`, shape (rows of the slice, in)."""
@@ -177,8 +175,6 @@ class SparseWeight(PackedMatrix):
 
     @classmethod
     def joined(cls, parts: Sequence["SparseWeight"]) -> "SparseWeight":
-        if len(parts) == 1:
-            return parts[0]
         bits, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
         return cls.of_tensors({"mask": bits, "values": values}, (len(bits), parts[0].shape[-1]), values.dtype)
 
