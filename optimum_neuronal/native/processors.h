@@ -36,16 +36,12 @@ EXPORT int neuronal_supports(int kernel) {
     if (kernel < ON_AVX2 || kernel >= KERNELS)
         return 0;
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-          __builtin_cpu_supports("popcnt")))
-        return 0;
-    int can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (kernel >= ON_AVX512 && !can)
-        return 0;
-    if (kernel >= ON_AVX512_VBMI2 && !__builtin_cpu_supports("avx512vbmi2"))
-        return 0;
-    return kernel < ON_AVX512_BF16 || __builtin_cpu_supports("avx512bf16");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("popcnt") &&
+           (kernel < ON_AVX512 || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))) &&
+           (kernel < ON_AVX512_VBMI2 || __builtin_cpu_supports("avx512vbmi2")) &&
+           (kernel < ON_AVX512_BF16 || __builtin_cpu_supports("avx512bf16"));
 #else
     return 0;
 #endif

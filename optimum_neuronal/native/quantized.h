@@ -14,42 +14,27 @@
 #include "isa/planes_neon.h"
 #endif
 
-static QuantizedKernel planes_kernel(int kernel) {
-    QuantizedKernel found = {
-        .round = portable_fill_tables, .sums = portable_planes, .elements = portable_plane_elements};
+static QuantizedKernel quantized_kernel(int kernel, int bits) {
+    const int bytes = bits == BYTE_BITS;
+    QuantizedKernel found = {portable_fill_tables, portable_planes, portable_plane_elements};
+    if (bytes)
+        found = (QuantizedKernel){portable_round_bytes, portable_bytes, portable_byte_elements};
 #if defined(HAS_X86)
     if (kernel >= ON_AVX2)
-        found = (QuantizedKernel){.round = avx2_fill_tables, .sums = avx2_planes, .elements = avx2_plane_elements};
-#elif defined(HAS_NEON)
-    if (kernel >= ON_NEON)
-        found.sums = neon_planes;
-#endif
-    (void)kernel;
-    return found;
-}
-
-static QuantizedKernel bytes_kernel(int kernel) {
-    QuantizedKernel found = {
-        .round = portable_round_bytes, .sums = portable_bytes, .elements = portable_byte_elements};
-#if defined(HAS_X86)
-    if (kernel >= ON_AVX2)
-        found = (QuantizedKernel){.round = avx2_round_bytes, .sums = avx2_bytes, .elements = avx2_byte_elements};
+        found = bytes ? (QuantizedKernel){avx2_round_bytes, avx2_bytes, avx2_byte_elements}
+                      : (QuantizedKernel){avx2_fill_tables, avx2_planes, avx2_plane_elements};
 #if defined(HAS_AVX_VNNI)
-    if (kernel >= ON_AVX2 && has_dot_products())
+    if (bytes && kernel >= ON_AVX2 && has_dot_products())
         found.sums = avx_vnni_bytes;
 #endif
-    if (kernel >= ON_AVX512 && __builtin_cpu_supports("avx512vnni"))
+    if (bytes && kernel >= ON_AVX512 && __builtin_cpu_supports("avx512vnni"))
         found.sums = vnni_bytes;
 #elif defined(HAS_NEON)
     if (kernel >= ON_NEON)
-        found.sums = has_dot_products() ? neon_dot_bytes : neon_bytes;
+        found.sums = !bytes ? neon_planes : has_dot_products() ? neon_dot_bytes : neon_bytes;
 #endif
     (void)kernel;
     return found;
-}
-
-static QuantizedKernel quantized_kernel(int kernel, int bits) {
-    return bits == BYTE_BITS ? bytes_kernel(kernel) : planes_kernel(kernel);
 }
 
 /* Returns the power of 2 that is at most a positive number, or the nearest one with which its inverse is normal. */

@@ -41,26 +41,16 @@ SPARSE_KERNEL(, portable_bf16, portable_step, BF16, 1, 1, 1, 1)
 SPARSE_KERNEL(, portable_fp16, portable_step, FP16, 1, 1, 1, 1)
 SPARSE_KERNEL(, portable_fp32, portable_step, FP32, 1, 1, 1, 1)
 
-/* Writes one dense row (columns) of a sparse weight, whose elements have `size` bytes. */
-INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p, char *dense, const int size) {
-    memset(dense, 0, (size_t)(columns * size));
-    for (int64_t column = 0; column < columns; column += 64)
-        for (uint64_t mask = load_word(bits + column / 8); mask; mask &= mask - 1, p += size) {
-            const int64_t at = column + __builtin_ctzll(mask);
-            if (at < columns)
-                memcpy(dense + at * size, p, (size_t)size);
-        }
+/* Writes 64 dense columns, whose elements have `size` bytes. */
+INLINE void portable_unpack_word(uint64_t mask, const void *p, void *out, const int size) {
+    memset(out, 0, (size_t)(64 * size));
+    for (const char *from = p; mask; mask &= mask - 1, from += size)
+        memcpy((char *)out + __builtin_ctzll(mask) * size, from, (size_t)size);
 }
+#define PORTABLE_WORD(mask, p, end, out, careful) portable_unpack_word(mask, p, out, sizeof(*p))
 
-static void portable_unpack2(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *dense) {
-    (void)end;
-    portable_unpack(bits, columns, p, dense, 2);
-}
-
-static void portable_unpack4(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *dense) {
-    (void)end;
-    portable_unpack(bits, columns, p, dense, 4);
-}
+UNPACK_ROW(, portable_unpack2, uint16_t, PORTABLE_WORD)
+UNPACK_ROW(, portable_unpack4, uint32_t, PORTABLE_WORD)
 
 /* Rounds x (64), a tile of inputs, to whole numbers and writes their tables (16 groups, 32 bytes).
  * Returns the scale. */
