@@ -116,7 +116,9 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
-    weights = {name: module.describe() for name, module in packed_modules(model)}
+    weights = {
+        name: describe_weight(m.format, m.dense_shape, m.dtype, m.transposed) for name, m in packed_modules(model)
+    }
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
         if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):

@@ -39,16 +39,14 @@ def installed_library() -> Path:
 
 def find_compiler() -> list[str]:
     """Return the compiler's command: the variable CC, or the first of cc, gcc and clang."""
-    if os.environ.get("CC"):
-        command = shlex.split(os.environ["CC"])
-        path = shutil.which(command[0])
-        if path is None:
+    if command := shlex.split(os.environ.get("CC", "")):
+        if shutil.which(command[0]) is None:
             raise BuildError(f"the C compiler that CC names, {command[0]!r}, was not found")
-        return [path, *command[1:]]
-    path = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if path is None:
+        return command
+    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+    if not found:
         raise BuildError("no C compiler was found (cc, gcc or clang)")
-    return [path]
+    return found[:1]
 
 
 def compile_library(target: Path) -> None:

@@ -19,7 +19,7 @@ def describe_environment() -> dict[str, Any]:
     try:
         kernel = find_kernel()
         used = kernel.name if kernel is not None else f"{TORCH}: packed weights save memory, and no time"
-    except (ValueError, RuntimeError) as error:  # what the environment variable forces
+    except ValueError as error:  # what the environment variable forces
         used = f"none: {error}"
     missing = isinstance(library, BuildError)
     return {

@@ -135,16 +135,14 @@ def find_kernel() -> Kernel | None:
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
         return None
-    if forced and forced not in KERNELS:
-        raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {', '.join((*KERNELS, TORCH))}")
     library = find_library()
     if isinstance(library, BuildError):
         if forced:
-            raise RuntimeError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
+            raise ValueError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
         return None
     if forced and forced not in library.kernels:
         known = ", ".join((*library.kernels, TORCH))
-        raise RuntimeError(f"{VARIABLE} is {forced!r}, which this processor cannot run: expected one of {known}")
+        raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {known}, which this processor can run")
     return Kernel(library, forced or library.kernels[-1])
 
 

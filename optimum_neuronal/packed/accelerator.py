@@ -55,20 +55,16 @@ def _has_triton(device: torch.device) -> bool:
     """Return True where Triton is installed and works; found out once for every device."""
     if os.environ.get(VARIABLE) == TORCH:
         return False
-    if device.type not in TRITON_DEVICES:
-        return _warn(device, f"there are none for {device.type}")
+    reason = f"there are none for {device.type}"
     try:  # on the smallest weight, so that an error shows here and not in the middle of a model
-        module = import_module(MODULES["sparse"], __package__)
-        dense = torch.zeros(1, 1, device=device)
-        module.fill(SparseWeight.pack(dense), dense)
+        if device.type in TRITON_DEVICES:
+            module, dense = import_module(MODULES["sparse"], __package__), torch.zeros(1, 1, device=device)
+            module.fill(SparseWeight.pack(dense), dense)
+            return True
     except ImportError as error:
-        return _warn(device, f"they need Triton (pip install triton), which cannot be imported: {error}")
+        reason = f"they need Triton (pip install triton), which cannot be imported: {error}"
     except Exception as error:  # whatever a compiler, a driver or an unknown device raise
-        return _warn(device, f"Triton does not work there: {type(error).__name__}: {error}")
-    return True
-
-
-def _warn(device: torch.device, reason: str) -> bool:
+        reason = f"Triton does not work there: {type(error).__name__}: {error}"
     logger.warning(
         f"Packed weights on {device} are computed with slowly, without kernels: {reason}. torch's own operations unpack "
         "every weight anew for every token. densify(model) makes it a dense model again."

@@ -122,21 +122,15 @@ def is_packable(module: nn.Module) -> bool:
 
 def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
-    before, transposed = (
-        hf_private.set_experts_function(experts, FUNCTION),
-        experts.is_transposed,
-    )
+    before, transposed = hf_private.set_experts_function(experts, FUNCTION), experts.is_transposed
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
     stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
-    delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 
 
 def take_stack(experts: nn.Module, name: str) -> None:
     """Replace a packed parameter by the dense one, bit-equal, and restore what computed the experts before."""
     stack = getattr(experts, name)
-    dense = nn.Parameter(stack.dense())
-    delattr(experts, name)
-    setattr(experts, name, dense)
+    setattr(experts, name, nn.Parameter(stack.dense()))
     if stack.function is not None:
         hf_private.set_experts_function(experts, stack.function)

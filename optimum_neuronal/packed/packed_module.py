@@ -135,10 +135,6 @@ class PackedModule(nn.Module):
         dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a file says of this weight."""
-        return describe_weight(self.format, self.dense_shape, self.dtype, self.transposed)
-
     def extra_repr(self) -> str:
         facts = "" if self.like.is_meta else f"{self.matrix.describe()}, "
         return f"{facts}dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"

@@ -1,8 +1,7 @@
 """Rows of a weight as vLLM's loaders bring them: kept packed, and joined when all are there. Nothing here imports vLLM.
 
-vLLM merges projections that share their input (q, k and v; gate and up), pads vocabularies, and gives each process of
-several its slice. Its loaders do so by narrowing a parameter and copying into it. [`ArrivingRows`] stands for the
-parameter: what is copied to it stays as it came.
+vLLM merges projections, pads vocabularies and gives each process its slice, by narrowing a parameter and copying into it.
+[`ArrivingRows`] stands for the parameter: what is copied to it stays as it came.
 """
 
 from dataclasses import dataclass, field
@@ -68,7 +67,7 @@ class ArrivingWeight:
         """Keep rows, packed if that is smaller. Join them once all have arrived, so at most one layer is held twice."""
         self.parts[first] = self._held(rows)
         if self._count() == self.shape[0]:
-            parts = _joined([self.parts[start] for start in sorted(self.parts)])
+            parts = self._joined()
             self.parts = dict(zip(accumulate((part.shape[0] for part in parts[:-1]), initial=0), parts))
 
     def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
@@ -82,7 +81,7 @@ class ArrivingWeight:
                 f"{name} got {self._count()} rows of its weight: expected {expected}. The checkpoint lacks a weight: download "
                 "or save it again."
             )
-        parts = _joined([self.parts[start] for start in sorted(self.parts)])
+        parts = self._joined()
         return parts[0] if isinstance(parts[0], torch.Tensor) else parts
 
     def _count(self) -> int:
@@ -98,19 +97,19 @@ class ArrivingWeight:
         packed = pack_weight(dense) if self.packs_sparse and dense.dtype in DTYPES else None
         return dense if packed is None else packed
 
-
-def _joined(parts: list[PackedMatrix | torch.Tensor]) -> list[PackedMatrix] | list[torch.Tensor]:
-    """Return rows that follow each other in as few matrices as possible; if none is packed, in one dense tensor."""
-    if all(isinstance(part, torch.Tensor) for part in parts):
-        return parts if len(parts) == 1 else [torch.cat(parts)]
-    groups: list[list[PackedMatrix]] = []
-    for part in parts:
-        matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
-        if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
-            groups[-1].append(matrix)
-        else:
-            groups.append([matrix])
-    return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
+    def _joined(self) -> list[PackedMatrix] | list[torch.Tensor]:
+        """Return the rows in as few matrices as possible; if none is packed, in one dense tensor."""
+        parts = [self.parts[start] for start in sorted(self.parts)]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return parts if len(parts) == 1 else [torch.cat(parts)]
+        groups: list[list[PackedMatrix]] = []
+        for part in parts:
+            matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
+            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
+                groups[-1].append(matrix)
+            else:
+                groups.append([matrix])
+        return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
 
 
 class ArrivingRows:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -26,26 +25,17 @@ class PackedLoader(DefaultModelLoader):
         super().__init__(replace(load_config, load_format="auto"))
         self.enable_weights_track = True  # a parameter that nothing was loaded to is an error, as in dense models
 
-    def download_model(self, model_config: ModelConfig) -> None:
-        """Download a checkpoint into the cache."""
-        if _is_packed(model_config):
-            self._find(model_config)
-        else:
-            super().download_model(model_config)
-
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
         if not _is_packed(model_config):
             yield from super().get_all_weights(model_config, model)
             return
         self.counter_before_loading_weights = time.perf_counter()
-        for name, weight, header in read_weights(self._find(model_config), packed=True):
+        folder = find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
+        for name, weight, header in read_weights(folder, packed=True):
             if header is not None:
                 weight = unpack(weight).mT if header.transposed else PackedRows(weight)
             yield name, weight
-
-    def _find(self, model_config: ModelConfig) -> Path:
-        return find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
 
 
 def _is_packed(model_config: ModelConfig) -> bool:

@@ -105,7 +105,7 @@ def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
     if name in {kernel.name for kernel in kernels()}:
         assert library.find_kernel().name == name
     else:
-        with pytest.raises(RuntimeError, match=f"is '{name}', which this processor cannot run"):
+        with pytest.raises(ValueError, match=f"is '{name}': expected one of portable, .*which this processor can run"):
             library.find_kernel()
 
 
@@ -116,7 +116,7 @@ def test_the_variable_may_name_torch_but_no_other_kernel(monkeypatch, choosing_a
     assert library.find_kernel() is None
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "sse")
-    with pytest.raises(ValueError, match="OPTIMUM_NEURONAL_KERNEL is 'sse': expected one of portable, neon, avx2"):
+    with pytest.raises(ValueError, match="OPTIMUM_NEURONAL_KERNEL is 'sse': expected one of portable, .*, torch"):
         library.find_kernel()
 
 
@@ -135,7 +135,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     assert len(warnings) == 1 and "no C compiler was found. Torch computes" in warnings[0]
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "portable")
-    with pytest.raises(RuntimeError, match="but there are no compiled kernels: no C compiler was found"):
+    with pytest.raises(ValueError, match="but there are no compiled kernels: no C compiler was found"):
         library.find_kernel()
 
 
