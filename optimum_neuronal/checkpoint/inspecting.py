@@ -92,10 +92,8 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """Return the facts, JSON-serializable."""
         values = asdict(self) | {"pruned": self.pruned, "bits_per_weight": self.bits_per_weight}
-        values["total"]["sparsity"] = self.total.sparsity
-        for group, shares in (("blocks", self.blocks), ("kinds", self.kinds)):
-            for name, share in shares.items():
-                values[group][name]["sparsity"] = share.sparsity
+        for share in (values["total"], *values["blocks"].values(), *values["kinds"].values()):
+            share["sparsity"] = Share(share["zeros"], share["weights"]).sparsity
         return values
 
     def __repr__(self) -> str:
@@ -122,8 +120,7 @@ class Inspection:
                 return "Quantized, but stored dense, so there are no codes to verify."
             what = "bits of the codes" if self.total.coded else "zeros"
             return f"Verified: the {what} agree with the sparsity_config."
-        more = f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else "."
-        return "NOT as recorded: " + "; ".join(self.problems[:5]) + more
+        return "NOT as recorded: " + "; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ".")
 
 
 def inspect_checkpoint(

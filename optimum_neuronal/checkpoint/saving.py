@@ -114,6 +114,10 @@ def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | st
 
 def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
+
+    def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
+
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     weights = {
@@ -125,18 +129,14 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
             continue
         transposed = {path: keeps_transposed(model, path) for path in keys}
         found: dict[str, Any] = {
-            path: pack_weight(_loaded(model, key, state[key]), transposed[path]) for path, key in keys.items()
+            path: pack_weight(load(key, state[key]), transposed[path]) for path, key in keys.items()
         }
         if None not in found.values():  # all weights of an experts module, or none
             for path, matrix in found.items():
                 weight = state.pop(keys[path])
                 weights[path] = describe_weight(matrix.name, weight.shape, weight.dtype, transposed[path])
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
-    return {name: _loaded(model, name, tensor) for name, tensor in sorted(state.items())}, weights
-
-
-def _loaded(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
+    return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights
 
 
 def save_pruned(

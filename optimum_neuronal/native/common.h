@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "kernels read bits and codes as little-endian numbers"
+#endif
 #ifndef EXPORT
 #define EXPORT __attribute__((visibility("default")))
 #endif

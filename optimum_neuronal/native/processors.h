@@ -7,7 +7,7 @@
 #elif defined(__x86_64__)
 #define HAS_X86 1
 #include <immintrin.h>
-#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#elif defined(__aarch64__)
 #define HAS_NEON 1
 #include <arm_neon.h>
 #endif

@@ -107,14 +107,6 @@ INLINE void fill_tables(const float *x, int64_t apart, RoundedInputs *to,
                 fill_tile(x + m * apart + tile * PLANE_TILE, (uint8_t *)tables_of(to, tile, m));
 }
 
-/* Writes four bytes, the lowest first. */
-INLINE void put_four(int8_t *to, uint32_t four) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    four = __builtin_bswap32(four);
-#endif
-    memcpy(to, &four, 4);
-}
-
 /* Bytes: codes (rows, columns). Inputs are whole numbers of 8 bits, 128 columns with a scale. The exact sums of these
  * groups times their scales are added in eight lanes, group i to lane i % 8. */
 

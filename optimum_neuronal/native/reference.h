@@ -110,7 +110,7 @@ INLINE void decode_tile(const uint8_t *planes, int groups, int bits, int8_t code
                 fours[i + 32] |= ((planes[i] >> 4) * 0x204081u & 0x1010101u) << bit;
             }
         for (int row = 0; row < BLOCK_ROWS; row++)
-            put_four(codes[row] + PLANE_GROUP * group, fours[row]);
+            memcpy(codes[row] + PLANE_GROUP * group, &fours[row], 4);
     }
 }
 

@@ -44,9 +44,6 @@ INLINE void prefetch_row(const void *values, const uint8_t *bits) {
 INLINE uint64_t load_word(const uint8_t *bits) {
     uint64_t word;
     memcpy(&word, bits, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
     return word;
 }
 

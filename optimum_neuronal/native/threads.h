@@ -3,9 +3,7 @@
 
 #include "common.h"
 
-#if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -13,11 +11,9 @@
 /* OpenMP's threads do not survive a fork: the child would wait for them forever. */
 static int forked = 0;
 
-#if defined(__unix__) || defined(__APPLE__)
 static void after_fork(void) { forked = 1; }
 
 static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
-#endif
 
 /* Whether it was compiled with OpenMP: otherwise the number of threads is ignored. */
 EXPORT int neuronal_has_threads(void) {

@@ -125,6 +125,7 @@ def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     before, transposed = hf_private.set_experts_function(experts, FUNCTION), experts.is_transposed
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
     stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
+    delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 
 

@@ -48,7 +48,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
             if header.transposed != keeps_transposed(model, path):
                 raise ValueError(f"'transposed' is {header.transposed}: expected {not header.transposed}")
             matrix = header.empty(dtype)
-        except ValueError as error:
+        except (AttributeError, ValueError) as error:
             raise ValueError(f"The packed weight of {path} cannot be loaded: {error}.") from error
         put_packed(model, path, matrix)
 
@@ -93,12 +93,9 @@ def packable_paths(module: nn.Module, name: str) -> list[str]:
 
 
 def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
-    """Return the dense parameter at a path. Raise `ValueError` if there is none or it has no packed form."""
-    try:
-        parent, name = _parent(model, path)
-        module = getattr(parent, name)
-    except AttributeError as error:
-        raise ValueError("the model has no such module") from error
+    """Return the dense parameter at a path. Raise `AttributeError` if there is none, `ValueError` if it has no packed form."""
+    parent, name = _parent(model, path)
+    module = getattr(parent, name)
     has_packed = any(isinstance(child, PackedModule) for child in parent.children())
     if isinstance(module, nn.Parameter) and (has_packed or is_packable(parent)):
         return module

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from .packed_matrix import row_blocks
+
 
 BLOCK_ROWS, GROUP_COLUMNS, PLANE_BYTES = 64, 4, 32
 CHUNK = 2**20  # elements at a time, so that temporary tensors stay small
@@ -19,10 +21,8 @@ def planes_shape(rows: int, columns: int, bits: int) -> tuple[int, int, int, int
 
 
 def chunk_rows(rows: int, columns: int) -> Iterator[slice]:
-    """Yield slices of rows, about `CHUNK` elements in each; all but the last are a multiple of `BLOCK_ROWS`."""
-    height = max(1, CHUNK // max(1, BLOCK_ROWS * columns)) * BLOCK_ROWS
-    for first in range(0, rows, height):
-        yield slice(first, min(first + height, rows))
+    """Return slices of rows, about `CHUNK` elements in each; all but the last are a multiple of `BLOCK_ROWS`."""
+    return row_blocks(rows, columns, CHUNK, BLOCK_ROWS)
 
 
 def encode_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -58,15 +58,3 @@ def decode_planes(planes: torch.Tensor, rows: int, columns: int) -> torch.Tensor
     for chunk in chunk_rows(rows, columns):
         codes[chunk] = decode_rows(planes, torch.arange(chunk.start, chunk.stop, device=planes.device), columns)
     return codes
-
-
-def has_bits_behind(planes: torch.Tensor, rows: int, columns: int) -> bool:
-    """Return True if any bit after the last row or column of a matrix is set."""
-    last, filled, behind = planes[-1], rows % BLOCK_ROWS, False
-    if filled:
-        low, high = min(filled, PLANE_BYTES), max(filled - PLANE_BYTES, 0)  # rows in low and in high halves of bytes
-        behind = bool((last[..., low:] & 15).any() | (last[..., high:] >> 4).any())
-    if columns % GROUP_COLUMNS:
-        used = 2 ** (columns % GROUP_COLUMNS) - 1
-        behind |= bool((planes[:, -1] & (0xFF ^ (used | used << 4))).any())
-    return behind

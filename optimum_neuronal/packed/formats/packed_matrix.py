@@ -193,9 +193,9 @@ def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
 
 
-def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice]:
-    """Yield slices of rows that hold about `elements` elements each; all but the last a multiple of 8 rows."""
-    step = max(8, elements // max(1, columns) // 8 * 8)
+def row_blocks(rows: int, columns: int, elements: int = BLOCK, multiple: int = 8) -> Iterator[slice]:
+    """Yield slices of rows that hold about `elements` elements each; all but the last a `multiple` of so many rows."""
+    step = max(multiple, elements // max(1, columns) // multiple * multiple)
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 

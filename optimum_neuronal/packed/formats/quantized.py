@@ -12,15 +12,7 @@ from typing import ClassVar
 import torch
 
 from ...native.library import Kernel, find_kernel, warn_without_kernel
-from .bit_planes import (
-    BLOCK_ROWS,
-    chunk_rows,
-    decode_planes,
-    decode_rows,
-    encode_planes,
-    has_bits_behind,
-    planes_shape,
-)
+from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes, planes_shape
 from .packed_matrix import (
     DTYPES,
     Header,
@@ -120,10 +112,8 @@ class QuantizedWeight(PackedMatrix):
         if largest > torch.finfo(self.dtype).max:
             limit = f"{torch.finfo(self.dtype).max:.3g}, the largest of {self.dtype}"
             raise ValueError(f"its scales and steps allow elements of {largest:.3g}: expected at most {limit}")
-        rows, columns = self.row_count, self.shape[-1]
-        if bits < BYTE_BITS and has_bits_behind(codes, rows, columns):
-            raise ValueError(f"its codes have bits set behind the {rows} rows and {columns} columns of the weight")
-        if bits == BYTE_BITS and any(bool((codes[part] < -LARGEST_BYTE).any()) for part in chunk_rows(rows, columns)):
+        parts = chunk_rows(self.row_count, self.shape[-1]) if bits == BYTE_BITS else ()
+        if any(bool((codes[part] < -LARGEST_BYTE).any()) for part in parts):
             raise ValueError("its codes have -128 among them: expected -127 to 127")
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
