@@ -10,7 +10,7 @@ import transformers
 
 from .. import __version__
 from .build import BuildError
-from .library import TORCH, VARIABLE, find_kernel, find_library
+from .library import TORCH, find_kernel, find_library
 
 
 def describe_environment() -> dict[str, Any]:
@@ -34,7 +34,6 @@ def describe_environment() -> dict[str, Any]:
         "kernel in use": used,
         "kernels that run here": f"none: {library}" if missing else ", ".join(library.kernels),
         "kernels compiled with threads": False if missing else library.has_threads,
-        "forced by": f"{VARIABLE}, one of those names or {TORCH!r}",
     }
 
 

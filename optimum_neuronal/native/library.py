@@ -5,6 +5,7 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 
 import ctypes
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -115,12 +116,8 @@ def _check(result: int) -> None:
 @lru_cache(maxsize=1)
 def find_library() -> Library | BuildError:
     """Return the compiled kernels of the installation, else of the user's cache; or the error that says why there are none."""
-    installed = installed_library()
-    if installed.exists():
-        try:
-            return Library(installed)
-        except OSError as error:  # compiled for another system
-            logger.debug("%s cannot be loaded: %s", installed, error)
+    with suppress(OSError):  # missing, or compiled for another system
+        return Library(installed_library())
     try:
         return Library(cached_library())
     except BuildError as error:

@@ -16,7 +16,7 @@ from ..compat import hf_private
 from ..compat.peft import base_model
 from .formats.packed_matrix import DTYPES, PackedMatrix
 from .formats.quantized import QuantizedWeight
-from .formats.sparse import SparseWeight, count_kept, sparse_bytes_in_memory
+from .formats.sparse import SparseWeight, count_kept, sparse_bytes
 from .packed_embedding import is_embedding, is_head
 from .packed_module import dense_state, packed_modules
 from .replacing import has_own_forward, keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
@@ -146,7 +146,8 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix 
     """Pack a weight (out, in) or (experts, out, in), `transposed` (..., in, out); None if that saves no memory."""
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
-    if sparse_bytes_in_memory(shape, count_kept(weight), weight.element_size()) >= weight.nbytes:
+    offsets = 8 * (shape[0] + 1)  # in memory, not in files
+    if sparse_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
         return None
     return SparseWeight.pack(matrix.reshape(shape))
 

@@ -184,11 +184,6 @@ def sparse_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
     return math.prod(shape[:-1]) * row_stride(shape[-1]) + kept * itemsize
 
 
-def sparse_bytes_in_memory(shape: Sequence[int], kept: int, itemsize: int) -> int:
-    """Return the bytes that it takes to compute with: an offset of 8 bytes for each row, and one more, beside these."""
-    return sparse_bytes(shape, kept, itemsize) + 8 * (math.prod(shape[:-1]) + 1)
-
-
 def row_stride(columns: int) -> int:
     """Return the bytes of the bits of a row of so many elements, rounded up to whole words."""
     return 8 * -(-columns // ALIGNMENT)
