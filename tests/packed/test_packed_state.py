@@ -143,7 +143,7 @@ def test_headers_that_do_not_fit(change, message):
     header = headers_of(pack(copy.deepcopy(model)))[path]
     with pytest.raises(ValueError, match=f"The packed weight of {path} cannot be loaded: .*{message}"):
         put_empty(on_meta(model), {path: dataclasses.replace(header, **change)})
-    for name, why in (("model.layers.7", "has no attribute `7`"), ("model.norm", "LlamaRMSNorm has no packed form")):
+    for name, why in (("model.layers.7", "has no attribute .7."), ("model.norm", "LlamaRMSNorm has no packed form")):
         with pytest.raises(ValueError, match=why):
             put_empty(on_meta(model), {name: header})
 
