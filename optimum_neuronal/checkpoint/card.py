@@ -46,7 +46,11 @@ def make_card(
     command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     perplexities = [
-        [dataset, f"{values['dense']:.2f}", f"{values['pruned']:.2f}", values["window"]]
+        [
+            dataset,
+            *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")),
+            values.get("window", "-"),
+        ]
         for dataset, values in report.evaluation.items()
     ]
     metadata = ModelCardData(
