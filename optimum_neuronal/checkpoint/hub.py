@@ -62,8 +62,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
     with explained(repo_id):
         account = api.whoami()
         mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
-        owner, _, name = repo_id.rpartition("/")
-        owner = owner or account["name"]
+        owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
         if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise _refusal(repo_id, "the token may only read")
         try:

@@ -102,8 +102,7 @@ class _TokenTimes(StoppingCriteria):
     """Records when each token is finished. It stops nothing."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self.seen: list[float] = []
+        self.device, self.seen = device, list[float]()
 
     def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
         _wait_for(self.device)
