@@ -180,5 +180,7 @@ def test_it_goes_on_with_the_recorded_rotation(ids, tmp_path, monkeypatch):
     monkeypatch.setattr(learning.Rotation, "learn", lambda *_args: pytest.fail("it is learned already"))
     resumed = prune(model, ids, tmp_path)
     assert equal(state(model), state(expected)) and resumed.report.rotation == whole.report.rotation
-    with pytest.raises(ValueError, match="started with different settings: rotate_args was .*'steps': 6.*, is .*'steps': 7"):
+    with pytest.raises(
+        ValueError, match="started with different settings: rotate_args was .*'steps': 6.*, is .*'steps': 7"
+    ):
         prune(make_model("gemma"), ids, tmp_path, rotate_args={**QUICK, "steps": 7})
