@@ -15,6 +15,7 @@ from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as prune_module
+from optimum_neuronal.saliency import SALIENCIES
 
 
 LAMBDAS = {"block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
@@ -28,6 +29,15 @@ def config(sparsity=0.7, **fields):
 
 def state(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("saliency", SALIENCIES.names())
+def test_neuronal_is_the_default_and_serves_every_saliency(saliency, ids):
+    pruner = NeuronALPruner(NeuronALConfig(0.6, saliency, num_samples=12, num_alignment_samples=2, topup_args=LAMBDAS))
+    pruner.prune(make_model("llama"), ids)
+    steps = {"block", "row"} if saliency != "sparsegpt" else {"block", "note"}
+    assert pruner.config.topup == "neuronal" and pruner.report.decisions.keys() == steps
+    assert abs(pruner.report.achieved_sparsity - 0.6) < 1e-3
 
 
 def test_magnitude_uniform_equals_torch():
