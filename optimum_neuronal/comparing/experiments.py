@@ -3,8 +3,8 @@
 from typing import Any
 
 
-UNIFORM, DSNOT, OWL, BESA, DSA, ALPHA, NEURONAL = (
-    f"{name}:variant=authors" for name in ("uniform", "dsnot", "owl", "besa", "dsa", "alpha_pruning", "neuronal")
+UNIFORM, DSNOT, OWL, ALPHA, NEURONAL = (
+    f"{name}:variant=authors" for name in ("uniform", "dsnot", "owl", "alpha_pruning", "neuronal")
 )
 TOPUPS = [UNIFORM, DSNOT, OWL, ALPHA, NEURONAL]
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -28,9 +28,9 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "without": ["sparsegpt+dsnot", "sparsegpt+alpha_pruning", "sparsegpt+besa", "sparsegpt+dsa"],
         "tasks": ["paper"],
     },
-    # Seconds, with BESA and DSA.
+    # Seconds, with BESA and DSA, which hit the target here: as in its authors' code, BESA does not at high sparsities.
     "paper-runtime": ONLY_WIKITEXT2
-    | {"topups": [UNIFORM, DSNOT, OWL, BESA, DSA, ALPHA, NEURONAL], "sparsities": [0.65, 0.7, 0.75, 0.8]},
+    | {"topups": [UNIFORM, DSNOT, OWL, "besa", "dsa", ALPHA, NEURONAL], "sparsities": [0.65, 0.7, 0.75, 0.8]},
     # The perplexity at every lambda, and the lambdas that alignment and reconstruction error choose.
     "paper-lambdas": SETUP
     | {"topups": [STEP, f"{STEP},metric=reconstruction", *(f"{STEP},block_lambdas=[{value}]" for value in LAMBDAS)]},

@@ -1,4 +1,5 @@
 import copy
+import sys
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
-from optimum_neuronal import keep_lora_sparse, keep_sparsity
+from optimum_neuronal import keep_lora_sparse, keep_sparsity, lora_for_packed
 
 
 CASES = {
@@ -187,3 +188,10 @@ def test_errors(llama):
     merged.merge_adapter()
     with pytest.raises(ValueError, match="merged already"):
         keep_lora_sparse(merged)
+
+
+def test_without_peft_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.delitem(sys.modules, "optimum_neuronal.compat.peft_layers", raising=False)
+    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[peft\]"):
+        lora_for_packed(make_model("llama"), "an-adapter")
