@@ -166,7 +166,10 @@ def inspect_checkpoint(
             dense = weight.unpack().view(swapped(header.shape, header.transposed))
         _count(weight, dense, places.find(name) if places else _guess(name, dense.ndim), result)
     if about is not None:
-        result.problems = _problems(result)
+        shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
+        result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
+        if not result.kinds or not result.blocks:
+            result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
     return result
 
 
@@ -199,13 +202,6 @@ def _count(
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted
         if isinstance(weight, QuantizedWeight):
             share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.bits
-
-
-def _problems(result: Inspection) -> list[str]:
-    if not result.kinds or not result.blocks:
-        return ["the sparsity_config does not name its blocks and projections, so nothing can be verified"]
-    shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
-    return [f"{escaped(name, LONGEST)} {problem}" for name, share in shares if (problem := share.problem())]
 
 
 def _table(title: str, shares: Mapping[str, Share]) -> str:

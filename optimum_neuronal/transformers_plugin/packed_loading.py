@@ -1,7 +1,6 @@
 """Loads packed checkpoints (docs/format.md) through transformers' `from_pretrained`, packed.
 
-Before weights are read, modules of the model, which is on the meta device, are replaced by empty packed ones. Their buffers
-have the names, shapes and dtypes of the tensors in the files, so transformers reads these like any others.
+Empty packed modules take the place of dense ones. Their buffers are named as the tensors in the files.
 """
 
 from pathlib import Path
