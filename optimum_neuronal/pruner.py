@@ -194,7 +194,6 @@ class NeuronALPruner(OptimumQuantizer):
 
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
-            `MemoryError`: too little memory, even with half the batch.
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """

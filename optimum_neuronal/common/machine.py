@@ -7,22 +7,15 @@ number of processes.
 import ctypes
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed
-
-from .notes import get_logger
-
-
-logger = get_logger(__name__)
-Result = TypeVar("Result")
 
 
 def default_device() -> torch.device:
@@ -47,33 +40,6 @@ def full_precision() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an out-of-memory error of an accelerator, of torch on the CPU, or of Python."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
-    """Call `work(batch_size)`; if memory runs out, call it once more with half the batch, then raise `MemoryError`."""
-    for size in (batch_size, batch_size // 2):
-        try:
-            return work(size)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if size < batch_size or size == 1:
-                raise MemoryError(
-                    f"Memory ran out with batch_size={size}; no weight was changed. Try a smaller batch_size or seq_length, "
-                    "max_hidden_bytes=0 (hidden states in CPU memory), or weights on disk (--stream, or device_map and "
-                    f"offload_folder of from_pretrained). The allocator's message: {error}"
-                ) from error
-            logger.warning(f"Memory ran out with batch_size={size}: continuing with {size // 2}. {error}")
-        if torch.accelerator.is_available():
-            torch.accelerator.memory.empty_cache()
-    raise AssertionError("unreachable")
-
-
 def hand_back_freed() -> None:
     """Let glibc return freed memory to the system: otherwise it keeps a tenth of a model that was read in pieces."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -90,28 +56,18 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Return the peak memory in bytes: of this process (`"host"`) and of every accelerator that it uses."""
+    """Return the peak memory in bytes: of this process (`"host"`, on Linux) and of the accelerators that it uses."""
     peaks = {}
-    with suppress(ImportError):  # Windows
-        peaks["host"] = _largest_resident_size()
+    with suppress(OSError, StopIteration):
+        # The process's name stands there too, in any bytes.
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        peaks["host"] = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
         for index in range(torch.accelerator.device_count()):
             if size := torch.accelerator.max_memory_allocated(index):
                 peaks[f"{kind}:{index}"] = size
     return peaks
-
-
-def _largest_resident_size() -> int:
-    import resource
-
-    with suppress(OSError):
-        # The process's name stands there too, in any bytes.
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @contextmanager

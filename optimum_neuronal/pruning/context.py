@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY
 from ..common.machine import Processes
 from ..common.validation import check_count
 from ..compat import hf_private
-from ..compat.hf_private import is_offloaded
+from ..compat.hf_private import execution_device, is_offloaded
 from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..files.records import Records
@@ -74,6 +75,12 @@ class PruneContext:
     def ids(self) -> torch.Tensor:
         """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
         return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
+
+    def runner(self, batch_size: int | None = None, quiet: bool = False) -> BlockRunner:
+        batch_size = batch_size or self.batch_size or default_batch_size(self.ids.shape[1])
+        device = execution_device(self.model.get_input_embeddings())
+        quiet = quiet or self.records.processes.rank > 0
+        return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet)
 
 
 def default_batch_size(tokens: int) -> int:
@@ -158,10 +165,6 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
     owners: dict[int, str] = {}
     for name, projection in projections.items():
         weight = projection.owner
-        if hasattr(weight, "device_mesh"):
-            raise ValueError(
-                f"The weights of {name} are spread over processes: prune the model without tp_plan and FSDP."
-            )
         if is_offloaded(projection.module):
             continue
         if weight.is_meta:
@@ -169,8 +172,6 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
                 f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
                 "offload_folder can leave them on disk."
             )
-        if not weight.is_floating_point():
-            raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
         check_changeable(name, weight)
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:

@@ -18,48 +18,44 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..model.load_model import load_skeleton
-from ..model.projections import Block, Decoder
+from ..model.projections import Block, Decoder, token_weights
+from ..packed.formats.quantized import quantized_bytes
 from ..report import method_text
 from ..saliency.plan import SparsityPlan
 from ..saliency.prune_projections import prune_projections
 from ..topup.rates import Rates
 from .context import PruneContext, check
 from .refit import RUNS
-from .reporting import expected_size
+from .reporting import PackedSize, packed_size
 
 
 @dataclass(frozen=True)
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
 
-    config: dict[str, Any]
-    model_type: str
-    dtype: str
-    seq_length: int
-    blocks: int
-    projections: int
-    weights: int  # tied ones count once
-    pruned_weights: int
-    model_bytes: int
-    packed_bytes: int
-    bits_per_weight: float
+    context: PruneContext
+    size: PackedSize
+    bytes_saved: int  # in the packed format
     hidden_bytes: int  # of the calibration sequences' hidden states
     block_forwards: int  # on one sequence, roughly
     seconds: float  # roughly, without a rotation, reading and saving
-    device: str
 
     def __str__(self) -> str:
-        config, projections = self.config, f"{self.projections:,} projections in {self.blocks} blocks"
-        sparsity = config["sparsity"]
-        amount = f"{self.bits_per_weight:.3f} bits per weight" if sparsity is None else f"{sparsity:.2%} zeros"
+        config, decoder, model = self.context.config, self.context.decoder, self.context.model
+        weights = format_count(sum(weight.numel() for weight in model.parameters()))
+        amount = f"{self.size.bits_per_weight:.3f} bits per weight"
+        if config.sparsity is not None:
+            amount = f"{config.sparsity:.2%} zeros"
+        in_memory = model.get_memory_footprint()
+        packed = format_bytes(in_memory - self.bytes_saved)
         rows = [
-            ["model", f"{self.model_type}, {format_count(self.weights)} weights in {self.dtype}"],
-            ["method", method_text(config)],
-            ["pruned", f"{projections}, {format_count(self.pruned_weights)} weights: {amount}"],
-            ["size", f"{format_bytes(self.model_bytes)}, packed {format_bytes(self.packed_bytes)}"],
+            ["model", f"{decoder.config.model_type}, {weights} weights in {model.dtype}"],
+            ["method", method_text(config.to_dict())],
+            ["pruned", f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks: {amount}"],
+            ["size", f"{format_bytes(in_memory)}, packed {packed}"],
             ["hidden states", format_bytes(self.hidden_bytes)],
-            ["block forwards", f"about {format_count(self.block_forwards)}, of {self.seq_length} tokens each"],
-            ["time, rough", f"{format_duration(self.seconds)} on {self.device}, without rotation, reading and saving"],
+            ["block forwards", f"about {format_count(self.block_forwards)}, each on one sequence"],
+            ["time, rough", f"{format_duration(self.seconds)}, without rotation, reading and saving"],
         ]
         return format_table(["", "plan"], rows)
 
@@ -72,29 +68,21 @@ def plan_prune(
     A block is timed on `device`; `options` are for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
     """
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
-    decoder, model, device = context.decoder, context.model, device or default_device()
-    tokens, projections = resolve_seq_length(model.config, config.seq_length), decoder.projections.values()
-    needed, streams = context.methods.needs_calibration, 1 + context.methods.needs_dense_stream
-    forwards, size, in_memory = count_forwards(context), expected_size(context), model.get_memory_footprint()
-    sequence_bytes = tokens * decoder.config.hidden_size * model.dtype.itemsize
-    forward, solve = _time_block(context, tokens, device) if needed else (0.0, 0.0)
-    return PrunePlan(
-        config=config.to_dict(),
-        model_type=decoder.config.model_type,
-        dtype=str(model.dtype).removeprefix("torch."),
-        seq_length=tokens,
-        blocks=len(decoder.blocks),
-        projections=len(projections),
-        weights=sum(weight.numel() for weight in model.parameters()),
-        pruned_weights=sum(projection.numel for projection in projections),
-        model_bytes=in_memory,
-        packed_bytes=in_memory - size.dense + size.saved,
-        bits_per_weight=expected_size(context, head=False).bits_per_weight,
-        hidden_bytes=streams * config.num_samples * sequence_bytes if needed else 0,
-        block_forwards=forwards,
-        seconds=forwards * forward + (1 + context.methods.topup.solves(context.methods.saliency)) * solve,
-        device=str(device),
-    )
+    decoder, methods = context.decoder, context.methods
+    rates = methods.topup.even(decoder).amounts if isinstance(methods.topup, Rates) else None
+    size = packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), rates)
+    saved = size.dense - size.saved
+    if config.embedding_bits is not None:
+        for weight in token_weights(context.model).values():
+            saved += weight.nbytes - quantized_bytes(weight.shape, config.embedding_bits)
+    hidden, forwards, seconds = 0, count_forwards(context), 0.0
+    if methods.needs_calibration:
+        tokens = resolve_seq_length(context.model.config, config.seq_length)
+        sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
+        hidden = (1 + methods.needs_dense_stream) * config.num_samples * sequence_bytes
+        forward, solve = _time_block(context, tokens, device or default_device())
+        seconds = forwards * forward + (1 + methods.topup.solves(methods.saliency)) * solve
+    return PrunePlan(context, size, saved, hidden, forwards, seconds)
 
 
 def count_forwards(context: PruneContext) -> int:
@@ -108,26 +96,26 @@ def count_forwards(context: PruneContext) -> int:
 
 def _time_block(context: PruneContext, tokens: int, device: torch.device) -> tuple[float, float]:
     """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
-    decoder, names, topup = _one_block(context.decoder, device), context.decoder.projections, context.methods.topup
-    runner, saliency = BlockRunner(decoder, 1, device, quiet=True), context.methods.saliency
-    uniform = SparsityPlan(dict.fromkeys(names, context.config.sparsity or 0.0))
-    plan = topup.even(context.decoder) if isinstance(topup, Rates) else uniform
-    seconds: list[float] = []
+    decoder, methods = context.decoder, context.methods
+    runner = BlockRunner(_one_block(decoder, device), 1, device, quiet=True)
+    plan = methods.topup.even(decoder) if isinstance(methods.topup, Rates) else None
+    plan = plan or SparsityPlan(dict.fromkeys(decoder.projections, context.config.sparsity))
+    counts = Counter(projection.shape for projection in decoder.projections.values())
+    times = [0.0, 0.0]
 
-    def visit(index: int, own: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         start = _now(device)
-        norms = runner.inputs_of(own, streams[0], calls, saliency.statistic)
-        seconds.append(_now(device) - start)
-        counts = Counter(projection.shape for projection in names.values())
-        for shape, projection in {projection.shape: projection for projection in own.pruned}.items():
+        norms = runner.inputs_of(block, streams[0], calls, methods.saliency.statistic)
+        times[0] = _now(device) - start
+        for shape, projection in {projection.shape: projection for projection in block.pruned}.items():
             start = _now(device)
-            prune_projections(saliency, [projection], norms, plan, context.methods.pattern)
-            seconds.append(counts[shape] * (_now(device) - start))
+            prune_projections(methods.saliency, [projection], norms, plan, methods.pattern)
+            times[1] += counts[shape] * (_now(device) - start)
         return streams
 
-    with inference(decoder.model):
+    with inference(runner.decoder.model):
         runner.run(runner.capture(torch.ones(1, tokens, dtype=torch.int64)), 1, visit, release=True)
-    return seconds[0], sum(seconds[1:])
+    return times[0], times[1]
 
 
 def _one_block(decoder: Decoder, device: torch.device) -> Decoder:

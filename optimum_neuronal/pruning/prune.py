@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
-from ..common.machine import Processes, deferred_interrupt, with_less_memory
+from ..common.machine import Processes, deferred_interrupt
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.hf_private import execution_device
@@ -24,7 +24,7 @@ from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..topup import TopUp
 from ..trials import Cache, Trials
-from .context import PruneContext, default_batch_size
+from .context import PruneContext
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity, versions
@@ -57,17 +57,11 @@ def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractC
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
-    """Find the changes of all weights, and make none. `MemoryError`: too little memory, even with half the batch."""
+    """Find the changes of all weights, and make none."""
     topup = _suited_topup(context)
     _warn_if_underdetermined(context)
-    device, quiet = execution_device(context.model.get_input_embeddings()), context.records.processes.rank > 0
-
-    def find(batch_size: int) -> PruneOutcome:
-        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
-        return _find(context, topup, runner)
-
     with inference(context.model):
-        return with_less_memory(find, context.batch_size or default_batch_size(context.ids.shape[1]))
+        return _find(context, topup, context.runner())
 
 
 def _find(context: PruneContext, topup: TopUp, runner: BlockRunner) -> PruneOutcome:

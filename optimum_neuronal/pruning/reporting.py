@@ -21,7 +21,7 @@ from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY, VERSION, about_head
 from ..common.machine import peak_memory
 from ..compat.hf_private import set_config
-from ..model.projections import Decoder, Projection, every_projection, kind_of, token_weights
+from ..model.projections import Decoder, Projection, every_projection, kind_of
 from ..packed.change import Change
 from ..packed.formats.quantized import quantized_bytes
 from ..packed.formats.sparse import sparse_bytes
@@ -29,7 +29,6 @@ from ..report import PruningReport
 from ..saliency.low_bit import has_steps
 from ..saliency.plan import RatePlan
 from ..topup import Allocation
-from ..topup.rates import Rates
 from .context import PruneContext
 
 
@@ -207,7 +206,7 @@ def public_name(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Bytes of pruned and low-bit weights. A weight that is not smaller when packed counts as dense."""
+    """Bytes of pruned weights. A weight that is not smaller when packed counts as dense."""
 
     dense: int
     saved: int  # in the packed format
@@ -220,42 +219,23 @@ class PackedSize:
 
 
 def packed_size(
-    decoder: Decoder,
-    zeros: Callable[[Projection], int],
-    bits: Mapping[str, int] | None = None,
-    embedding_bits: int | None = None,
+    decoder: Decoder, zeros: Callable[[Projection], int], bits: Mapping[str, int] | None = None
 ) -> PackedSize:
-    """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
+    """Return the size of a decoder's pruned weights, which may be on the meta device.
 
-    `zeros` counts a projection's zeros, and `bits` maps projection names to the bits of their codes. Weights are not
-    read, and may be on the meta device.
+    `zeros` counts a projection's zeros, and `bits` maps projection names to the bits of their codes.
     """
-    owners, zeros_of, bits_of = {}, {}, {}
+    by_owner: dict[int, list[Projection]] = {}
     for projection in decoder.projections.values():
-        key = id(owner := projection.owner)
-        owners[key] = owner, projection.shape[1]
-        zeros_of[key] = zeros_of.get(key, 0) + zeros(projection)
-        if bits is not None:
-            bits_of[key] = bits[projection.name]
+        by_owner.setdefault(id(projection.owner), []).append(projection)
     dense = saved = weights = 0
-    for key, (owner, columns) in owners.items():
+    for projections in by_owner.values():
+        owner, columns = projections[0].owner, projections[0].shape[1]
         rows, size = owner.numel() // columns, owner.numel() * owner.element_size()
-        if key in bits_of:
-            packed = quantized_bytes((rows, columns), bits_of[key], has_steps(rows, bits_of[key], owner.ndim > 2))
+        if bits is not None:
+            own = bits[projections[0].name]  # the same for all experts of a layer
+            packed = quantized_bytes((rows, columns), own, has_steps(rows, own, owner.ndim > 2))
         else:  # in the parameter's own layout
-            packed = sparse_bytes(owner.shape, owner.numel() - zeros_of[key], owner.element_size())
+            packed = sparse_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
         dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
-    head = [] if embedding_bits is None else list(token_weights(decoder.model).values())
-    for weight in head:
-        size = weight.numel() * weight.element_size()
-        packed = quantized_bytes(weight.shape, embedding_bits)
-        dense, saved, weights = dense + size, saved + min(size, packed), weights + weight.numel()
     return PackedSize(dense, saved, weights)
-
-
-def expected_size(context: PruneContext, head: bool = True) -> PackedSize:
-    """Return the packed size before the prune. Weights need not be loaded. `head=False` leaves out embeddings and head."""
-    config, topup, decoder = context.config, context.methods.topup, context.decoder
-    bits = topup.even(decoder).amounts if isinstance(topup, Rates) else None
-    head_bits = config.embedding_bits if head else None
-    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits)

@@ -8,14 +8,13 @@ import torch
 
 from ..blocks.block_inputs import inference
 from ..blocks.runner import BlockRunner
-from ..common.machine import deferred_interrupt, with_less_memory
+from ..common.machine import deferred_interrupt
 from ..common.notes import get_logger
-from ..compat.hf_private import execution_device
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations
 from ..rotation.rotated_weights import RotatedWeights, find_rotated
 from ..trials import Cache
-from .context import PruneContext, default_batch_size
+from .context import PruneContext
 
 
 logger = get_logger(__name__)
@@ -39,8 +38,7 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
     done = False
     try:
         with inference(context.model):
-            device = execution_device(context.model.get_input_embeddings())
-            runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
+            runner = context.runner(1, quiet=True)
             before, records = _token_losses(context, runner), context.records
 
             def learn() -> Finding:  # all processes get the first one's
@@ -69,15 +67,9 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
 
 
 def _learn(context: PruneContext, weights: RotatedWeights) -> Finding:
-    rotation, quiet = context.methods.rotation, context.records.processes.rank > 0
-    device = execution_device(context.model.get_input_embeddings())
-
-    def learn(batch_size: int) -> tuple[Rotations, list[float]]:
-        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
-        runner.check_replay(context.ids[:1])
-        return rotation.learn(weights, runner, context.ids, context.config.seed)
-
-    found, losses = with_less_memory(learn, context.batch_size or default_batch_size(context.ids.shape[1]))
+    runner = context.runner()
+    runner.check_replay(context.ids[:1])
+    found, losses = context.methods.rotation.learn(weights, runner, context.ids, context.config.seed)
     logger.info(f"Rotation: the objective went from {losses[0]:.4g} to {losses[-1]:.4g}.")
     return {"objective": [losses[0], losses[-1]]}, found.tensors()
 

@@ -3,76 +3,12 @@ import sys
 
 import pytest
 import torch
-from conftest import make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.machine import (
     full_precision,
-    is_out_of_memory,
     peak_memory,
     reset_peak_memory,
-    with_less_memory,
 )
-
-
-def test_what_counts_as_out_of_memory():
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    assert is_out_of_memory(MemoryError())
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(10**15)
-    assert is_out_of_memory(caught.value)
-    assert not is_out_of_memory(RuntimeError("shapes do not match")) and not is_out_of_memory(ValueError("memory"))
-
-
-def failing(largest):
-    tried = []
-
-    def work(batch_size):
-        tried.append(batch_size)
-        if batch_size > largest:
-            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
-        return batch_size
-
-    return work, tried
-
-
-def test_the_batch_is_halved_once():
-    work, tried = failing(4)
-    assert with_less_memory(work, 8) == 4 and tried == [8, 4]
-    work, tried = failing(8)
-    assert with_less_memory(work, 8) == 8 and tried == [8]
-    work, tried = failing(2)
-    with pytest.raises(MemoryError, match=r"batch_size=4; no weight.*max_hidden_bytes=0.*allocate 2.00 GiB"):
-        with_less_memory(work, 8)
-    assert tried == [8, 4]
-
-
-@pytest.mark.parametrize("moment", [1, 15])
-def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
-    """Whenever memory runs out, the masks are those of an undisturbed prune."""
-    config = NeuronALConfig(
-        0.7,
-        topup="neuronal",
-        num_samples=12,
-        num_alignment_samples=4,
-        topup_args={"block_lambdas": [0.05, 0.15], "row_lambdas": [0.1]},
-        saliency="wanda",
-    )
-    expected = NeuronALPruner(config).prune(make_model("llama"), ids, batch_size=4).state_dict()
-    from optimum_neuronal.blocks import runner as engine
-
-    calls, original = [], engine.replay
-
-    def replay(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == moment:
-            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(engine, "replay", replay)
-    model = NeuronALPruner(config).prune(make_model("llama"), ids, batch_size=4)
-    assert len(calls) > moment
-    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 
 
 MB = 2**20

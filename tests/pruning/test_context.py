@@ -8,8 +8,7 @@ import torch
 import transformers
 from conftest import make_model
 from families import FAMILIES
-from torch import distributed, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -109,18 +108,6 @@ def test_damaged_and_missing_weights_raise(llama):
     with pytest.raises(ValueError, match="on the meta device: load them with from_pretrained"):
         meta = llama.to("meta")
         check_weights(find_decoder(meta).projections)
-
-
-def test_weights_that_are_spread_over_processes_raise(llama):
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = distributed.init_device_mesh("cpu", (1,))
-        linear = llama.model.layers[1].mlp.up_proj
-        linear.weight = nn.Parameter(distribute_tensor(linear.weight.data, mesh, [Shard(0)]))
-        with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj are spread over processes.*without tp_plan"):
-            check_weights(find_decoder(llama).projections)
-    finally:
-        distributed.destroy_process_group()
 
 
 def test_models_of_another_kind_raise(llama):
