@@ -97,11 +97,10 @@ def draw(args: argparse.Namespace) -> None:
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
     rows = [row for row in rows if row["sparsity"] == args.sparsity]
     names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
-    with style.new_figure(1 + 0.5 * len(rows), f"SmolLM2, {args.sparsity:.0%} zeros") as (figure, files):
+    with style.new_figure(args.image, 1 + 0.5 * len(rows), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
-    args.image.write_bytes(files[args.image.suffix])
 
 
 def main() -> None:

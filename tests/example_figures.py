@@ -1,11 +1,14 @@
 """An example of every figure, and what is written in one."""
 
 import itertools
-import xml.etree.ElementTree as ElementTree
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from optimum_neuronal.common.figure_style import make_styles
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 
@@ -42,17 +45,31 @@ def results_with_bits(topups=("uniform", "search")):
     ]
 
 
-def by_seconds(found, model="llama", dense=DENSE):
-    return figures.plot_by_seconds(model, dense, found, make_styles(one.label for one in found))
+def drawn(found, model="llama", dense=DENSE):
+    """Return what is written in every figure of a comparison, by the name of its file. No pixels are drawn."""
+    written = {}
+
+    def savefig(figure, path):
+        figure.draw_without_rendering()
+        written[Path(path).stem] = [text.get_text() for text in figure.findobj(Text) if text.get_visible()]
+
+    with patch.object(Figure, "savefig", savefig), tempfile.TemporaryDirectory() as folder:
+        paths = figures.draw_figures(Path(folder), model, dense, found)
+    assert [path.stem for path in paths] == list(written)
+    return written
 
 
-def by_bits(found, model="llama"):
-    return figures.draw_figures(model, DENSE, found)["perplexity-by-bits"]
+def by_seconds(found):
+    return drawn(found)["perplexity-by-seconds"]
+
+
+def by_bits(found):
+    return drawn(found)["perplexity-by-bits"]
 
 
 def by_block(shares):
     found = [result(topup=name, block_sparsity=list(values)) for name, values in shares.items()]
-    return figures.draw_figures("llama", DENSE, found)["block-sparsity-wanda-70"]
+    return drawn(found)["block-sparsity-wanda-70"]
 
 
 DRAWN = {
@@ -60,9 +77,3 @@ DRAWN = {
     "bits": lambda: by_bits(results_with_bits()),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
 }
-
-
-def texts(files):
-    """Return everything that is written in a figure's SVG."""
-    found = ElementTree.fromstring(files[".svg"]).iter("{http://www.w3.org/2000/svg}text")
-    return ["".join(text.itertext()) for text in found]

@@ -83,7 +83,7 @@ class CompareCommand(Command):
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
         with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
             found = compare(model, tokenizer, **given, **options)
-        write(f"\n{found}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        write(f"\n{found}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:
             write(", ".join(path.name for path in found.plot(args.output)))
         if found.failed:

@@ -1,7 +1,5 @@
 """Outcome of a comparison of methods: results, the paper's aggregates, tables, figures and files."""
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -18,7 +16,7 @@ from .figures import draw_figures
 from .results import DENSE, Aggregate, Result, aggregate, grouped
 
 
-JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
+JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
 MEANS = "Geometric means relative to the dense model, of perplexity (PPLFac) and of mean accuracy (AccRet), over"
 
 
@@ -124,40 +122,18 @@ class Comparison:
         means = self.aggregates()
         return "\n\n".join([*self.notes(), show(*self.table()), explain(means), show(*aggregate_table(means))])
 
-    def to_csv(self) -> str:
-        """Return all results as CSV, one line each, in full precision."""
-        rows = []
-        for result in [self.dense, *self.results]:
-            row = {name: value for name, value in vars(result).items() if not isinstance(value, (dict, list))}
-            row["peak_memory"] = max(result.peak_memory.values(), default=None)
-            row |= result.setting | {f"perplexity {name}": value for name, value in result.perplexity.items()}
-            for kind in ("accuracy", "stderr"):
-                row |= {f"{kind} {name}": task[kind] for name, task in result.accuracy.items()}
-            rows.append(row)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
     def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
-        """Write `comparison.json`, `.csv` and `.md` into a directory; return their paths. See [`check_output`]."""
+        """Write `comparison.json` and `.md` into a directory; return their paths. See [`check_output`]."""
         folder = check_output(directory, overwrite)
         folder.mkdir(parents=True, exist_ok=True)
-        contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_csv(), self.to_markdown())
+        contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_markdown())
         for name, content in zip(TABLES, contents):
             (folder / name).write_text(content, encoding="utf-8")
         return [folder / name for name in TABLES]
 
     def plot(self, directory: str | Path) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths."""
-        paths = []
-        for name, files in draw_figures(self.model, self.dense, self.results).items():
-            for suffix, content in files.items():
-                paths.append(Path(directory) / f"{name}{suffix}")
-                paths[-1].parent.mkdir(parents=True, exist_ok=True)
-                paths[-1].write_bytes(content)
-        return paths
+        return draw_figures(Path(directory), self.model, self.dense, self.results)
 
 
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:

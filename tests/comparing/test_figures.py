@@ -1,16 +1,14 @@
 import math
 
-import pytest
-from example_figures import DRAWN, METHODS, by_block, by_seconds, results, results_with_bits, texts
+from example_figures import DRAWN, METHODS, by_block, by_seconds, results, results_with_bits
+from example_figures import drawn as draw
 from example_figures import result as run
 
-from optimum_neuronal.comparing import figures
-from optimum_neuronal.comparing.figures import draw_figures
 from optimum_neuronal.comparing.results import Result
 
 
 def test_one_panel_per_sparsity_one_name_per_method():
-    written = texts(by_seconds(results((0.8, 0.625))))
+    written = by_seconds(results((0.8, 0.625)))
     assert [text for text in written if text.endswith("sparsity")] == ["62.5 % sparsity", "80 % sparsity"]
     for name in {name for method in METHODS for name in method}:
         assert written.count(name) == 1
@@ -19,19 +17,19 @@ def test_one_panel_per_sparsity_one_name_per_method():
 
 def test_infinite_perplexities_are_named():
     found = [run(), run("magnitude", perplexity=(math.inf, 50.0))]
-    assert "70 % sparsity (infinite: magnitude + uniform, 70 % sparsity)" in texts(by_seconds(found))
+    assert "70 % sparsity\ninfinite: magnitude + uniform, 70 % sparsity" in by_seconds(found)
 
 
 def test_bits():
     named = {"alps + uniform", "alps + search", "quantized + rates"}
-    assert named | {"dense model: 10", "Bits per weight of the pruned projections"} <= set(texts(DRAWN["bits"]()))
-    assert {"2.4 bits", "3 bits", "50 % sparsity"} <= set(texts(by_seconds(results_with_bits(("owl",)))))
+    assert named | {"dense model: 10", "Bits per weight of the pruned projections"} <= set(DRAWN["bits"]())
+    assert {"2.4 bits", "3 bits", "50 % sparsity"} <= set(by_seconds(results_with_bits(("owl",))))
 
 
 def test_blocks():
-    assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70 %"} < set(texts(DRAWN["blocks"]()))
+    assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70 %"} < set(DRAWN["blocks"]())
     names = [f"a rather long name of a method, number {index}" for index in range(20)]
-    assert set(names) < set(texts(by_block({name: [0.5, 0.6] for name in names})))
+    assert set(names) < set(by_block({name: [0.5, 0.6] for name in names}))
 
 
 def result(topup, saliency="wanda", **more):
@@ -39,23 +37,13 @@ def result(topup, saliency="wanda", **more):
 
 
 def drawn(found):
-    return draw_figures("model", Result(0, "dense", "dense", {"c4": 20.0}), found)
+    return draw(found, "model", Result(0, "dense", "dense", {"c4": 20.0}))
 
 
 FAILED = Result(0.7, "ria", "uniform", error="no memory")
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """The functions that draw are only called; figure's function -> its arguments, by call."""
-    seen = {}
-    for name in ("plot_by_seconds", "plot_lines"):
-        seen[name] = []
-        monkeypatch.setattr(figures, name, lambda *given, name=name, **_: seen[name].append(given))
-    return seen
-
-
-def test_a_comparison_gets_the_figures_that_it_allows(calls):
+def test_a_comparison_gets_the_figures_that_it_allows():
     both = ["perplexity-by-seconds", "block-sparsity-wanda-70"]
     assert list(drawn([result("uniform"), FAILED])) == both and drawn([FAILED]) == {}
     found = drawn([result("uniform", bits_per_weight=6.0), result("rates", budget=2.4, bits_per_weight=2.4)])
@@ -67,9 +55,9 @@ def test_a_comparison_gets_the_figures_that_it_allows(calls):
 
 def test_titles_name_the_model_the_saliency_and_the_target():
     found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
-    assert len({files[".svg"] for files in found.values()}) == len(found) == 3
-    assert "model, ria, 70 % sparsity" in texts(found["block-sparsity-ria-70"])
-    assert "model: perplexity on c4" in texts(found["perplexity-by-seconds"])
+    assert len(found) == 3
+    assert "model, ria, 70 % sparsity" in found["block-sparsity-ria-70"]
+    assert "model: perplexity on c4" in found["perplexity-by-seconds"]
 
 
 def block_step(lam, *candidates, value=30.0, more=""):
@@ -86,17 +74,17 @@ def test_lambdas_with_the_chosen_ones():
     found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=",metric=reconstruction"))
     files = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
     named = {"block lambda of neuronal", "c4", "ptb", "chosen by the alignment", "chosen by the reconstruction error"}
-    assert named < set(texts(files))
+    assert named < set(files)
     assert not [name for name in drawn(found[:2]) if "lambda" in name], "two lambdas make no figure"
 
 
 def test_grids_and_sweeps():
     """A line per value of the second hyper-parameter; or per test set, if there is none."""
     grid = [result(f"owl:outlier_factor={m},half_width={width}") for m in (3, 5) for width in (0.04, 0.08, 0.2)]
-    written = texts(drawn(grid)["perplexity-by-owl-half_width-wanda-70"])
+    written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
     assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
     sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
-    written = texts(drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"])
+    written = drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"]
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
@@ -104,7 +92,5 @@ def test_sparsities():
     found = [result("owl") for _ in range(3)]
     for own, sparsity in zip(found, (0.1, 0.2, 0.3)):
         own.sparsity = sparsity
-    assert {"wanda + owl", "20 %", "Sparsity of the pruned projections"} < set(
-        texts(drawn(found)["perplexity-by-sparsity"])
-    )
+    assert {"wanda + owl", "20 %", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
     assert "perplexity-by-sparsity" not in drawn(found[:2])
