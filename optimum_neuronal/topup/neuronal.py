@@ -74,7 +74,7 @@ class NeuronAL(TopUp):
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
         candidates (`str`, *optional*):
             How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"exact"`,
-            by solving each, which takes as long as one prune per candidate and chose worse on the models measured.
+            by solving each, which takes as long as one prune per candidate.
     """
 
     paper: ClassVar[str] = (
