@@ -122,7 +122,6 @@ def check(
         )
     decoder = find_decoder(model, config.targets, config.ignore)
     methods = config.methods
-    methods.topup.check(decoder)
     methods.topup.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
     resolve_seq_length(model.config, config.seq_length)

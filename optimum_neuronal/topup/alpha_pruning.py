@@ -9,7 +9,7 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
 from .base import LARGEST, Allocation, TopUp, bisect, block_sizes, plan_of_blocks, pruned_blocks, register_topup
-from .neuronal_authors import BASELINE_VARIANTS, floored
+from .neuronal_authors import BASELINE_VARIANTS, rounded
 
 
 @register_topup("alpha_pruning")
@@ -24,9 +24,7 @@ class AlphaPruning(TopUp):
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
         bins (`int`): bins of the histogram of the eigenvalues' logarithms, in whose highest bin the tail begins.
-        variant (`str`): `"authors"`, their code as it was run:
-            the tail is the one that best fits a power law, hardly limited from below; sparsities above 1 become 1 without
-            raising the others; `int(in * s)` weights of every row are pruned.
+        variant (`str`): `"authors"`, their code as it was run: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = "Lu et al., AlphaPruning: Using Heavy-Tailed Self Regularization Theory, NeurIPS 2024"
@@ -37,23 +35,20 @@ class AlphaPruning(TopUp):
     variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        authors = self.variant == "authors"
-        estimate = fitted_exponent if authors else hill_exponent
+        estimate = fitted_exponent if self.variant == "authors" else hill_exponent
 
         def exponents(block: Block) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [estimate(spectrum, self.bins) for spectrum in spectra]
 
         spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins, {self.variant}")
-        alphas = block_alphas([found for found in spectra if found])
-        blocks = pruned_blocks(trials.decoder)
-        factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
-        sizes = block_sizes(blocks)
-        if authors:
-            scaled = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
-            plan = floored(trials, plan_of_blocks(blocks, scaled))
+        alphas, blocks = block_alphas([found for found in spectra if found]), pruned_blocks(trials.decoder)
+        factors, sizes = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread), block_sizes(blocks)
+        if self.variant == "authors":
+            found = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
         else:
-            plan = plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, sizes))
+            found = scaled_sparsities(sparsity, factors, sizes)
+        plan = rounded(trials, plan_of_blocks(blocks, found), self.variant)
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
 

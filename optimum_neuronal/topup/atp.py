@@ -9,16 +9,7 @@ from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .base import (
-    LARGEST,
-    SMALLEST,
-    Allocation,
-    TopUp,
-    index_of_smallest,
-    pruned_blocks,
-    register_topup,
-    spread_over_blocks,
-)
+from .base import LARGEST, SMALLEST, Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks
 
 
 @register_topup("atp")
@@ -54,7 +45,7 @@ class ATP(TopUp):
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
         errors = trials.output_errors(plans, "nll", label="ATP", reference="dense")
-        best = index_of_smallest(errors)
+        best = errors.index(min(errors))
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})
 

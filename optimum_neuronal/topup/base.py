@@ -57,11 +57,11 @@ class TopUp(ABC):
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
-    def check(self, decoder: Decoder) -> None:
-        """Raise `ValueError` if this top-up cannot serve the model. Called before any long work."""
-
     def suited_to(self, decoder: Decoder) -> "TopUp":
-        """Return this top-up, or a copy with hyper-parameters that suit the model. Raise `ValueError` if none do."""
+        """Return this top-up, or a copy with hyper-parameters that suit the model. Raise `ValueError` if none do.
+
+        Called before any long work.
+        """
         if self.compares_outputs and not decoder.predicts_next_token:
             raise ValueError(
                 f"The top-up {self.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "
@@ -196,11 +196,6 @@ def shift_to_mean(
     weights = weights.double() / weights.sum()
     _, shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
     return (values + shift).clamp(least, most)
-
-
-def index_of_smallest(values: Sequence[float]) -> int:
-    """Return the index of the smallest value, the first of equal ones."""
-    return min(range(len(values)), key=values.__getitem__)
 
 
 def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> tuple[float, float]:

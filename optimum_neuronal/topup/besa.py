@@ -17,7 +17,7 @@ from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
 from .base import Allocation, TopUp, bisect, register_topup, shift_to_mean, uniform_plan
-from .neuronal_authors import BASELINE_VARIANTS, floored
+from .neuronal_authors import BASELINE_VARIANTS, rounded
 
 
 LABEL = "BESA"
@@ -40,10 +40,8 @@ class BESA(TopUp):
         epochs (`int`): passes over the alignment sequences, with a step of the optimizer for each sequence.
         learning_rate (`float`): of Adam. 8 steps of 0.16 lead as far as the authors' 128 of 0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
-        candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
-        variant (`str`): `"authors"`, as in their code:
-            the distribution is a softmax of sigmoids, which begins at a mean of 0.5 and stays within 0.38 to 0.62;
-            sparsities do not shift to the target; `int(in * s)` weights of every row are pruned.
+        candidate_step (`float`): distance of the candidate pruning rates, which begin at 0 and are at most 1.
+        variant (`str`): `"authors"`, as in their code: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = (
@@ -56,10 +54,6 @@ class BESA(TopUp):
     penalty: float = hyper(5.0, 0)
     candidate_step: float = hyper(0.01, 1e-4, 0.5)
     variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
-
-    def __post_init__(self):
-        if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
-            raise ValueError(f"candidate_step is {self.candidate_step!r}: expected 1 divided by a whole number.")
 
     def forwards(self, decoder, saliency, aligned, samples) -> int:
         return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
@@ -91,13 +85,12 @@ class BESA(TopUp):
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
             sizes = torch.tensor([rate.weights for rate in rates])
             met = learned if authors else shift_to_mean(learned, sparsity, sizes, 0, 1)
+            plan = rounded(trials, SparsityPlan(dict(zip(block.pruned_names, met.tolist()))), self.variant)
             found["learned"] |= zip(block.pruned_names, learned.tolist())
-            found["sparsity"] |= zip(block.pruned_names, met.tolist())
-            if authors:
-                found["sparsity"] = dict(floored(trials, SparsityPlan(found["sparsity"])).sparsity)
+            found["sparsity"] |= plan.sparsity
             if block is last:
                 return [stream, target]
-            (change_of,) = trials.changes(block, norms, [SparsityPlan(found["sparsity"])])
+            (change_of,) = trials.changes(block, norms, [plan])
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 
@@ -131,7 +124,7 @@ class LearnedRate:
         self.projection, self.weights = projection, projection.numel
         self._order = score.argsort(dim=1, stable=True).int()  # columns of every row, the least salient first
         device, in_features = score.device, projection.shape[1]
-        rates = torch.arange(round(1 / step) + 1, dtype=torch.float64) * step
+        rates = torch.arange(int(1 / step + 1e-6) + 1, dtype=torch.float64) * step
         self._rates = rates.float().to(device)
         # (candidates, in): 1 where a candidate prunes the weight of a rank in a row
         counts = (rates * in_features + 1e-4).floor()
@@ -192,17 +185,15 @@ def _mask_gradients(
 
 
 @contextmanager
-def _learning(owners: Sequence[nn.Parameter]) -> Iterator[None]:
+def _learning(owners: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Compute gradients of `owners` while the context lasts, even if the user froze them."""
-    frozen = [owner for owner in owners if not owner.requires_grad]
+    before = [owner.requires_grad for owner in owners]
     try:
-        for owner in frozen:
-            owner.requires_grad_(True)
         with torch.enable_grad():
-            yield
+            yield [owner.requires_grad_(True) for owner in owners]
     finally:
-        for owner in frozen:
-            owner.requires_grad_(False)
+        for owner, required in zip(owners, before):
+            owner.requires_grad_(required)
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

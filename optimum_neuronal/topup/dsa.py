@@ -13,9 +13,8 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from . import neuronal_authors
-from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
-from .neuronal_authors import BASELINE_VARIANTS
+from .base import Allocation, TopUp, distinct, draw, register_topup, wanda_metric
+from .neuronal_authors import BASELINE_VARIANTS, spread
 
 
 MOST_TRANSFORMS = 2
@@ -112,12 +111,12 @@ class Function:
         parts = f"({self.pre})-({self.reduce})-({','.join(self.transforms)})"
         return f"W:{parts.upper()}-({self.lam * 100:g})"
 
-    def plan(self, blocks: Sequence[Block], sparsity: float, statistics: Statistics) -> SparsityPlan | None:
-        """Return the plan of blocks with prunable weights; None if an importance is infinite."""
-        importances = self.importances(statistics)
-        if not bool(importances.isfinite().all()):
-            return None
-        return spread_over_blocks(blocks, sparsity, self.lam, -importances)
+    def plan(self, trials: Trials, sparsity: float, statistics: Statistics, variant: str) -> SparsityPlan | None:
+        """Return the plan; None if an importance is infinite, which is -1 to the authors."""
+        values, lam = -self.importances(statistics), self.lam
+        if variant == "authors":
+            values, lam = torch.where(values.isinf(), 1, values), WINDOW
+        return spread(trials, sparsity, lam, values, variant) if bool(values.isfinite().all()) else None
 
     def importances(self, statistics: Statistics) -> torch.Tensor:
         """Return one float64 per block. NaN counts as zero, as in the authors' code."""
@@ -149,9 +148,7 @@ class DSA(TopUp):
         mutation (`float`): probability that an operation of an offspring is drawn anew.
         lambdas (`tuple[float, ...]`): half-widths of the window that a function may have.
         search_seed (`int`): seed of the search; has nothing to do with the draw of calibration sequences.
-        variant (`str`): `"authors"`, as in their code:
-            half the window is 0.08 whatever a function says; an infinite importance counts as -1 instead of ruling the
-            function out; blocks count alike whatever their sizes; `int(in * s)` weights of every row are pruned.
+        variant (`str`): `"authors"`, as in their code: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = (
@@ -174,20 +171,14 @@ class DSA(TopUp):
         return self.population + self.generations * self.offspring
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        statistics, blocks = block_statistics(trials), pruned_blocks(trials.decoder)
-        generator = torch.Generator().manual_seed(self.search_seed)
+        statistics, generator = block_statistics(trials), torch.Generator().manual_seed(self.search_seed)
         plans: dict[Function, SparsityPlan] = {}  # of all functions so far
         errors: dict[Function, float] = {}
 
         def measure(make: Callable[[], Function], count: int) -> None:
             def untried() -> Function | None:
                 function = make()
-                if self.variant == "authors":
-                    values = -function.importances(statistics)
-                    values = torch.where(values.isinf(), 1, values)
-                    plan = neuronal_authors.spread_over_blocks(trials, sparsity, WINDOW, values)
-                else:
-                    plan = function.plan(blocks, sparsity, statistics)
+                plan = function.plan(trials, sparsity, statistics, self.variant)
                 if plan is None or plan in plans.values():
                     return None
                 plans[function] = plan

@@ -31,11 +31,7 @@ class DSnoT(TopUp):
         cycles (`int`): the paper's T: weights that a row exchanges at most.
         threshold (`float`): the paper's epsilon: shift of a row's output, on average over all tokens, that is left
             alone, at least 0.
-        variant (`str`): `"authors"`, their code as it was run:
-            MLPs are left alone; the shift may change its sign; shift and threshold are of sums over a sequence's tokens,
-            so nearly all cycles run; variances are within sequences; a row without more weights to restore "restores"
-            kept ones; a finished row may prune one while others go on; `int(in * s)` weights of every row are pruned at
-            first. Their code fails if `cycles` exceeds a row's kept weights; here it stops there.
+        variant (`str`): `"authors"`, their code as it was run: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = (

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,17 +18,8 @@ from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
-from .base import (
-    SCHEDULES,
-    Allocation,
-    TopUp,
-    get_dist,
-    index_of_smallest,
-    register_topup,
-    rise,
-    spread_over_blocks,
-    uniform_plan,
-)
+from .base import SCHEDULES, Allocation, TopUp, get_dist, register_topup, rise, spread_over_blocks, uniform_plan
+from .neuronal_authors import rounded
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -95,18 +87,10 @@ class NeuronAL(TopUp):
         for name, value in zip(FIELDS, VARIANTS[self.variant]):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name in ("block_lambdas", "row_lambdas"):
-            lambdas = getattr(self, name)
-            if len(set(lambdas)) != len(lambdas):
-                raise ValueError(f"{name} is {lambdas}: expected each number once.")
-
-    @property
-    def _reconstructs(self) -> bool:
-        return self.metric == RECONSTRUCTION
 
     @property
     def _measured_on(self) -> tuple[str, str, str]:
-        return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
+        return self.reference, self.alignment_scope, "l2" if self.metric == RECONSTRUCTION else self.metric
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
@@ -129,7 +113,7 @@ class NeuronAL(TopUp):
             trials = replace(trials, norms=neuronal_authors.RunningNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
-        plan, problem = self._rounded(base, trials), rows_problem(trials.decoder, saliency)
+        plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
             plan, decisions["row"] = self._row_step(trials, base)
         elif self.steps != "block":
@@ -143,49 +127,40 @@ class NeuronAL(TopUp):
             lambdas = lambdas[:-1]
         make = neuronal_authors.block_plan if self.variant == "authors" else block_plan
         plans = [make(trials.decoder, sparsity, lam, self.schedule) for lam in lambdas]
-        errors = self._errors(trials, [self._rounded(plan, trials) for plan in plans], "Block step")
-        best = index_of_smallest(errors)
-        return plans[best], _decision(lambdas, errors, best)
+        errors = self._errors(trials, [rounded(trials, plan, self.variant) for plan in plans], "Block step")
+        return _decide(plans, lambdas, errors)
 
-    def _rounded(self, plan: SparsityPlan, trials: Trials) -> SparsityPlan:
-        return neuronal_authors.floored(trials, plan) if self.variant == "authors" else plan
+    def _errors(
+        self, trials: Trials, plans: Sequence[SparsityPlan], label: str, known: dict[int, float] | None = None
+    ) -> list[float]:
+        """Return errors of the candidates, of which some are known: index -> error. Others may stop above those.
 
-    def _errors(self, trials: Trials, plans: Sequence[SparsityPlan], label: str) -> list[float]:
-        """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
-        middle = len(plans) // 2
-        if self._reconstructs:
+        None: the middle one runs first.
+        """
+        if self.metric == RECONSTRUCTION:
             return trials.reconstruction_errors(plans, self.reference, label)
-        if not trials.can_abandon or len(plans) < 3:
-            return trials.alignment_errors(plans, *self._measured_on, label=label)
-        (first,) = trials.alignment_errors([plans[middle]], *self._measured_on, label=label)
-        others = [*plans[:middle], *plans[middle + 1 :]]
-        errors = trials.alignment_errors(others, *self._measured_on, label=label, bound=first)
-        return [*errors[:middle], first, *errors[middle:]]
+        measure = partial(trials.alignment_errors, label=label)
+        if known is None and trials.can_abandon and len(plans) > 2:
+            middle = len(plans) // 2
+            known = {middle: measure([plans[middle]], *self._measured_on)[0]}
+        known = known or {}
+        others = [plan for index, plan in enumerate(plans) if index not in known]
+        bound = min(known.values()) if known and trials.can_abandon else math.inf
+        found = iter(measure(others, *self._measured_on, bound=bound) if others else [])
+        return [known[index] if index in known else next(found) for index in range(len(plans))]
 
     def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
-        plan, label, lambdas = self._rounded(base, trials), "Row step", self.row_lambdas
+        plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
         deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
         if self.variant == "authors":
             plans = neuronal_authors.row_plans(trials.decoder, base, lambdas, deviation)
-            errors = self._errors(trials, plans, label)
         else:
             plans = row_plans(trials.decoder, base, lambdas, deviation)
             plans = [own if lam else plan for lam, own in zip(lambdas, plans)]  # the others must beat it
-            errors = self._row_errors(trials, plans, deviation.error)
-        best = index_of_smallest(errors)
-        return plans[best], _decision(lambdas, errors, best)
-
-    def _row_errors(self, trials: Trials, plans: Sequence[SparsityPlan], base_error: float) -> list[float]:
-        """Return errors of the candidates, of which that with lambda 0 is known. Others may stop above it."""
-        if self._reconstructs:
-            return trials.reconstruction_errors(plans, self.reference, "Row step")
-        others = [plan for lam, plan in zip(self.row_lambdas, plans) if lam]
-        bound = base_error if len(others) < len(plans) and trials.can_abandon else math.inf
-        errors = trials.alignment_errors(others, *self._measured_on, label="Row step", bound=bound) if others else []
-        found = iter(errors)
-        return [next(found) if lam else base_error for lam in self.row_lambdas]
+            known = {index: deviation.error for index, lam in enumerate(lambdas) if not lam}
+        return _decide(plans, lambdas, self._errors(trials, plans, "Row step", known))
 
 
 def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
@@ -228,7 +203,10 @@ def row_plans(
     return [SparsityPlan(plan) for plan in plans]
 
 
-def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int) -> dict:
-    """Return the report's entry. A candidate that was stopped early has no error."""
+def _decide(
+    plans: Sequence[SparsityPlan], lambdas: Sequence[float], errors: Sequence[float]
+) -> tuple[SparsityPlan, dict]:
+    """Return the best plan and the report's entry. A candidate that was stopped early has no error."""
+    best = errors.index(min(errors))
     candidates = [{"lambda": lam, "error": error if error < math.inf else None} for lam, error in zip(lambdas, errors)]
-    return {"lambda": lambdas[best], "candidates": candidates}
+    return plans[best], {"lambda": lambdas[best], "candidates": candidates}

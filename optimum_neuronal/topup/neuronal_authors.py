@@ -14,7 +14,7 @@ from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import Deviation
-from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise
+from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise, spread_over_blocks
 
 
 BASELINE_VARIANTS = ("corrected", "authors")
@@ -45,27 +45,28 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> 
     last = max(len(decoder.blocks) - 1, 1)
     rises = np.round(last * rise(decoder, schedule).numpy(), 12)  # 0, 1, 2, ... if linear
     values = (len(decoder.blocks) - rises) * (2 * lam / last)
-    values = values - values.min()
-    found = _bounded(1 - (values - np.mean(values) + (1 - sparsity)))
-    return SparsityPlan({name: s for block, s in zip(decoder.blocks, found.tolist()) for name in block.pruned_names})
+    return _plan(decoder.blocks, values - values.min(), sparsity)
 
 
-def _bounded(sparsities: np.ndarray) -> np.ndarray:
-    """Return sparsities without those outside (0, 1). Their mean moves."""
-    return np.where(sparsities <= 0, SMALLEST, np.where(sparsities >= 1, LARGEST, sparsities))
+def _plan(blocks: Sequence[Block], density: np.ndarray, sparsity: float) -> SparsityPlan:
+    """Return the plan of densities shifted to their mean, which moves again where sparsities leave (0, 1)."""
+    found = 1 - (density - np.mean(density) + (1 - sparsity))
+    found = np.where(found <= 0, SMALLEST, np.where(found >= 1, LARGEST, found))
+    return plan_of_blocks(blocks, torch.from_numpy(found))
 
 
-def spread_over_blocks(trials: Trials, sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
-    """Return the plan in which blocks with large values are pruned less, all blocks counting alike."""
-    found = values.numpy()
+def spread(trials: Trials, sparsity: float, lam: float, values: torch.Tensor, variant: str) -> SparsityPlan:
+    """Return the plan in which blocks with large values are pruned less. To the authors, all blocks count alike."""
+    blocks, found = pruned_blocks(trials.decoder), values.numpy()
+    if variant != "authors":
+        return spread_over_blocks(blocks, sparsity, lam, values)
     density = (found - found.min()) * (1 / (np.ptp(found) or 1) * lam * 2)
-    targets = torch.from_numpy(_bounded(1 - (density - np.mean(density) + (1 - sparsity))))
-    return floored(trials, plan_of_blocks(pruned_blocks(trials.decoder), targets))
+    return rounded(trials, _plan(blocks, density, sparsity), variant)
 
 
-def floored(trials: Trials, plan: SparsityPlan) -> SparsityPlan:
-    """Return the plan that prunes `int(in * sparsity)` weights of every row, unless the saliency updates weights."""
-    if trials.saliency.updates_weights:
+def rounded(trials: Trials, plan: SparsityPlan, variant: str) -> SparsityPlan:
+    """Return the plan. The authors' prunes `int(in * sparsity)` weights of a row if the saliency updates no weights."""
+    if variant != "authors" or trials.saliency.updates_weights:
         return plan
     widths = {name: projection.shape[1] for name, projection in trials.decoder.projections.items()}
     return SparsityPlan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})

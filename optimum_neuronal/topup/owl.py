@@ -9,9 +9,8 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from . import neuronal_authors
-from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
-from .neuronal_authors import BASELINE_VARIANTS
+from .base import Allocation, TopUp, block_scores, register_topup, wanda_metric
+from .neuronal_authors import BASELINE_VARIANTS, spread
 
 
 @register_topup("owl")
@@ -26,9 +25,7 @@ class OWL(TopUp):
     Args:
         outlier_factor (`float`): the paper's M, above 0: how many times the mean an outlier exceeds.
         half_width (`float`): the paper's lambda, in [0, 1]: half the width of the window of sparsities.
-        variant (`str`): `"authors"`, their code as it was run:
-            sparsities beyond 0 and 1 become 0.01 and 0.99 without moving the others; `int(in * s)` weights of every row
-            are pruned; blocks count alike whatever their sizes.
+        variant (`str`): `"authors"`, their code as it was run: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = "Yin et al., Outlier Weighed Layerwise Sparsity (OWL), ICML 2024"
@@ -43,10 +40,7 @@ class OWL(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
         ratios = block_scores(trials, score, f"OWL outliers above {self.outlier_factor:g}")
-        if self.variant == "authors":
-            plan = neuronal_authors.spread_over_blocks(trials, sparsity, self.half_width, ratios)
-        else:
-            plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, ratios)
+        plan = spread(trials, sparsity, self.half_width, ratios, self.variant)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})
 
 
@@ -56,7 +50,6 @@ def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: fl
     Projections take turns: the metric of a whole block may not fit in memory beside the model.
     """
     total = sum(wanda_metric(projection, activations).sum().item() for projection in block.pruned)
-    size = block.numel
-    threshold = factor * total / size
+    threshold = factor * total / block.numel
     outliers = sum((wanda_metric(projection, activations) > threshold).sum().item() for projection in block.pruned)
-    return outliers / size
+    return outliers / block.numel

@@ -34,7 +34,7 @@ class Rates(TopUp):
     budget: float  # bits per weight of all projections together, for codes and scales
     by: str = "divergence"  # or "uniform": rates are as equal as the budget allows
 
-    def check(self, decoder: Decoder) -> None:
+    def suited_to(self, decoder: Decoder) -> "Rates":
         units = _Units(decoder.projections.values())
         least = 8 * sum(min(own.values()) for own in units.sizes.values()) / units.weights
         if least > self.budget:
@@ -42,8 +42,6 @@ class Rates(TopUp):
                 f"bits_per_weight is {self.budget:g}, but codes of {min(RATES)} bits and their scales take {least:.4g} bits "
                 "per weight in this model: set more bits."
             )
-
-    def suited_to(self, decoder: Decoder) -> "Rates":
         return self if decoder.predicts_next_token else replace(self, by="uniform")
 
     def even(self, decoder: Decoder) -> RatePlan:

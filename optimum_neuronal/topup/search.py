@@ -13,7 +13,7 @@ from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
 from ..trials.solved import SHARES, SolvedSparsities, SolvedWeights
-from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, index_of_smallest, register_topup, shift_to_mean
+from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
 
 
 LABEL = "Search"
@@ -92,7 +92,7 @@ class Search(TopUp):
         # Minus one: the dense model.
         run = _Run(trials, space, self.objective, (self.budget or budget) - 1, stream_cost, solved)
         errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
-        run.stages.append({"stage": "blocks", "errors": errors, "chosen": index_of_smallest(errors)})
+        run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
         while run.skips_to_a_round_within(run.budget - rows):
             run.take_round()
         if rows and run.spent + rows <= run.budget:
@@ -155,7 +155,7 @@ class _Run:
         # Its largest coefficient is 1.
         descent = (-slopes[:, None] * torch.stack(list(directions.values()))).sum(dim=0)
         line = self.try_out([base + step * length * descent for length in LENGTHS], start)
-        best = index_of_smallest(line)
+        best = line.index(min(line))
         factor = list(LENGTHS.values())[best] if line[best] < before_line else NOTHING_FOUND
         self.steps[self.rounds % 2] = max(LAST_STEP, factor * step)
         stage = {"stage": f"round {len(self.stages)}", "began": began, "step": step}
@@ -167,7 +167,7 @@ class _Run:
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
         errors = self.measure(plans, reference, self.cost(moved))
-        first = index_of_smallest(errors)
+        first = errors.index(min(errors))
         if errors[first] < self.error:
             self.best, self.best_plan, self.error = moved[first], plans[first], errors[first]
         return errors
@@ -181,8 +181,8 @@ class _Run:
             for width in ROW_WIDTHS
         ]
         began, errors = self.error, self.measure(plans, self.best_plan, len(plans))
-        best = index_of_smallest([began, *errors])
-        self.best_plan = [self.best_plan, *plans][best]
+        if min(errors) < began:
+            self.best_plan = plans[errors.index(min(errors))]
         self.stages.append({"stage": "rows", "began": began, "errors": dict(zip(map(str, ROW_WIDTHS), errors))})
 
 

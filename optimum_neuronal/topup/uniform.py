@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..common.validation import hyper
 from ..trials import Trials
 from .base import Allocation, TopUp, register_topup, uniform_plan
-from .neuronal_authors import BASELINE_VARIANTS, floored
+from .neuronal_authors import BASELINE_VARIANTS, rounded
 
 
 @register_topup("uniform")
@@ -24,5 +24,4 @@ class Uniform(TopUp):
     variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        plan = uniform_plan(trials.decoder, sparsity)
-        return Allocation(floored(trials, plan) if self.variant == "authors" else plan)
+        return Allocation(rounded(trials, uniform_plan(trials.decoder, sparsity), self.variant))

@@ -101,11 +101,11 @@ def test_the_authors_own_function():
 def test_sparsities_by_hand(llama):
     """Importances 1, 2, 3 turned around are densities 0.2, 0.1, 0 above their mean: the third block is pruned most."""
     statistics = {("no_op", "mean"): torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
-    decoder = find_decoder(llama)
-    rising, falling = (
-        by_block(decoder.blocks, Function("no_op", "mean", (name,), 0.1).plan(decoder.blocks, 0.6, statistics))
-        for name in ("no_op", "cos")
+    trials = FakeTrials(find_decoder(llama))
+    plans = (
+        Function("no_op", "mean", (name,), 0.1).plan(trials, 0.6, statistics, "corrected") for name in ("no_op", "cos")
     )
+    rising, falling = (by_block(trials.decoder.blocks, plan) for plan in plans)
     assert rising == pytest.approx([0.5, 0.6, 0.7])
     low, middle, high = (math.cos(value) for value in (3, 2, 1))
     assert falling[0] - falling[2] == pytest.approx(0.2)

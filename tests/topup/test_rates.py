@@ -76,8 +76,8 @@ def test_more_bits_where_the_model_loses_more(monkeypatch):
 def test_a_budget_below_the_fewest_bits_raises():
     decoder = find_decoder(make_model("llama", **WIDE))
     with pytest.raises(ValueError, match=r"is 2.01, but codes of 2 bits and their scales take 2\.\d+ bits"):
-        Rates(2.01).check(decoder)
-    Rates(2.3).check(decoder)
+        Rates(2.01).suited_to(decoder)
+    Rates(2.3).suited_to(decoder)
 
 
 def sizes(names: str, size: int = 100) -> dict:
