@@ -33,8 +33,7 @@ def evaluate_perplexity(
 
     The test documents are joined, tokenized once and cut into windows of `seq_length` tokens without overlap; the rest
     is dropped. Every token of a window except the first is predicted from the window alone. wikitext2 joins its test
-    split by blank lines, ptb by spaces. c4 takes the first 1100 validation documents and at most 256 windows, as GPTQ,
-    SparseGPT and Wanda do.
+    split by blank lines, ptb by spaces. c4 takes the first 1100 validation documents and at most 256 windows, as Wanda.
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype.
@@ -62,31 +61,28 @@ def evaluate_perplexity(
 
 
 def load_windows(
-    model_config: PreTrainedConfig,
+    config: PreTrainedConfig,
     tokenizer: Any,
     dataset: Any,
     seq_length: int | None = None,
     max_windows: int | None = None,
 ) -> torch.Tensor:
     """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
-    for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
-        if value is not None:
-            check_count(name, value, least)
+    check_count("seq_length", 2 if seq_length is None else seq_length, 2)
+    check_count("max_windows", 1 if max_windows is None else max_windows, 1)
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
-        resolve_seq_length(model_config, ids.shape[1])
+        resolve_seq_length(config, ids.shape[1])
         return ids[:max_windows]
-    seq_length = resolve_seq_length(model_config, seq_length)
+    seq_length = resolve_seq_length(config, seq_length)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
     documents = load_documents(dataset, "test", tokenizer)
     stream = torch.tensor(tokenize(documents.join(), tokenizer, documents.templated), dtype=torch.int64)
-    count = len(stream) // seq_length
-    if count == 0:
+    if len(stream) < seq_length:
         found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
         raise ValueError(f"{found}: give more text, or a smaller seq_length.")
-    windows = stream[: count * seq_length].view(count, seq_length)
-    return windows[: documents.max_windows if max_windows is None else max_windows]
+    return stream.unfold(0, seq_length, seq_length)[: max_windows or documents.max_windows]
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
@@ -105,20 +101,16 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
 
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
     """Return the mean NLL in nats of all tokens except the first of each window."""
-    total = 0.0
-    starts = range(0, len(windows), batch_size)
+    total, starts = 0.0, range(0, len(windows), batch_size)
     for start in logging.tqdm(starts, desc="Perplexity", unit="batch", leave=False, disable=None):
-        batch = windows[start : start + batch_size]
-        ids = batch.to(device)
+        ids = windows[start : start + batch_size].to(device)
         logits = model(input_ids=ids, use_cache=False).logits
         targets = ids[:, 1:].flatten().to(logits.device)
         loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
         del logits  # before the next forward
         if not math.isfinite(loss):
-            found = f"The loss is {loss} in windows {start} to {start + len(batch) - 1}"
-            raise ValueError(
-                f"{found}: the weights hold NaN or inf, or the dtype overflows (try bfloat16 or float32)."
-            )
+            found = f"The loss is {loss} in windows {start} to {start + len(ids) - 1}"
+            raise ValueError(f"{found}: the weights hold NaN, or the dtype overflows (try bfloat16 or float32).")
         total += loss
     return total / (len(windows) * (windows.shape[1] - 1))
 
@@ -127,15 +119,10 @@ def as_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
     """Return a model and its tokenizer, loaded in the checkpoint's dtype if `model` is a path or id."""
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
-    tokenizer = find_tokenizer(os.fspath(model)) if tokenizer is None else tokenizer
-    return load_model(model, dtype="auto"), tokenizer
+    return load_model(model, dtype="auto"), tokenizer or find_tokenizer(os.fspath(model))
 
 
 def check_language_model(model: Any) -> None:
-    """Raise unless a model predicts the next token and has its weights."""
-    if not hasattr(model, "get_input_embeddings"):
-        raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
+    """Raise unless a model predicts the next token."""
     if not model.can_generate():
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
-    if model.get_input_embeddings().weight.device.type == "meta" and not hasattr(model, "hf_device_map"):
-        raise ValueError("The model's weights are on the meta device: load them before you evaluate it.")

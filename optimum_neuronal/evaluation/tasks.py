@@ -62,7 +62,7 @@ def evaluate_tasks(
     # A copy, since HFLM adds a padding token to a tokenizer without one.
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     with inference(model):
-        wrapped = HFLM(pretrained=model, backend="causal", **options)
+        wrapped = HFLM(model, backend="causal", **options)
         # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
         results = evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
@@ -83,9 +83,9 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
         raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]") from error
     names = [tasks] if isinstance(tasks, str) else check_texts("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
-    path = None if include_path is None else str(include_path)
-    manager = TaskManager(include_path=path, include_defaults=path is None)
-    if path is not None and not set(names) <= set(manager.all_tasks):  # to index the harness's own takes many seconds
+    path = include_path and str(include_path)
+    manager = TaskManager(include_path=path, include_defaults=not path)
+    if path and not set(names) <= set(manager.all_tasks):  # to index the harness's own takes many seconds
         manager = TaskManager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:

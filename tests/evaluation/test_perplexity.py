@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from conftest import make_model
 from packed_models import make_low_bit
 from texts import VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -115,13 +114,8 @@ def test_mistakes(model, tokenizer):
     ):
         with pytest.raises(ValueError, match=message):
             evaluate_perplexity(model, **{"tokenizer": tokenizer, "dataset": dataset, **fields})
-    for bad, error, message in (
-        (model.model, ValueError, "LlamaModel has no language-model head"),
-        (make_model("llama").to("meta"), ValueError, "on the meta device"),
-        (5, TypeError, "model is 5: expected a causal language model"),
-    ):
-        with pytest.raises(error, match=message):
-            evaluate_perplexity(bad, None, ids)
+    with pytest.raises(ValueError, match="LlamaModel has no language-model head"):
+        evaluate_perplexity(model.model, None, ids)
 
 
 def test_a_model_may_be_named(model, tokenizer, tmp_path):
