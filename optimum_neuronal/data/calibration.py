@@ -109,7 +109,8 @@ def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
     """Return a tensor, array or list of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets."""
     first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
-    if not isinstance(first, (torch.Tensor, np.ndarray, list, tuple)) or is_conversation(first):
+    is_row = isinstance(first, (list, tuple)) and not is_conversation(first)
+    if not is_row and not isinstance(first, (torch.Tensor, np.ndarray)):
         return None
     try:
         # np.array copies: torch would warn about a read-only array

@@ -113,12 +113,15 @@ class NeuronAL(TopUp):
             trials = replace(trials, norms=neuronal_authors.RunningNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
-        plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
+        plan, problem = self._rounded(trials, base), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
             plan, decisions["row"] = self._row_step(trials, base)
         elif self.steps != "block":
             decisions["note"] = f"no row step: {problem}"
         return Allocation(plan, decisions, trials.norms if saliency.uses_activations else SquaredNorms)
+
+    def _rounded(self, trials: Trials, plan: SparsityPlan) -> SparsityPlan:
+        return rounded(trials, plan, self.variant) if self.variant == "authors" else plan
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""
@@ -127,7 +130,7 @@ class NeuronAL(TopUp):
             lambdas = lambdas[:-1]
         make = neuronal_authors.block_plan if self.variant == "authors" else block_plan
         plans = [make(trials.decoder, sparsity, lam, self.schedule) for lam in lambdas]
-        errors = self._errors(trials, [rounded(trials, plan, self.variant) for plan in plans], "Block step")
+        errors = self._errors(trials, [self._rounded(trials, plan) for plan in plans], "Block step")
         return _decide(plans, lambdas, errors)
 
     def _errors(
@@ -151,7 +154,7 @@ class NeuronAL(TopUp):
 
     def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
-        plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
+        plan, lambdas, known = self._rounded(trials, base), self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
         deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
         if self.variant == "authors":
