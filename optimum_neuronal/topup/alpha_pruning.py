@@ -8,8 +8,18 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from .base import LARGEST, Allocation, TopUp, bisect, block_sizes, plan_of_blocks, pruned_blocks, register_topup
-from .neuronal_authors import BASELINE_VARIANTS, rounded
+from .base import (
+    BASELINE_VARIANTS,
+    LARGEST,
+    Allocation,
+    TopUp,
+    bisect,
+    block_sizes,
+    plan_of_blocks,
+    pruned_blocks,
+    register_topup,
+    rounded,
+)
 
 
 @register_topup("alpha_pruning")

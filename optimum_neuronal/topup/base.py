@@ -21,6 +21,7 @@ from ..trials import Trials
 
 
 SMALLEST, LARGEST = 0.01, 0.99  # bounds of spread sparsities
+BASELINE_VARIANTS = ("corrected", "authors")  # of the methods that the paper compares with
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,30 @@ def rise(decoder: Decoder, schedule: str) -> torch.Tensor:
 def spread_over_blocks(blocks: Sequence[Block], sparsity: float, lam: float, values: torch.Tensor) -> SparsityPlan:
     """Return the plan with one sparsity per block, see [`get_dist`]; values, shape (blocks,)."""
     return plan_of_blocks(blocks, get_dist(sparsity, lam, values, block_sizes(blocks)))
+
+
+def rounded(trials: Trials, plan: SparsityPlan, variant: str) -> SparsityPlan:
+    """Return the plan. The authors' prunes `int(in * sparsity)` weights of a row if the saliency updates no weights."""
+    if variant != "authors" or trials.saliency.updates_weights:
+        return plan
+    widths = {name: projection.shape[1] for name, projection in trials.decoder.projections.items()}
+    return SparsityPlan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
+
+
+def plans_by_rows(
+    decoder: Decoder,
+    lambdas: Sequence[float],
+    rows_of: Callable[[Block, Projection], Callable[[float], torch.Tensor]],
+    keeps_first: bool = False,
+) -> list[SparsityPlan]:
+    """Return a plan for every lambda. `rows_of` gives lambda -> sparsity of a projection's rows, shape (out,)."""
+    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
+    for block in decoder.blocks:
+        for projection in block.pruned:
+            rows = rows_of(block, projection)
+            for plan, lam in zip(plans, lambdas):
+                plan[projection.name] = rows(lam)
+    return [SparsityPlan(plan, keeps_first=keeps_first) for plan in plans]
 
 
 def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:

@@ -16,8 +16,7 @@ from ..packed.change import Zeros
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials
-from .base import Allocation, TopUp, bisect, register_topup, shift_to_mean, uniform_plan
-from .neuronal_authors import BASELINE_VARIANTS, rounded
+from .base import BASELINE_VARIANTS, Allocation, TopUp, bisect, register_topup, rounded, shift_to_mean, uniform_plan
 
 
 LABEL = "BESA"

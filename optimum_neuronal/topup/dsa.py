@@ -13,8 +13,8 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from .base import Allocation, TopUp, distinct, draw, register_topup, wanda_metric
-from .neuronal_authors import BASELINE_VARIANTS, spread
+from .base import BASELINE_VARIANTS, Allocation, TopUp, distinct, draw, register_topup, wanda_metric
+from .neuronal_authors import spread
 
 
 MOST_TRANSFORMS = 2

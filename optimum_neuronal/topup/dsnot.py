@@ -9,8 +9,7 @@ from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..common.validation import hyper
 from ..model.projections import Projection
 from ..trials import Trials
-from .base import Allocation, TopUp, register_topup
-from .neuronal_authors import BASELINE_VARIANTS
+from .base import BASELINE_VARIANTS, Allocation, TopUp, register_topup
 from .uniform import Uniform
 
 

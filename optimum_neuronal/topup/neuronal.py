@@ -1,7 +1,7 @@
 """NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -10,7 +10,7 @@ import torch
 
 from ..blocks.statistics import SquaredNorms
 from ..common.validation import hyper
-from ..model.projections import Decoder
+from ..model.projections import Block, Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
@@ -18,8 +18,18 @@ from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
-from .base import SCHEDULES, Allocation, TopUp, get_dist, register_topup, rise, spread_over_blocks, uniform_plan
-from .neuronal_authors import rounded
+from .base import (
+    SCHEDULES,
+    Allocation,
+    TopUp,
+    get_dist,
+    plans_by_rows,
+    register_topup,
+    rise,
+    rounded,
+    spread_over_blocks,
+    uniform_plan,
+)
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -57,7 +67,7 @@ class NeuronAL(TopUp):
         block_lambdas, row_lambdas (`tuple[float, ...]`, *optional*): half-widths of the sparsity window to try, in
             [0, 1]. One number forces a published choice.
         metric (`str`):
-            Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
+            Distance between normalized activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
             projection's outputs for equal inputs, see [`reconstruction_errors`]; the row step still takes its
             directions from the activations.
@@ -113,15 +123,12 @@ class NeuronAL(TopUp):
             trials = replace(trials, norms=neuronal_authors.RunningNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
-        plan, problem = self._rounded(trials, base), rows_problem(trials.decoder, saliency)
+        plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
             plan, decisions["row"] = self._row_step(trials, base)
         elif self.steps != "block":
             decisions["note"] = f"no row step: {problem}"
         return Allocation(plan, decisions, trials.norms if saliency.uses_activations else SquaredNorms)
-
-    def _rounded(self, trials: Trials, plan: SparsityPlan) -> SparsityPlan:
-        return rounded(trials, plan, self.variant) if self.variant == "authors" else plan
 
     def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""
@@ -130,7 +137,7 @@ class NeuronAL(TopUp):
             lambdas = lambdas[:-1]
         make = neuronal_authors.block_plan if self.variant == "authors" else block_plan
         plans = [make(trials.decoder, sparsity, lam, self.schedule) for lam in lambdas]
-        errors = self._errors(trials, [self._rounded(trials, plan) for plan in plans], "Block step")
+        errors = self._errors(trials, [rounded(trials, plan, self.variant) for plan in plans], "Block step")
         return _decide(plans, lambdas, errors)
 
     def _errors(
@@ -154,7 +161,7 @@ class NeuronAL(TopUp):
 
     def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
-        plan, lambdas, known = self._rounded(trials, base), self.row_lambdas, None
+        plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
         deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
         if self.variant == "authors":
@@ -192,18 +199,21 @@ def row_plans(
     decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
 ) -> list[SparsityPlan]:
     """Spread the base plan's sparsity of every projection over its rows, by the deviation at the place they feed."""
-    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
-    for block in decoder.blocks:
-        for projection in block.pruned:
-            place = decoder.place_fed_by(block, projection)
-            groups = decoder.row_groups(block, projection)
-            parts = [(group.rows, group.values(deviation.places[place.name])) for group in groups]
-            for plan, lam in zip(plans, lambdas):
-                rows = torch.full((projection.shape[0],), base.sparsity[projection.name], dtype=torch.float64)
-                for indices, values in parts:
-                    rows[indices] = get_dist(base.sparsity[projection.name], lam, values)
-                plan[projection.name] = rows
-    return [SparsityPlan(plan) for plan in plans]
+
+    def rows_of(block: Block, projection: Projection) -> Callable[[float], torch.Tensor]:
+        sparsity, place = base.sparsity[projection.name], decoder.place_fed_by(block, projection)
+        groups = decoder.row_groups(block, projection)
+        parts = [(group.rows, group.values(deviation.places[place.name])) for group in groups]
+
+        def rows(lam: float) -> torch.Tensor:
+            found = torch.full((projection.shape[0],), sparsity, dtype=torch.float64)
+            for indices, values in parts:
+                found[indices] = get_dist(sparsity, lam, values)
+            return found
+
+        return rows
+
+    return plans_by_rows(decoder, lambdas, rows_of)
 
 
 def _decide(

@@ -4,7 +4,7 @@ Their code also ran the baselines of the paper. Masks depend on the last bit of 
 is that of their numpy code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,10 +14,7 @@ from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import Deviation
-from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise, spread_over_blocks
-
-
-BASELINE_VARIANTS = ("corrected", "authors")
+from .base import LARGEST, SMALLEST, plan_of_blocks, plans_by_rows, pruned_blocks, rise, rounded, spread_over_blocks
 
 
 class RunningNorms(SquaredNorms):
@@ -64,25 +61,16 @@ def spread(trials: Trials, sparsity: float, lam: float, values: torch.Tensor, va
     return rounded(trials, _plan(blocks, density, sparsity), variant)
 
 
-def rounded(trials: Trials, plan: SparsityPlan, variant: str) -> SparsityPlan:
-    """Return the plan. The authors' prunes `int(in * sparsity)` weights of a row if the saliency updates no weights."""
-    if variant != "authors" or trials.saliency.updates_weights:
-        return plan
-    widths = {name: projection.shape[1] for name, projection in trials.decoder.projections.items()}
-    return SparsityPlan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
-
-
 def row_plans(
     decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
 ) -> list[SparsityPlan]:
     """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block."""
-    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
-    for block in decoder.blocks:
-        for projection in block.pruned:
-            values = _values(decoder, block, projection, deviation)
-            for plan, lam in zip(plans, lambdas):
-                plan[projection.name] = _rows(projection.shape, base.sparsity[projection.name], lam, values)
-    return [SparsityPlan(plan, keeps_first=True) for plan in plans]
+
+    def rows_of(block: Block, projection: Projection) -> Callable[[float], torch.Tensor]:
+        values = _values(decoder, block, projection, deviation)
+        return lambda lam: _rows(projection.shape, base.sparsity[projection.name], lam, values)
+
+    return plans_by_rows(decoder, lambdas, rows_of, keeps_first=True)
 
 
 def _values(decoder: Decoder, block: Block, projection: Projection, deviation: Deviation) -> np.ndarray:

@@ -9,8 +9,8 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from .base import Allocation, TopUp, block_scores, register_topup, wanda_metric
-from .neuronal_authors import BASELINE_VARIANTS, spread
+from .base import BASELINE_VARIANTS, Allocation, TopUp, block_scores, register_topup, wanda_metric
+from .neuronal_authors import spread
 
 
 @register_topup("owl")

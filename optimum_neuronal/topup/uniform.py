@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from ..common.validation import hyper
 from ..trials import Trials
-from .base import Allocation, TopUp, register_topup, uniform_plan
-from .neuronal_authors import BASELINE_VARIANTS, rounded
+from .base import BASELINE_VARIANTS, Allocation, TopUp, register_topup, rounded, uniform_plan
 
 
 @register_topup("uniform")
