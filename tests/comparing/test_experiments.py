@@ -3,7 +3,8 @@ import pytest
 from optimum_neuronal.cli.compare_command import WAYS
 from optimum_neuronal.cli.flags import CONFIG_FLAGS
 from optimum_neuronal.comparing.combinations import find_combinations
-from optimum_neuronal.comparing.experiments import EXPERIMENTS
+from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS
+from optimum_neuronal.topup import neuronal
 
 
 def methods_of(name):
@@ -26,3 +27,7 @@ def test_the_papers_tables():
     assert not {(0.7, "sparsegpt", "dsnot"), (0.7, "sparsegpt", "alpha_pruning")} & methods
     topups = {"uniform", "dsnot", "owl", "besa", "dsa", "alpha_pruning", "neuronal"}
     assert {topup for _, _, topup in methods_of("paper-runtime")} == topups
+
+
+def test_the_lambdas_of_the_figure_are_neuronals():
+    assert LAMBDAS == neuronal.LAMBDAS
