@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
-from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, Header, PackedMatrix
+from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, PackedMatrix
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
 
@@ -23,10 +23,6 @@ VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
 QUANT_METHOD = "optimum_neuronal"  # quoted by programs that do not know it, so it names this package
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
-STORED_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
@@ -68,16 +64,15 @@ def write_packed(
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
     """Return module path -> what the headers of files say about its packed weight. No tensor is read."""
     weights: dict[str, dict[str, Any]] = {}
-    tensors: dict[str, dict[str, Header]] = {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
             weights |= _read_metadata(path, file.metadata())
             for name in file.keys():  # noqa: SIM118
                 module, is_part, part = name.rpartition(PREFIX)
                 if is_part:
-                    stored = file.get_slice(name)
-                    header = STORED_DTYPES[stored.get_dtype()], tuple(stored.get_shape())
-                    tensors.setdefault(module, {})[STORED + part] = header
+                    mapped = file.get_tensor(name)  # its elements are read when they are used
+                    tensors.setdefault(module, {})[STORED + part] = mapped.to("meta")
     try:
         return {
             name: PackedHeader(

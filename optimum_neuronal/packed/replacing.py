@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
 from ..compat import hf_private
-from .formats.packed_matrix import FORMATS, Header, PackedMatrix, check_shape, swapped
+from .formats.packed_matrix import FORMATS, PackedMatrix, check_shape, swapped
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_experts import is_packable, put_stack, stack_names, take_stack
 from .packed_linear import PackedLinear, is_linear, make_linear
@@ -22,16 +22,15 @@ class PackedHeader:
     format: str
     shape: Sequence[int]  # of the dense parameter
     dtype: torch.dtype
-    tensors: Mapping[str, Header]  # "packed_mask", ... -> dtype and shape
+    tensors: Mapping[str, torch.Tensor]  # "packed_mask", ... on the meta device
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
     def empty(self, dtype: torch.dtype | None = None) -> PackedMatrix:
         """Return a matrix on the meta device, optionally of another dtype. Raise `ValueError` if the tensors don't fit."""
         check_shape(self.shape, self.dtype)
         *lead, columns = swapped(self.shape, self.transposed)
-        tensors = {name: torch.empty(size, dtype=kind, device="meta") for name, (kind, size) in self.tensors.items()}
         shape = (torch.Size(lead).numel(), columns)
-        matrix = FORMATS.get(self.format).of_stored(tensors, shape, self.dtype)
+        matrix = FORMATS.get(self.format).of_stored(self.tensors, shape, self.dtype)
         return matrix if dtype is None else matrix.to(dtype=dtype)
 
 
@@ -55,8 +54,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
 
 def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
     """Replace a module, or a parameter of an experts module, and heads tied to it, by packed ones in place."""
-    parent, name = _parent(model, path)
-    module = getattr(parent, name)
+    parent, name, module = _find(model, path)
     if isinstance(module, nn.Parameter):
         put_stack(parent, name, matrix)
     elif isinstance(module, nn.Embedding):
@@ -72,8 +70,7 @@ def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
 
 def take_packed(model: PreTrainedModel, path: str) -> None:
     """Replace a packed module, and heads that are tied to it, by the dense ones, the same to the bit."""
-    parent, name = _parent(model, path)
-    module = getattr(parent, name)
+    parent, name, module = _find(model, path)
     if isinstance(module, (PackedLinear, PackedEmbedding)):
         dense = module.to_dense_module()
         for other in [m for m in model.modules() if isinstance(m, TiedLinear) and m.embedding is module]:
@@ -94,8 +91,7 @@ def packable_paths(module: nn.Module, name: str) -> list[str]:
 
 def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
     """Return the dense parameter at a path. Raise `AttributeError` if there is none, `ValueError` if it has no packed form."""
-    parent, name = _parent(model, path)
-    module = getattr(parent, name)
+    parent, _, module = _find(model, path)
     has_packed = any(isinstance(child, PackedModule) for child in parent.children())
     if isinstance(module, nn.Parameter) and (has_packed or is_packable(parent)):
         return module
@@ -106,11 +102,8 @@ def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
 
 def keeps_transposed(model: nn.Module, path: str) -> bool:
     """Return True if the parameter at a path has the layout (in, out)."""
-    parent, name = _parent(model, path)
-    module = getattr(parent, name)
-    if isinstance(module, nn.Parameter):
-        return getattr(parent, "is_transposed", False)
-    return isinstance(module, Conv1D)
+    parent, _, module = _find(model, path)
+    return isinstance(module, Conv1D) or isinstance(module, nn.Parameter) and getattr(parent, "is_transposed", False)
 
 
 def has_own_forward(module: nn.Module) -> bool:
@@ -126,9 +119,11 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[key] = new
 
 
-def _parent(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    parent, _, name = path.rpartition(".")
-    return model.get_submodule(parent), name
+def _find(model: nn.Module, path: str) -> tuple[nn.Module, str, nn.Module | nn.Parameter]:
+    """Return the parent of what is at a path, its name there, and itself."""
+    prefix, _, name = path.rpartition(".")
+    parent = model.get_submodule(prefix)
+    return parent, name, getattr(parent, name)
 
 
 def _tied_heads(model: PreTrainedModel, embedding: nn.Embedding) -> list[nn.Module]:
