@@ -13,12 +13,12 @@ class Change(ABC):
     """A new value of a weight of shape (out, in). [`PackedMask`] and [`PackedMatrix`] hold changes in few bytes."""
 
     @abstractmethod
-    def apply_to(self, weight: torch.Tensor) -> None:
-        """Make the weight sparse, in place."""
-
-    @abstractmethod
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the sparse weight, of the same shape, dtype and device. The given weight stays unchanged."""
+
+    def apply_to(self, weight: torch.Tensor) -> None:
+        """Make the weight sparse, in place."""
+        weight.copy_(self.applied(weight))
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,6 @@ class Zeros(Change):
     """Zeros for the pruned weights. Kept weights do not change."""
 
     mask: torch.Tensor  # boolean, shape (out, in), True where kept; on the weight's device
-
-    def apply_to(self, weight: torch.Tensor) -> None:
-        weight.masked_fill_(~self.mask, 0)
 
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.where(self.mask, weight, 0)  # faster than masked_fill
@@ -39,9 +36,6 @@ class NewWeight(Change):
     """Another sparse weight, of a saliency that updates the kept weights."""
 
     weight: torch.Tensor  # shape (out, in), of the old weight's device and dtype
-
-    def apply_to(self, weight: torch.Tensor) -> None:
-        weight.copy_(self.weight)
 
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
         return self.weight
@@ -86,9 +80,6 @@ class PackedMask(Change):
     def to(self, device: torch.device) -> "PackedMask":
         """Return this mask on another device."""
         return PackedMask(self.bits.to(device), self.shape)
-
-    def apply_to(self, weight: torch.Tensor) -> None:
-        weight.masked_fill_(~self.unpack(weight.device), 0)
 
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.where(self.unpack(weight.device), weight, 0)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from . import accelerator
-from .formats.packed_matrix import DTYPES, FORMATS, SCRATCH_ROWS, PackedMatrix, check_places, headers_of, row_blocks
+from .formats.packed_matrix import DTYPES, FORMATS, SCRATCH_ROWS, PackedMatrix, row_blocks
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
@@ -66,12 +66,8 @@ def matrix_of(
     kind = FORMATS.get(format)
     if dtype not in DTYPES:
         raise ValueError(f"packed weights cannot compute in {dtype}: expected one of {', '.join(map(str, DTYPES))}")
-    least = len(kind.names) - len(kind.optional)
-    if not least <= len(tensors) <= len(kind.names):
-        raise ValueError(f"{len(tensors)} tensors of a {format} weight are given: expected {', '.join(kind.names)}")
     named = dict(zip(kind.names, tensors))
-    kind.check_headers((rows, columns), dtype, headers_of(named))
-    check_places(named)
+    kind.check_tensors(named, (rows, columns), dtype)
     return kind.of_tensors(named, (rows, columns), dtype)
 
 

@@ -63,8 +63,8 @@ def test_the_way_of_devices_is_bit_equal():
 
 def test_no_number_is_fetched_from_a_device(monkeypatch):
     """Tensors without data stand for a device's: whatever asks for a number fails."""
-    monkeypatch.setattr(packed_matrix, "BLOCK", 8 * 70)
-    for matrix in all_matrices(20, 70):
+    monkeypatch.setattr(packed_matrix.row_blocks, "__defaults__", (64 * 70,))
+    for matrix in all_matrices(150, 70):
         away = matrix.to(torch.device("meta"))
-        assert away.linear(torch.ones(2, 70, device="meta")).shape == (2, 20)
-        assert away.unpack().shape == (20, 70)
+        assert away.linear(torch.ones(2, 70, device="meta")).shape == (2, 150)
+        assert away.unpack().shape == (150, 70)

@@ -35,12 +35,12 @@ def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
     if find_kernel() is None:
         pytest.skip("there are no compiled kernels")
     x, seen, original = finite((40, 133), torch.float32, 1, 2), [], Kernel.unpack
-    monkeypatch.setattr("optimum_neuronal.packed.formats.sparse.SCRATCH_ROWS", 16)
+    monkeypatch.setattr("optimum_neuronal.packed.formats.sparse.SCRATCH_ROWS", 64)
     monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(len(args[-1])) or original(self, *args))
-    for bias in (None, finite((37,), torch.float32, 1)):
-        matrix = SparseWeight.pack(finite((37, 133), torch.float32))
+    for bias in (None, finite((150,), torch.float32, 1)):
+        matrix = SparseWeight.pack(finite((150, 133), torch.float32))
         assert error(ops.linear(matrix, x, bias), x, matrix.unpack(), bias) < 1e-5
-    assert max(seen[:3]) == 16, "never unpacked as a whole"
+    assert max(seen[:3]) == 64, "never unpacked as a whole"
 
 
 def test_few_rows_of_x_unpack_nothing(monkeypatch):
@@ -74,8 +74,8 @@ def test_what_does_not_fit_raises():
         ("sparse", [mask.int(), values, offsets], 4, "its mask have dtype torch.int32"),
         ("sparse", [mask.t().contiguous().t(), values, offsets], 4, "not contiguous"),
         ("sparse", [mask, values.bfloat16(), offsets], 4, "its values have dtype torch.bfloat16"),
-        ("sparse", [mask], 4, "1 tensors of a sparse weight are given: expected mask, values, offsets"),
-        ("quantized", [of_codes, scales, scales, scales], 4, "4 tensors of a quantized weight"),
+        ("sparse", [mask], 4, "it has no values"),
+        ("quantized", [of_codes, scales, scales], 4, "its steps have"),
         ("quantized", [of_codes, scales], 5, "its codes have|its scales have"),
         ("dense", [values], 4, "Unknown packed format 'dense'"),
     ):

@@ -4,15 +4,12 @@
 columns, the first in the lowest bit; its high half the same of row `64 * block + 32 + i`. Zeros fill the last ones up.
 """
 
-from collections.abc import Iterator
-
 import torch
 
-from .packed_matrix import row_blocks
+from .packed_matrix import BLOCK_ROWS, row_blocks
 
 
-BLOCK_ROWS, GROUP_COLUMNS, PLANE_BYTES = 64, 4, 32
-CHUNK = 2**20  # elements at a time, so that temporary tensors stay small
+GROUP_COLUMNS, PLANE_BYTES = 4, 32
 
 
 def planes_shape(rows: int, columns: int, bits: int) -> tuple[int, int, int, int]:
@@ -20,16 +17,11 @@ def planes_shape(rows: int, columns: int, bits: int) -> tuple[int, int, int, int
     return -(-rows // BLOCK_ROWS), -(-columns // GROUP_COLUMNS), bits, PLANE_BYTES
 
 
-def chunk_rows(rows: int, columns: int) -> Iterator[slice]:
-    """Return slices of rows, about `CHUNK` elements in each; all but the last are a multiple of `BLOCK_ROWS`."""
-    return row_blocks(rows, columns, CHUNK, BLOCK_ROWS)
-
-
 def encode_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the planes of codes: uint8, shape (rows, columns), below 2**bits."""
     rows, columns = codes.shape
     planes = codes.new_empty(planes_shape(rows, columns, bits))
-    for chunk in chunk_rows(rows, columns):
+    for chunk in row_blocks(rows, columns):
         part = codes[chunk]
         part = torch.nn.functional.pad(part, (0, -columns % GROUP_COLUMNS, 0, -len(part) % BLOCK_ROWS))
         part = part.view(-1, 2, PLANE_BYTES, planes.shape[1], GROUP_COLUMNS)
@@ -50,11 +42,3 @@ def decode_rows(planes: torch.Tensor, rows: torch.Tensor, columns: int) -> torch
         for column in range(GROUP_COLUMNS):
             codes[..., column] |= (halves[..., bit] >> column & 1) << bit
     return codes.flatten(1)[:, :columns]
-
-
-def decode_planes(planes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return the codes of a matrix: uint8, shape (rows, columns)."""
-    codes = planes.new_empty(rows, columns)
-    for chunk in chunk_rows(rows, columns):
-        codes[chunk] = decode_rows(planes, torch.arange(chunk.start, chunk.stop, device=planes.device), columns)
-    return codes

@@ -14,7 +14,8 @@ from ..change import Change
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with
 PREFIX = ".packed_"  # between a weight's name and a tensor's, in files
 STORED = "packed_"  # precedes the name of a tensor in files and modules
-BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small
+BLOCK = 2**20  # elements of a weight that are looked at together, so that temporaries stay small
+BLOCK_ROWS = 64  # of which blocks of rows are a multiple, as bit planes are
 SCRATCH_ROWS = 1024  # unpacked at a time: so many that torch.mm is as fast as on all of them
 
 Header = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
@@ -51,16 +52,40 @@ class PackedMatrix(Change):
 
     @classmethod
     @abstractmethod
-    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        """Raise `ValueError` unless tensors with these dtypes and shapes make a weight."""
+    def expected_headers(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> dict[str, Header]:
+        """Return dtype and shape that these tensors, and missing ones, must have. Raise `ValueError` if no weight has them."""
 
     @abstractmethod
+    def check_values(self) -> None:
+        """Raise `ValueError` unless kernels can rely on the values of the tensors, whose dtypes and shapes are right."""
+
+    @classmethod
+    def check_tensors(cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Raise `ValueError` unless tensors make a weight by their dtypes and shapes, contiguous and on one device."""
+        check_shape(shape, dtype)
+        if missing := [name for name in cls.names if name not in (*tensors, *cls.optional, *cls.derived)]:
+            raise ValueError(f"it has no {missing[0]}")
+        expected, device = cls.expected_headers(tensors, shape, dtype), tensors[cls.names[0]].device
+        for name, tensor in tensors.items():
+            kind, sizes = expected[name]
+            if (tensor.dtype, tensor.shape) != (kind, sizes):
+                came, wanted = f"dtype {tensor.dtype} and shape {list(tensor.shape)}", f"{kind} and {list(sizes)}"
+                raise ValueError(f"its {name} have {came}: expected {wanted} for a weight of shape {list(shape)}")
+            if tensor.device != device:
+                raise ValueError(f"its {name} lie on {tensor.device}, but its {cls.names[0]} on {device}")
+            if not tensor.is_contiguous():
+                raise ValueError(f"its {name} are not contiguous")
+
     def check(self) -> None:
         """Raise `ValueError` unless all that kernels rely on holds. They check nothing themselves."""
+        self.check_tensors(self.tensors(), self.shape, self.dtype)
+        self.check_values()
 
     @abstractmethod
-    def unpack(self) -> torch.Tensor:
-        """Return the dense weight, of its shape and dtype, on the device of its tensors."""
+    def fill(self, rows: slice, dense: torch.Tensor) -> None:
+        """Unpack rows, from a multiple of `BLOCK_ROWS` on, into a contiguous tensor of shape (rows of the slice, in)."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -114,15 +139,13 @@ class PackedMatrix(Change):
     ) -> "PackedMatrix":
         """Return the weight of stored tensors. Raise `ValueError` if their dtypes or shapes don't fit."""
         found = {name: tensors[STORED + name] for name in cls.names if tensors.get(STORED + name) is not None}
-        if missing := [name for name in cls.names if name not in (*found, *cls.optional, *cls.derived)]:
-            raise ValueError(f"it has no {STORED}{missing[0]}")
         for name in cls.fixed.keys() & found.keys():
             part, size = found[name], cls.fixed[name].itemsize
             if part.dtype != torch.uint8 or not part.ndim or part.shape[-1] % size:
                 came = f"dtype {part.dtype} and shape {list(part.shape)}"
                 raise ValueError(f"its {name} have {came}: expected torch.uint8, {size} bytes per number")
             found[name] = part.contiguous().view(cls.fixed[name])
-        cls.check_headers(shape, dtype, headers_of(found))
+        cls.check_tensors(found, shape, dtype)
         return cls.of_tensors(found, shape, dtype)
 
     @property
@@ -140,8 +163,11 @@ class PackedMatrix(Change):
         """Rows of the matrix."""
         return math.prod(self.shape[:-1])
 
-    def apply_to(self, weight: torch.Tensor) -> None:
-        weight.copy_(self.applied(weight))
+    def unpack(self) -> torch.Tensor:
+        """Return the dense weight, of its shape and dtype, on the device of its tensors."""
+        dense = torch.empty(self.row_count, self.shape[-1], dtype=self.dtype, device=self.device)
+        self.fill(slice(0, len(dense)), dense)
+        return dense.view(self.shape)
 
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
         return self.to(weight.device, weight.dtype).unpack()
@@ -160,42 +186,14 @@ def check_shape(shape: Any, dtype: Any) -> None:
         raise ValueError(f"its dtype is {dtype}: expected a floating one")
 
 
-def check_tensors(
-    headers: Mapping[str, Header], expected: Mapping[str, Header], shape: Sequence[int], what: str = "a weight"
-) -> None:
-    """Raise `ValueError` unless tensors have the expected dtypes and shapes; `shape` and `what` are for the message."""
-    for name, (dtype, sizes) in expected.items():
-        found = headers.get(name)
-        if found is None:
-            raise ValueError(f"it has no {name}")
-        if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
-            came, wanted = f"dtype {found[0]} and shape {list(found[1])}", f"{dtype} and {list(sizes)}"
-            raise ValueError(f"its {name} have {came}: expected {wanted} for {what} of shape {list(shape)}")
-
-
-def check_places(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise `ValueError` unless tensors are contiguous, on one device."""
-    name, first = next(iter(tensors.items()))
-    for other, tensor in tensors.items():
-        if tensor.device != first.device:
-            raise ValueError(f"its {other} lie on {tensor.device}, but its {name} on {first.device}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"its {other} are not contiguous")
-
-
-def headers_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Header]:
-    """Return dtypes and shapes of tensors."""
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-
 def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
     """Return a shape with its last two sizes swapped, if `transposed`."""
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
 
 
-def row_blocks(rows: int, columns: int, elements: int = BLOCK, multiple: int = 8) -> Iterator[slice]:
-    """Yield slices of rows that hold about `elements` elements each; all but the last a `multiple` of so many rows."""
-    step = max(multiple, elements // max(1, columns) // multiple * multiple)
+def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice]:
+    """Yield slices of rows that hold about `elements` elements each; all but the last are a multiple of `BLOCK_ROWS`."""
+    step = max(BLOCK_ROWS, elements // max(1, columns) // BLOCK_ROWS * BLOCK_ROWS)
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 

@@ -12,17 +12,15 @@ from typing import ClassVar
 import torch
 
 from ...native.library import Kernel, find_kernel, warn_without_kernel
-from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes, planes_shape
+from .bit_planes import decode_rows, encode_planes, planes_shape
 from .packed_matrix import (
+    BLOCK_ROWS,
     DTYPES,
     Header,
     PackedMatrix,
-    check_places,
-    check_shape,
-    check_tensors,
-    headers_of,
     multiply_by_blocks,
     register_format,
+    row_blocks,
 )
 
 
@@ -30,7 +28,6 @@ BITS = range(2, 9)
 BYTE_BITS = 8  # codes of 8 bits are whole bytes, codes of fewer bits lie in bit planes
 LARGEST_BYTE = 127
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
-UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 
 
 @register_format("quantized")
@@ -73,7 +70,7 @@ class QuantizedWeight(PackedMatrix):
     def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
         """Round a finite weight (..., columns) to the nearest levels. A row's largest magnitude becomes the largest level."""
         rows = weight.detach().reshape(-1, weight.shape[-1])
-        found = [_nearest_rows(rows[part], bits) for part in chunk_rows(*rows.shape)]
+        found = [_nearest_rows(rows[part], bits) for part in row_blocks(*rows.shape)]
         codes, scales = (torch.cat(parts) for parts in zip(*found))
         return cls.encode(codes.view(weight.shape), bits, scales, None, weight.dtype)
 
@@ -81,28 +78,25 @@ class QuantizedWeight(PackedMatrix):
     def of_tensors(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedWeight":
-        bits = bits_of_codes((tensors["codes"].dtype, tuple(tensors["codes"].shape)))
-        return cls(tensors["codes"], tensors["scales"], tensors.get("steps"), bits, tuple(shape), dtype)
+        codes = tensors["codes"]
+        return cls(codes, tensors["scales"], tensors.get("steps"), bits_of_codes(codes), tuple(shape), dtype)
 
     @classmethod
-    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        check_shape(shape, dtype)
+    def expected_headers(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> dict[str, Header]:
         if dtype not in DTYPES:
             raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
-        bits, rows, columns = bits_of_codes(headers["codes"]), math.prod(shape[:-1]), shape[-1]
+        bits, rows, columns = bits_of_codes(tensors["codes"]), math.prod(shape[:-1]), shape[-1]
         if bits not in BITS:
             raise ValueError(f"its codes have {bits} bits: expected {BITS[0]} to {BITS[-1]}")
-        expected = {"codes": codes_header(rows, columns, bits), "scales": (torch.bfloat16, (rows,))}
-        if "steps" in headers:
-            expected["steps"] = (torch.bfloat16, (columns,))
-        check_tensors(headers, expected, shape, f"{bits} bits and a weight")
+        sides = {"scales": (torch.bfloat16, (rows,)), "steps": (torch.bfloat16, (columns,))}
+        return {"codes": codes_header(rows, columns, bits), **sides}
 
     def describe(self) -> str:
         return f"bits={self.bits}"
 
-    def check(self) -> None:
-        self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
-        check_places(self.tensors())
+    def check_values(self) -> None:
         codes, scales, steps, bits = self.codes, self.scales, self.steps, self.bits
         if not bool((scales.isfinite() & (scales >= 0)).all()):
             raise ValueError(f"its scales reach from {scales.min()} to {scales.max()}: expected finite, at least 0")
@@ -112,7 +106,7 @@ class QuantizedWeight(PackedMatrix):
         if largest > torch.finfo(self.dtype).max:
             limit = f"{torch.finfo(self.dtype).max:.3g}, the largest of {self.dtype}"
             raise ValueError(f"its scales and steps allow elements of {largest:.3g}: expected at most {limit}")
-        parts = chunk_rows(self.row_count, self.shape[-1]) if bits == BYTE_BITS else ()
+        parts = row_blocks(self.row_count, self.shape[-1]) if bits == BYTE_BITS else ()
         if any(bool((codes[part] < -LARGEST_BYTE).any()) for part in parts):
             raise ValueError("its codes have -128 among them: expected -127 to 127")
 
@@ -121,19 +115,13 @@ class QuantizedWeight(PackedMatrix):
         steps = None if self.steps is None else self.steps.to(device=device)
         return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
 
-    def unpack(self) -> torch.Tensor:
-        rows, columns = len(self.scales), self.shape[-1]
-        dense = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
-        self._fill(slice(0, rows), dense)
-        return dense.view(self.shape)
-
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """CPU kernels multiply few rows of x with codes, and round x: that costs 1 % with 8-bit codes, else a tenth of it."""
         kernel = self._kernel(x.dtype)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
             if kernel is None and x.device.type == "cpu":
                 warn_without_kernel()
-            return multiply_by_blocks(x, self.row_count, bias, self._fill, UNPACKED_ROWS)
+            return multiply_by_blocks(x, self.row_count, bias, self.fill)
         return kernel.quantized_linear(x, self.codes, self.bits, self.scales, self.steps, bias)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -148,8 +136,7 @@ class QuantizedWeight(PackedMatrix):
         elif first % BLOCK_ROWS == 0 and (last % BLOCK_ROWS == 0 or last == len(self.scales)):
             codes = self.codes[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
         else:
-            some = torch.arange(first, last, device=self.codes.device)
-            codes = encode_planes(decode_rows(self.codes, some, self.shape[-1]), self.bits)
+            codes = encode_planes(self._decode(first, last), self.bits)
         return replace(self, codes=codes, scales=self.scales[first:last], shape=(last - first, self.shape[-1]))
 
     def columns(self, first: int, last: int) -> "QuantizedWeight | None":
@@ -164,14 +151,13 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
-        first, rows, columns = parts[0], [len(part.scales) for part in parts], parts[0].shape[-1]
+        first, rows = parts[0], [len(part.scales) for part in parts]
         if first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
             codes = torch.cat([part.codes for part in parts])
         else:
-            decoded = [decode_planes(part.codes, count, columns) for part, count in zip(parts, rows)]
-            codes = encode_planes(torch.cat(decoded), first.bits)
+            codes = encode_planes(torch.cat([part._decode(0, len(part.scales)) for part in parts]), first.bits)
         scales = torch.cat([part.scales for part in parts])
-        return replace(first, codes=codes, scales=scales, shape=(sum(rows), columns))
+        return replace(first, codes=codes, scales=scales, shape=(sum(rows), first.shape[-1]))
 
     def joins(self, other: "QuantizedWeight") -> bool:
         mine = (self.bits, self.shape[-1], self.dtype, self.codes.device, self.steps is None)
@@ -182,24 +168,27 @@ class QuantizedWeight(PackedMatrix):
         """Return the squared error relative to the sum of squares of a dense weight; 0 if that is 0."""
         total = lost = 0.0
         dense = weight.detach().reshape(-1, self.shape[-1])
-        for part in chunk_rows(*dense.shape):
+        for part in row_blocks(*dense.shape):
             values = dense[part].float()
             rounded = self.rows(part.start, part.stop).to(dense.device).unpack().float()
             total += values.square().sum(dtype=torch.float64).item()
             lost += (rounded - values).square().sum(dtype=torch.float64).item()
         return lost / total if total else 0.0
 
+    def _decode(self, first: int, last: int) -> torch.Tensor:
+        """Return the codes of some rows of bit planes: uint8, shape (last - first, columns)."""
+        return decode_rows(self.codes, torch.arange(first, last, device=self.device), self.shape[-1])
+
     def _kernel(self, dtype: torch.dtype) -> Kernel | None:
         return find_kernel() if self.codes.device.type == "cpu" and dtype in DTYPES else None
 
-    def _fill(self, rows: slice, dense: torch.Tensor) -> None:
-        """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (rows of the slice, columns) and any dtype."""
+    def fill(self, rows: slice, dense: torch.Tensor) -> None:
         kernel = self._kernel(dense.dtype)
         if kernel is not None:
             part = self.codes[rows] if self.bits == BYTE_BITS else self.codes[rows.start // BLOCK_ROWS :]
             kernel.unpack_quantized(part, self.bits, self.scales[rows], self.steps, dense)
             return
-        for chunk in chunk_rows(len(dense), self.shape[-1]):
+        for chunk in row_blocks(*dense.shape):
             some = torch.arange(rows.start + chunk.start, rows.start + chunk.stop, device=self.codes.device)
             dense[chunk] = self._elements(some, self.scales[some]).to(dense.dtype)
 
@@ -237,10 +226,9 @@ def largest_level(bits: int) -> int:
     return LARGEST_BYTE if bits == BYTE_BITS else 2**bits - 1
 
 
-def bits_of_codes(header: tuple[torch.dtype, tuple[int, ...]]) -> int:
-    """Return the bits of codes by dtype and shape of their tensor: 8 of bytes, else the third dimension of planes."""
-    dtype, shape = header
-    return shape[2] if dtype == torch.uint8 and len(shape) == 4 else BYTE_BITS
+def bits_of_codes(codes: torch.Tensor) -> int:
+    """Return the bits of codes by their dtype and shape: 8 of bytes, else the third dimension of planes."""
+    return codes.shape[2] if codes.dtype == torch.uint8 and codes.ndim == 4 else BYTE_BITS
 
 
 def codes_header(rows: int, columns: int, bits: int) -> Header:

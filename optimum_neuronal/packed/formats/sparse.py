@@ -20,10 +20,6 @@ from .packed_matrix import (
     SCRATCH_ROWS,
     Header,
     PackedMatrix,
-    check_places,
-    check_shape,
-    check_tensors,
-    headers_of,
     multiply_by_blocks,
     register_format,
     row_blocks,
@@ -82,19 +78,18 @@ class SparseWeight(PackedMatrix):
         return cls(bits, tensors["values"], offsets, tuple(shape))
 
     @classmethod
-    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        check_shape(shape, dtype)
+    def expected_headers(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> dict[str, Header]:
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        kept = headers["values"][1] or (0,)
-        expected = {"mask": (torch.uint8, (rows, row_stride(columns))), "values": (dtype, kept[:1])}
-        if "offsets" in headers:
-            expected["offsets"] = (torch.int64, (rows + 1,))
-        check_tensors(headers, expected, shape)
+        return {
+            "mask": (torch.uint8, (rows, row_stride(columns))),
+            "values": (dtype, (tensors["values"].numel(),)),
+            "offsets": (torch.int64, (rows + 1,)),
+        }
 
-    def check(self) -> None:
-        tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
-        self.check_headers(self.shape, self.dtype, headers_of(tensors))
-        check_places(tensors)
+    def check_values(self) -> None:
+        rows, columns = self.row_count, self.shape[-1]
         whole, rest = divmod(columns, 8)
         if rows and (rest and (self.mask[:, whole] >> rest).any() or self.mask[:, whole + bool(rest) :].any()):
             raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
@@ -119,13 +114,6 @@ class SparseWeight(PackedMatrix):
         """Return the mask as booleans of the weight's shape, True where kept."""
         return unpack_bits(self.mask, self.shape[-1]).view(self.shape)
 
-    def unpack(self) -> torch.Tensor:
-        columns = self.shape[-1]
-        dense = self.values.new_empty(self.row_count, columns)
-        for block in row_blocks(len(dense), columns) if dense.numel() else ():
-            self._fill(block, dense[block])
-        return dense.view(self.shape)
-
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Sums are taken in float32, in a fixed order."""
         kernel = find_kernel() if x.device.type == "cpu" else None
@@ -134,27 +122,27 @@ class SparseWeight(PackedMatrix):
             if kernel is None and x.device.type == "cpu":
                 warn_without_kernel()
             # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
-            together = SCRATCH_ROWS if kernel else 2**20 // max(1, x.shape[1])
-            return multiply_by_blocks(x, self.row_count, bias, self._fill, together)
+            together = SCRATCH_ROWS if kernel else BLOCK // max(1, x.shape[1])
+            return multiply_by_blocks(x, self.row_count, bias, self.fill, together)
         return kernel.linear(x, self.mask, self.values, self.offsets, bias)
 
-    def _fill(self, block: slice, dense: torch.Tensor) -> None:
-        """Unpack a slice of rows into `dense`, shape (rows of the slice, in)."""
-        offsets = self.offsets[block.start : block.stop + 1]
+    def fill(self, rows: slice, dense: torch.Tensor) -> None:
+        mask, offsets = self.mask[rows], self.offsets[rows.start : rows.stop + 1]
         kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
         if kernel is not None:
-            kernel.unpack(self.mask[block], self.values, offsets, dense)
+            kernel.unpack(mask, self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
-        source, target = self.values.view(integers), dense.view(integers)
-        kept = unpack_bits(self.mask[block], dense.shape[1])
-        if not len(source):
-            target.zero_()
-        elif dense.device.type == "cpu":
-            target.zero_().masked_scatter_(kept, source[int(offsets[0]) :])
-        else:  # reads no number from the device: a slice of `source` would, and wait until the device has finished
-            places = kept.cumsum(1).add_(offsets[:-1, None] - 1).clamp_(min=0, max=len(source) - 1)
-            target.copy_(source[places].masked_fill_(~kept, 0))
+        source = self.values.view(integers)
+        for block in row_blocks(*dense.shape):
+            target, kept = dense[block].view(integers), unpack_bits(mask[block], dense.shape[1])
+            if not len(source):
+                target.zero_()
+            elif dense.device.type == "cpu":
+                target.zero_().masked_scatter_(kept, source[int(offsets[block.start]) :])
+            else:  # reads no number from the device: a slice of `source` would, and wait until the device has finished
+                places = kept.cumsum(1).add_(offsets[block, None] - 1).clamp_(min=0, max=len(source) - 1)
+                target.copy_(source[places].masked_fill_(~kept, 0))
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "SparseWeight":
         values = self.values.to(device=device, dtype=dtype)
@@ -191,8 +179,7 @@ def row_stride(columns: int) -> int:
 
 def count_kept(weight: torch.Tensor) -> int:
     """Return how many elements have any bit set."""
-    numbers = weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])
-    return sum(int(torch.count_nonzero(part)) for part in numbers.split(BLOCK))
+    return int(torch.count_nonzero(weight.detach().view(INTEGERS[weight.element_size()])))
 
 
 def unpack_bits(bits: torch.Tensor, columns: int) -> torch.Tensor:
@@ -211,12 +198,9 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
     if bits.device.type == "cpu":
         counts = np.bitwise_count(bits.contiguous().numpy().view(np.uint64))
         return torch.from_numpy(counts.sum(1, dtype=np.int64))
-    table = torch.arange(256, device=bits.device)
-    table = sum((table >> position) & 1 for position in range(8)).to(torch.uint8)  # byte -> bits that are set
     counts = torch.zeros(len(bits), dtype=torch.int64, device=bits.device)
-    for block in row_blocks(len(bits), bits.shape[1]):
-        part = bits[block]
-        counts[block] = table.index_select(0, part.reshape(-1).int()).view(part.shape).sum(dim=1)
+    for block in row_blocks(len(bits), 8 * bits.shape[1]):
+        counts[block] = unpack_bits(bits[block], 8 * bits.shape[1]).sum(dim=1)
     return counts
 
 

@@ -14,9 +14,6 @@ from optimum_neuronal import save_pretrained
 from optimum_neuronal.packed.formats.packed_matrix import (
     FORMATS,
     PackedMatrix,
-    check_shape,
-    check_tensors,
-    headers_of,
     register_format,
 )
 from optimum_neuronal.packed.formats.sparse import of_parts, parts_of
@@ -40,17 +37,15 @@ class Float8Weight(PackedMatrix):
         return cls(tensors["eights"], tuple(shape), dtype)
 
     @classmethod
-    def check_headers(cls, shape, dtype, headers) -> None:
-        check_shape(shape, dtype)
-        check_tensors(headers, {"eights": (torch.float8_e4m3fn, tuple(shape))}, shape)
+    def expected_headers(cls, tensors, shape, dtype) -> dict:
+        return {"eights": (torch.float8_e4m3fn, tuple(shape))}
 
-    def check(self) -> None:
-        self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
+    def check_values(self) -> None:
         if self.eights.isnan().any():
             raise ValueError("its eights are not all numbers")
 
-    def unpack(self) -> torch.Tensor:
-        return self.eights.to(self.dtype)
+    def fill(self, rows, dense) -> None:
+        dense.copy_(self.eights[rows])
 
     def linear(self, x, bias=None) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.unpack(), bias)

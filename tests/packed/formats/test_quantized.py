@@ -8,10 +8,9 @@ from kernel_checks import nearest
 from profiles import examples
 
 from optimum_neuronal.native.library import DTYPES
-from optimum_neuronal.packed.formats import quantized
+from optimum_neuronal.packed.formats import packed_matrix, quantized
 from optimum_neuronal.packed.formats.bit_planes import (
     BLOCK_ROWS,
-    decode_planes,
     decode_rows,
     encode_planes,
     planes_shape,
@@ -57,7 +56,7 @@ def test_planes_by_hand():
     planes = encode_planes(codes, 2)
     assert planes.shape == planes_shape(33, 5, 2) == (1, 2, 2, 32)
     assert planes[0, 0, 0, 0] == 0b0000_0011 and planes[0, 0, 1, 0] == 0b0010_1001 and planes[0, 1, 0, 0] == 1
-    assert torch.equal(decode_planes(planes, 33, 5), codes)
+    assert torch.equal(decode_rows(planes, torch.arange(33), 5), codes)
 
 
 @examples(25)
@@ -66,7 +65,7 @@ def test_codes_come_back(rows, columns, bits, seed):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
     planes, some = encode_planes(codes, bits), torch.randint(0, rows, (7,), generator=generator)
-    assert torch.equal(decode_planes(planes, rows, columns), codes)
+    assert torch.equal(decode_rows(planes, torch.arange(rows), columns), codes)
     assert torch.equal(decode_rows(planes, some, columns), codes[some])
 
 
@@ -95,7 +94,7 @@ def test_rounding_to_the_nearest_level(bits, dtype):
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_products(bits, count, with_kernels, monkeypatch):
     """Of few and of many rows of x; of many W is unpacked by blocks."""
-    monkeypatch.setattr(quantized, "UNPACKED_ROWS", BLOCK_ROWS)
+    monkeypatch.setattr(packed_matrix.multiply_by_blocks, "__defaults__", (BLOCK_ROWS,))
     weight = nearest((150, 70), bits, steps=True)
     generator = torch.Generator().manual_seed(count)
     x, bias = torch.randn(count, 70, generator=generator), torch.randn(150, generator=generator)
