@@ -29,8 +29,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from benchmarks.rounded import pack
-from benchmarks.shared import zero_randomly
+from benchmarks.shared import pack, zero_randomly
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds

@@ -12,8 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from benchmarks.rounded import pack
-from benchmarks.shared import zero_randomly
+from benchmarks.shared import pack, zero_randomly
 from optimum_neuronal.evaluation.speed import measure_speed
 
 

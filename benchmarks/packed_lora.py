@@ -21,8 +21,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 
-from benchmarks.rounded import pack
-from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
+from benchmarks.shared import MALLOC, pack, random_llama, resident, zero_randomly
 from optimum_neuronal import lora_for_packed
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.common.machine import hand_back_freed

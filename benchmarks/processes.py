@@ -1,9 +1,9 @@
-"""Measure the time of a prune shared by several processes, and the bytes that they exchange.
+"""Measure the time of a prune shared by several processes.
 
     python -m benchmarks.processes [--counts 1 2] [--samples 64]
 
 Every process has one thread, so that two processes have twice the processors of one. The reference model is pruned
-by Wanda with both steps of NeuronAL; the masks of all runs are compared. Bytes are counted where they are sent.
+by Wanda with both steps of NeuronAL; the masks of all runs are compared.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.display import format_table
-from optimum_neuronal.common.machine import Processes
 from tests import authors
 
 
@@ -29,14 +28,6 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
     logging.disable_progress_bar()
     store = f"file://{folder}/rendezvous{count}"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
-    sent = [0]
-    join = Processes.join
-
-    def counted(self, rows, length):
-        sent[0] += rows.numel() * rows.element_size()
-        return join(self, rows, length)
-
-    Processes.join = counted
     model, ids = authors.load_model(), authors.load_ids("calibration_ids")[:samples]
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="wanda", topup="neuronal", dataset=None, num_samples=samples))
     distributed.barrier()
@@ -45,7 +36,7 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
     seconds = time.perf_counter() - start
     if rank == 0:
         state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
-        phases = {**pruner.report.seconds, "all": seconds, "sent": sent[0]}
+        phases = {**pruner.report.seconds, "all": seconds}
         save_file(state, folder / f"{count}.safetensors")
         (folder / f"{count}.json").write_text(json.dumps(phases))
     distributed.destroy_process_group()
@@ -73,8 +64,8 @@ def main():
     for count, phases in results.items():
         first = results[args.counts[0]]
         shares = [f"{first[phase] / phases[phase]:.2f}" for phase in ("allocation", "pruning", "all")]
-        rows.append([count, f"{phases['all']:.1f}", *shares, f"{phases['sent'] / 1e6:.1f} MB"])
-    header = ["processes", "seconds", "times faster: search", "final pruning", "all", "sent by each"]
+        rows.append([count, f"{phases['all']:.1f}", *shares])
+    header = ["processes", "seconds", "times faster: search", "final pruning", "all"]
     print(format_table(header, rows))
     print(f"The weights of all runs are {'equal' if equal else 'DIFFERENT'}.")
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.shared import resident
+from benchmarks.shared import pack, resident, zero_randomly
 from optimum_neuronal import save_pretrained, sparsify
 from optimum_neuronal.common.display import format_table
 from tests.vllm_plugin.served.processes import Server, serving
@@ -51,9 +51,7 @@ def make_model(layers: int, **shapes: int) -> LlamaForCausalLM:
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).bfloat16().eval()
-    for name, weight in model.named_parameters():
-        if "proj" in name:
-            weight.data[torch.rand(weight.shape) < 0.7] = 0
+    zero_randomly(model, 0.7)
     return model
 
 
@@ -61,7 +59,7 @@ def save_models(folder: Path, layers: int, bits: int | None) -> None:
     """Save a dense and a packed model, and one of hardly any weights."""
     model = make_model(layers, **SHAPES)
     save_pretrained(model, folder / "dense")
-    sparsify(model, bits=bits, embedding_bits=None if bits is None else 8)
+    sparsify(pack(model, bits), embedding_bits=None if bits is None else 8)
     save_pretrained(model, folder / "packed", format="packed")
     save_pretrained(make_model(1, hidden_size=64, intermediate_size=64, num_attention_heads=2), folder / "nothing")
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))

@@ -1,13 +1,17 @@
-"""What several benchmarks use: models with random weights, trained models with their texts, and resident memory."""
+"""What several benchmarks use: random, trained and packed models, and resident memory."""
 
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from optimum_neuronal import sparsify
 from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
 from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.replacing import packable_parameter, packable_paths, put_packed
+from optimum_neuronal.packed.sparsify import finish_packing
 from tests import authors
 
 
@@ -40,6 +44,17 @@ def zero_randomly(model: torch.nn.Module, share: float) -> None:
         if name.endswith("_proj.weight"):
             for rows in weight.data.split(256):
                 rows.masked_fill_(torch.rand(rows.shape, generator=generator) < share, 0)
+
+
+def pack(model: PreTrainedModel, bits: int | None) -> PreTrainedModel:
+    """Pack the linear layers of a model in place: rounded to `bits` without calibration, or by their zeros if None."""
+    if bits is None:
+        return sparsify(model)
+    head = model.get_output_embeddings()
+    for path in [p for name, m in model.named_modules() if m is not head for p in packable_paths(m, name)]:
+        put_packed(model, path, QuantizedWeight.nearest(packable_parameter(model, path), bits))
+    finish_packing(model)
+    return model
 
 
 def load_trained(name: str):
