@@ -48,7 +48,7 @@ SHAPES = {
     "attn_q": (HIDDEN, HIDDEN), "attn_k": (KEYS, HIDDEN), "attn_v": (KEYS, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
     "ffn_gate": (INTERMEDIATE, HIDDEN), "ffn_up": (INTERMEDIATE, HIDDEN), "ffn_down": (HIDDEN, INTERMEDIATE),
 }  # fmt: skip
-PACKED = {"dense": None, "70 % sparse": None, "2 bits": 2, "3 bits": 3, "4 bits": 4}
+PACKED = {"dense": None, "70% sparse": None, "2 bits": 2, "3 bits": 3, "4 bits": 4}
 PLANNED = re.compile(r"\] (\S+)\s+- \[.*\((\S+)\)\s*$", re.MULTILINE)  # name and type of a tensor
 Measure = Callable[[int], list[float]]  # number of threads -> tokens per second, for each kind of work
 

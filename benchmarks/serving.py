@@ -2,7 +2,7 @@
 
     .venv-vllm/bin/python -m benchmarks.serving [--layers 4] [--bits 4] [--rounds 3]
 
-A Llama with the shapes of Llama-3.2-1B and random weights, 70 % of them zero, is served dense by vLLM alone and packed by
+A Llama with the shapes of Llama-3.2-1B and random weights, 70% of them zero, is served dense by vLLM alone and packed by
 the plug-in, at the same time. Rounds of requests go to the two in turns, so that other load slows both.
 Memory is the largest of the server's processes, above that with a model of hardly any weights. `make test-vllm` makes
 the environment.
@@ -44,7 +44,7 @@ LOADS = {"1": (1, 8, 32, 2), "4": (4, 8, 32, 1), "8": (8, 8, 32, 1), "32": (32, 
 
 
 def make_model(layers: int, **shapes: int) -> LlamaForCausalLM:
-    """Return a model with random weights in bfloat16, 70 % of those of its projections zero."""
+    """Return a model with random weights in bfloat16, 70% of those of its projections zero."""
     config = LlamaConfig(
         num_hidden_layers=layers, vocab_size=VOCABULARY, max_position_embeddings=LONGEST, tie_word_embeddings=True,
         dtype="bfloat16", **shapes,
@@ -107,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=4, help="decoder blocks (default: 4)")
     parser.add_argument(
-        "--bits", type=int, help="quantize the packed model, its head to 8 bits (default: 70 %% zeros in bf16)"
+        "--bits", type=int, help="quantize the packed model, its head to 8 bits (default: 70%% zeros in bf16)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of each load (default: 3)")
     parser.add_argument("--eager", action="store_true", help="without graphs of Inductor")
