@@ -2,7 +2,7 @@
 
     python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--bits 2 3 4 8] [--shapes 128256x2048] [--threads 2]
 
-Several copies of the weight take turns, so that none is in a cache when it is used. OPTIMUM_NEURONAL_KERNEL selects other
+Several copies of the weight take turns, so that none is in the cache when it is used. OPTIMUM_NEURONAL_KERNEL selects other
 kernels.
 """
 

@@ -1,11 +1,11 @@
-"""Measure the memory and the time of training LoRA beside packed weights, against the same model with dense weights.
+"""Measure memory and time of training LoRA on packed weights, compared with dense weights.
 
     python -m benchmarks.packed_lora [--hidden-size 2048] [--blocks 4] [--tokens 64] [--bits 4]
 
-A randomly initialised Llama with the shapes of one with a billion parameters, but few blocks, in bfloat16 and with 70% of its
-weights set to zero at random, takes a few steps of AdamW on LoRA of rank 16 around all projections. Dense and packed models
-run in processes of their own. The peak is the process's largest resident memory (Linux: /proc) during the steps, above
-what it has before the model is made; the C library returns freed memory at once. Seconds are medians of a step.
+A random Llama with the shapes of a 1B model, but few blocks, in bfloat16 and with 70% zeros, takes a few AdamW steps on LoRA
+of rank 16 for all projections. Dense and packed models run in separate processes. The peak is the process's largest
+resident memory (Linux: /proc) during the steps, minus that before the model is made. The C library returns freed memory at
+once. Seconds are the median of the steps.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -m benchmarks.processes [--counts 1 2] [--samples 64]
 
-Every process has one thread, so that two processes have twice the processors of one. The reference model is pruned
-by Wanda with both steps of NeuronAL; the masks of all runs are compared.
+Every process has one thread, so two processes have twice the cores of one. The reference model is pruned with Wanda and
+both steps of NeuronAL, and the weights of all runs are compared.
 """
 
 import argparse

