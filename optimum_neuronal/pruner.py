@@ -14,13 +14,12 @@ from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
 from .common.validation import check_path
 from .config.neuronal_config import NeuronALConfig
-from .data.calibration import CalibrationSet
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, check_model, exclusive
+from .pruning.context import Clock, PruneContext, check, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .report import PruningReport, method_text
 
@@ -60,10 +59,6 @@ class NeuronALPruner(OptimumQuantizer):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self._given or self._last
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._given = tokenizer
 
     @classmethod
     def from_pretrained(
@@ -176,8 +171,7 @@ class NeuronALPruner(OptimumQuantizer):
                 weights are then made whenever they are read, and no file is changed.
             dataset (*optional*):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
-                `datasets.Dataset`, token ids of shape (num_samples, seq_length), or what
-                [`~NeuronALPruner.draw_calibration`] returned.
+                `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
             work_dir (`str` or `Path`, *optional*):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
                 same result to the bit.
@@ -202,37 +196,18 @@ class NeuronALPruner(OptimumQuantizer):
         return model
 
     def _prune(self, context: PruneContext, dataset: Any, folder: Path | None) -> PruningReport:
-        clock = Clock()
+        model, clock = context.model, Clock()
         reset_peak_memory()
-        context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
+        tokenizer = self._given or (self._own if model is self.model else None)
+        calibration = draw_calibration(model, self.config, tokenizer, dataset)
+        self._last = tokenizer or (calibration and calibration.tokenizer)
         clock.lap("calibration data")
-        with exclusive(context.model):
+        context = replace(context, calibration=calibration, clock=clock)
+        with exclusive(model):
             context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
             self.report = prune_model(context)
-        self._sparsity_config = getattr(context.model.config, KEY)
+        self._sparsity_config = getattr(model.config, KEY)
         return self.report
-
-    def draw_calibration(
-        self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
-    ) -> CalibrationSet | None:
-        """Return the calibration sequences that [`~NeuronALPruner.prune`] would use; weights need not be loaded.
-
-        Args:
-            model (`PreTrainedModel`), dataset (*optional*): as for `prune`.
-            revision (`str`, *optional*): of the model on the Hub, if the tokenizer is still to be loaded.
-
-        Returns:
-            [`CalibrationSet`], *optional*: None if saliency and top-up look at weights alone.
-        """
-        check_model(model)
-        return self._draw(model, dataset, revision)
-
-    def _draw(self, model: PreTrainedModel, dataset: Any, revision: str | None = None) -> CalibrationSet | None:
-        tokenizer, calibration = self._given or (self._own if model is self.model else None), dataset
-        if not isinstance(dataset, CalibrationSet):
-            calibration = draw_calibration(model, self.config, tokenizer, dataset, revision)
-        self._last = tokenizer or (calibration.tokenizer if calibration is not None else None)
-        return calibration
 
     def save(self, model: PreTrainedModel, directory: str | Path, format: str | None = None) -> None:
         """Save the model that this pruner pruned last, or a copy, with tokenizer, report and model card.
@@ -277,14 +252,3 @@ class NeuronALPruner(OptimumQuantizer):
         config, found = self.config, "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}"
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config as a JSON-serializable dict."""
-        return self.config.to_dict()
-
-    @classmethod
-    def from_dict(
-        cls, config_dict: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | str | None = None
-    ) -> "NeuronALPruner":
-        """Return a pruner of the dict that [`~NeuronALPruner.to_dict`] returned."""
-        return cls(NeuronALConfig.from_dict(config_dict), tokenizer)

@@ -23,8 +23,9 @@ from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows,
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
 from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
-from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
+from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
+from ..pruning.rotate import rotated
 from ..trials import Cache
 from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_output
@@ -183,7 +184,7 @@ class Runs:
             cache = self.caches[key]
             cache.start()
             context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
-            with maybe_rotated(context, always_undo=True) as facts:
+            with rotated(context, always_undo=True) as facts:
                 learning = cache.saved
                 outcome = find_changes(context)
                 report = make_report(context, outcome, {}, facts)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
-from ..blocks.runner import BlockRunner
 from ..common.machine import Processes, deferred_interrupt
 from ..common.notes import get_logger
 from ..compat import hf_private
@@ -38,7 +37,7 @@ def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
-    with ExitStack() as last, maybe_rotated(context) as rotation:
+    with ExitStack() as last, rotated(context) as rotation:
         outcome = find_changes(context)
         dense = token_weights(model) if bits is not None else {}
         head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
@@ -51,34 +50,31 @@ def prune_model(context: PruneContext) -> PruningReport:
     return report
 
 
-def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractContextManager[dict[str, Any]]:
-    """Return the context manager [`rotated`], or one that does nothing and gives an empty dict."""
-    return nullcontext({}) if context.methods.rotation is None else rotated(context, always_undo)
-
-
 def find_changes(context: PruneContext) -> PruneOutcome:
     """Find the changes of all weights, and make none."""
-    topup = _suited_topup(context)
+    methods, config, runner, topup = context.methods, context.config, context.runner(), _suited_topup(context)
     _warn_if_underdetermined(context)
-    with inference(context.model):
-        return _find(context, topup, context.runner())
-
-
-def _find(context: PruneContext, topup: TopUp, runner: BlockRunner) -> PruneOutcome:
-    methods, clock, config = context.methods, context.clock, context.config
-    samples, least = config.num_alignment_samples, config.min_expert_tokens
-    shared = context.records, context.cache or Cache()
-    trials = Trials(runner, methods.saliency, context.ids, samples, methods.pattern, least, *shared)
-    if methods.needs_calibration:
-        trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
-    allocation = topup.allocate(trials, config.amount)
-    trials = replace(trials, norms=allocation.norms)
-    clock.lap("allocation")
+    trials = Trials(
+        runner,
+        methods.saliency,
+        context.ids,
+        config.num_alignment_samples,
+        methods.pattern,
+        config.min_expert_tokens,
+        context.records,
+        context.cache or Cache(),
+    )
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     refine = topup.refine if topup.refines else None
-    final = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
-    changes, starved = final.find()
-    clock.lap("pruning")
+    with inference(context.model):
+        if methods.needs_calibration:
+            trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
+        allocation = topup.allocate(trials, config.amount)
+        context.clock.lap("allocation")
+        trials = replace(trials, norms=allocation.norms)
+        final = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
+        changes, starved = final.find()
+        context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 
 
@@ -114,6 +110,8 @@ def draw_calibration(
     """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
     if not config.methods.needs_calibration:
         return None
+    if isinstance(dataset, CalibrationSet):  # drawn before the weights were loaded
+        return dataset
     dataset = config.dataset if dataset is None else dataset
     if dataset is None:
         raise ValueError(
@@ -131,10 +129,8 @@ def draw_calibration(
 
 def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the checkpoint that the model's config names."""
-    origin, wanted = (
-        model.config.name_or_path,
-        "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)",
-    )
+    origin = model.config.name_or_path
+    wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
     if not origin:
         raise ValueError(f"{wanted}, or save one beside the model.")
     try:

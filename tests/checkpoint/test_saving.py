@@ -31,8 +31,8 @@ torch.save((model(ids).logits, model.state_dict()), sys.argv[2])
 """
 
 
-def pruned(family="llama"):
-    model, pruner = make_model(family), NeuronALPruner(CONFIG)
+def pruned(family="llama", tokenizer=None):
+    model, pruner = make_model(family), NeuronALPruner(CONFIG, tokenizer)
     return pruner, pruner.prune(model)
 
 
@@ -56,8 +56,7 @@ def test_plain_transformers_reloads_it(family, tmp_path):
 
 
 def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
-    pruner, model = pruned()
-    pruner.tokenizer = tokenizer
+    pruner, model = pruned(tokenizer=tokenizer)
     pruner.save(model, tmp_path / "new" / "model")
     folder = tmp_path / "new" / "model"
     assert {"config.json", "model.safetensors", "tokenizer.json", "neuronal_report.json", "README.md"} <= names(folder)
