@@ -36,20 +36,6 @@ Perplexity: on {} windows of {} tokens of source code that it never saw; lower i
 The paper's comparison: Wanda with uniform sparsity, and with NeuronAL as its authors ran it. All other rows go beyond it.
 This takes {} on two cores.
 """
-
-# Run in a process of its own, which never imports this package: what a user of plain transformers sees.
-RELOAD = """
-import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="float32")
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-weights = [p for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
-zeros = sum((p == 0).sum().item() for p in weights) / sum(p.numel() for p in weights)
-assert "optimum_neuronal" not in sys.modules
-print(f"{zeros:.2%} of the projections' weights are zero. It goes on:")
-inputs = tokenizer(sys.argv[2], return_tensors="pt", return_token_type_ids=False)
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]))
-"""
 PROMPT = "def __init__(self, name, value=None):\n    self.name ="
 
 
@@ -98,7 +84,7 @@ def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
 
 
 def _reload(directory: str | Path) -> str:
-    command = [sys.executable, "-c", RELOAD, str(directory), PROMPT]
+    command = [sys.executable, Path(__file__).with_name("reload.py"), directory, PROMPT]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"The saved model could not be reloaded: {result.stderr.strip()[-500:]}")
