@@ -4,7 +4,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
+from ..files.records import Records, remove_records
 from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
@@ -37,7 +37,7 @@ logger = get_logger(__name__)
 # Fields of a report that a result has too.
 REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
-RECORDS = "results.jsonl"  # finished results in the output directory
+FINISHED = "finished"  # folder of finished results in the output directory
 
 
 def compare(
@@ -109,8 +109,11 @@ def compare(
     runs.windows = {
         name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
     }
-    records = Records(output, overwrite)
-    dense = records.find([DENSE, {}, runs.depends_on(None)], runs.dense)
+    folder = None if output is None else Path(output) / FINISHED
+    if overwrite:
+        remove_records(folder)
+    records = Records(folder)
+    dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
     comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
@@ -118,7 +121,7 @@ def compare(
         for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
             if own is not None:
                 depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]
-                result = records.find(depends_on, partial(runs.run, result, own))
+                result = _recorded(records, depends_on, partial(runs.run, result, own))
             if result.error is not None:
                 logger.warning(f"{result.method} failed: {result.error}")
             comparison.results.append(result)
@@ -230,28 +233,13 @@ class TimedCache(Cache):
         return value
 
 
-class Records:
-    """Finished results in a directory, one per line, each with a digest of all that it depends on."""
-
-    def __init__(self, output: str | Path | None, overwrite: bool):
-        self.path = None if output is None else Path(output) / RECORDS
-        self.known: dict[str, Result] = {}
-        if self.path is not None and overwrite:
-            self.path.unlink(missing_ok=True)
-        if self.path is not None and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # an interruption left half a line
-                    record = json.loads(line)
-                    self.known[record["digest"]] = Result(**record["result"])
-
-    def find(self, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
-        """Return a recorded result, or make and record it. Failures are not recorded."""
-        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
-        if digest in self.known:
-            return self.known[digest]
-        result = make()
-        if self.path is not None and result.error is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps({"digest": digest, "result": asdict(result)}))
-        return result
+def _recorded(records: Records, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
+    """Return a recorded result, or make and record it. Failures are not recorded."""
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
+    found = records.get(digest)
+    if found is not None:
+        return Result(**found[0])
+    result = make()
+    if result.error is None:
+        records.put(digest, asdict(result), {})
+    return result

@@ -63,7 +63,7 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
         for axes, members in zip(all_axes, panels):
             for run in members:
                 look = styles[run.label] | POINT | {"marker": markers[run.saliency]}
-                axes.plot(run.seconds, _finite(run.mean_perplexity), **look)
+                axes.plot(run.seconds, run.mean_perplexity, **look)
             infinite = [f"infinite: {run.method}" for run in members if math.isinf(run.mean_perplexity)]
             axes.set_title("\n".join([members[0].target, *infinite]), loc="left")
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
@@ -88,35 +88,45 @@ def _lines(results: Sequence[Result], attribute: str) -> Lines:
     return {name: sorted(points) for name, points in lines.items()}
 
 
+def _numbers(result: Result) -> dict[str, float]:
+    """Return the hyper-parameters and swept fields of a result that are numbers, and the lambda of the block step alone."""
+    values = parse_method(result.topup)[1] | result.setting
+    numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and key != "seed"}
+    if result.block_lambda is not None and result.row_lambda is None:
+        numbers[BLOCK_LAMBDA] = result.block_lambda
+    return numbers
+
+
 def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str, str, Lines]]:
     """Yield a name, lines, labels of the axes and marks for every top-up with three values of a number or more."""
     methods: dict[str, list[tuple[Result, dict[str, float]]]] = {}
     for result in results:
-        name, values = parse_method(result.topup)
-        values |= result.setting
-        numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and key != "seed"}
-        if result.block_lambda is not None and result.row_lambda is None:
-            numbers[BLOCK_LAMBDA] = result.block_lambda
-        methods.setdefault(name, []).append((result, numbers))
+        methods.setdefault(parse_method(result.topup)[0], []).append((result, _numbers(result)))
     for name, runs in methods.items():
-        found = {key: {own[key] for _, own in runs if key in own} for _, numbers in runs for key in numbers}
-        across = max(found, key=lambda key: len(found[key]), default="")
-        if len(found.get(across, ())) < 3:
-            continue
-        lines: dict[str, dict[float, float]] = {}
-        marks: dict[str, list[tuple[float, float]]] = {}
-        means = False
-        for run, own in ((run, own) for run, own in runs if across in own):
-            others = ", ".join(f"{key}={value:g}" for key, value in own.items() if key != across)
-            means = means or bool(others) and len(run.perplexity) > 1
-            for line, value in [(others, run.mean_perplexity)] if others else run.perplexity.items():
-                lines.setdefault(line, {})[own[across]] = value
-                if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
-                    by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
-                    marks.setdefault(f"chosen by the {by}", []).append((own[across], value))
-        points = {line: sorted(values.items()) for line, values in lines.items()}
-        key = f"{name}-{across}".replace(" ", "-")
-        yield key, points, f"{across} of {name}", MEAN if means else PERPLEXITY, marks
+        values = {key: {own[key] for _, own in runs if key in own} for _, numbers in runs for key in numbers}
+        across = max(values, key=lambda key: len(values[key]), default="")
+        if len(values.get(across, ())) > 2:
+            key = f"{name}-{across}".replace(" ", "-")
+            yield key, *_across([(run, own) for run, own in runs if across in own], across, f"{across} of {name}")
+
+
+def _across(
+    runs: Sequence[tuple[Result, dict[str, float]]], across: str, xlabel: str
+) -> tuple[Lines, str, str, Lines]:
+    """Return a line per value of the other numbers, or per test set without any, and circles around chosen lambdas."""
+    lines: dict[str, dict[float, float]] = {}
+    marks: dict[str, list[tuple[float, float]]] = {}
+    ylabel = PERPLEXITY
+    for run, own in runs:
+        others = ", ".join(f"{key}={value:g}" for key, value in own.items() if key != across)
+        if others and len(run.perplexity) > 1:
+            ylabel = MEAN
+        for line, value in [(others, run.mean_perplexity)] if others else run.perplexity.items():
+            lines.setdefault(line, {})[own[across]] = value
+            if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
+                by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
+                marks.setdefault(f"chosen by the {by}", []).append((own[across], value))
+    return {line: sorted(points.items()) for line, points in lines.items()}, xlabel, ylabel, marks
 
 
 def plot_lines(
@@ -135,8 +145,7 @@ def plot_lines(
     with style.new_figure(path, 4.2, title) as figure:
         axes = figure.subplots()
         for index, (name, points) in enumerate(lines.items()):  # lines get markers at different points
-            finite = [(x, _finite(y)) for x, y in points]
-            axes.plot(*zip(*finite), label=name, ms=6, markevery=(index % step, step), **styles[name])
+            axes.plot(*zip(*points), label=name, ms=6, markevery=(index % step, step), **styles[name])
         for color, (name, points) in zip(style.COLORS[1:], (marks or {}).items()):
             axes.plot(*zip(*points), label=name, color=color, ls="none", marker="o", ms=15, mfc="none", mew=2.5)
         if dense is not None:
@@ -148,7 +157,3 @@ def plot_lines(
                 style.show_percent(axis)
         style.add_legend(figure, axes.lines)
     return path
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.nan

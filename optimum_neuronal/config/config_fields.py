@@ -6,7 +6,6 @@ The command line makes its flags from them at every start of `optimum-cli`, so n
 import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
-from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -147,10 +146,6 @@ def arguments() -> str:
 
 def as_json(value: Any) -> Any:
     """Return a value as it comes back from JSON: lists for tuples, arrays and tensors, and Python's own numbers."""
-
-    def plain(other: Any) -> Any:
-        if hasattr(other, "tolist"):
-            return other.tolist()
-        return float(other) if isinstance(other, Real) else list(other)
-
-    return json.loads(json.dumps(value, default=plain))
+    return json.loads(
+        json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else list(other))
+    )

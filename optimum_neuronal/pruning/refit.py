@@ -118,9 +118,7 @@ class _Weights:
         for states, expected, call in batches:
             with torch.enable_grad():
                 error = _squared(self.run(block, states, call), expected) / (scale * len(batches))
-                found = torch.autograd.grad(error, self.masters)
-            for master, gradient in zip(self.masters, found):
-                master.grad = gradient if master.grad is None else master.grad + gradient
+                error.backward(inputs=self.masters)
         before = [master.detach().clone() for master in self.masters]
         optimizer.step()
         with torch.no_grad():

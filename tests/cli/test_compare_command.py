@@ -38,7 +38,7 @@ def test_tables_files_and_figures(run, arguments, tmp_path):
     assert len(results) == 8 + 2 + 1 and results[-1]["bits_per_weight"] < results[0]["bits_per_weight"]
     assert (out / "perplexity-by-bits.png").exists() and "perplexity-by-bits.png" in shown
     names = {path.name for path in out.iterdir() if path.suffix != ".png"}
-    assert names == {"comparison.json", "comparison.md", "results.jsonl"}
+    assert names == {"comparison.json", "comparison.md", "finished"}
     assert run(*arguments, *ways, "--bits-per-weight", 6, "--plots") == shown, "resumed, seconds included"
 
 

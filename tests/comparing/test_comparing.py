@@ -11,8 +11,8 @@ from turning import ties
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.comparing import comparing
-from optimum_neuronal.comparing.comparing import Records
 from optimum_neuronal.comparing.results import Result
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.saliency import SALIENCIES
 
 from .conftest import SMALL
@@ -118,33 +118,23 @@ def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_pat
 
 
 def test_records(tmp_path):
-    """A finished result is read whole. Failures are not kept, and half a line is ignored."""
+    """A finished result is read whole. Failures are not kept."""
     made = []
 
-    def find(records, config=None, model="a", error=None):
+    def find(directory=tmp_path, error=None, **depends_on):
         def make():
             made.append(1)
-            return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=len(made), error=error)
+            return Result(0.7, "wanda", "owl:m=7", {"test": math.inf}, pruning_seconds=len(made), error=error)
 
-        return records.find(["wanda + owl:m=7", config or {}, model], make)
+        return comparing._recorded(Records(directory), ["wanda + owl:m=7", depends_on], make)
 
-    def records(overwrite=False):
-        return Records(tmp_path, overwrite)
-
-    first = find(records())
-    assert find(records()) == first and len(made) == 1
-    find(records(), config={"seed": 1})
-    find(records(), model="b")
-    assert len(made) == 3
+    first = find()
+    assert find() == first and len(made) == 1
+    find(seed=1)
     for _ in range(2):
-        find(records(), config={"seed": 2}, error="out of memory")
-    assert len(made) == 5
-    with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('\n{"digest": "half')
-    find(records(), config={"seed": 3})
-    assert find(records()) == first and find(records(), config={"seed": 3}).pruning_seconds == 6
-    assert find(records(overwrite=True)).pruning_seconds == 7
-    assert find(Records(None, False)).pruning_seconds == 8 and len(list(tmp_path.iterdir())) == 1
+        find(seed=2, error="out of memory")
+    assert len(made) == 4 and find() == first
+    assert find(None).pruning_seconds == 5
 
 
 @pytest.mark.parametrize("error", [None, MemoryError("too large")])
