@@ -100,15 +100,16 @@ def compare(
         check_output(output, overwrite)
     if tasks:
         load_tasks(tasks, include_path)
-    model, tokenizer = as_model(model, tokenizer)
     questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
     memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-    runs = Runs(model, tokenizer, combinations, dataset, questions, memory)
-    if runs.tokenizer is None and (tasks or any(as_token_ids(test) is None for test in tests.values())):
-        runs.tokenizer = own_tokenizer(model)
-    runs.windows = {
-        name: load_windows(model.config, runs.tokenizer, test, window, max_windows) for name, test in tests.items()
-    }
+    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
+    runs.load_tests(tests, window, max_windows)
+    with exclusive(runs.model):
+        return _run_all(runs, combinations, output, overwrite)
+
+
+def _run_all(runs: "Runs", combinations: Combinations, output: str | Path | None, overwrite: bool) -> Comparison:
+    """Measure the dense model and each combination. The tables are written after each."""
     folder = None if output is None else Path(output) / FINISHED
     if overwrite:
         remove_records(folder)
@@ -116,18 +117,29 @@ def compare(
     dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
-    comparison = Comparison(public_name(model), dense, [], drawn, versions(), windows)
-    with exclusive(model):
-        for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
-            if own is not None:
-                depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]
-                result = _recorded(records, depends_on, partial(runs.run, result, own))
-            if result.error is not None:
-                logger.warning(f"{result.method} failed: {result.error}")
-            comparison.results.append(result)
-            if output is not None:
-                comparison.save(output, overwrite)
+    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows)
+    for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
+        if own is not None:
+            depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]
+            result = _recorded(records, depends_on, partial(runs.run, result, own))
+        if result.error is not None:
+            logger.warning(f"{result.method} failed: {result.error}")
+        comparison.results.append(result)
+        if output is not None:
+            comparison.save(output, overwrite)
     return comparison
+
+
+def _recorded(records: Records, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
+    """Return a recorded result, or make and record it. Failures are not recorded."""
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
+    found = records.get(digest)
+    if found is not None:
+        return Result(**found[0])
+    result = make()
+    if result.error is None:
+        records.put(digest, asdict(result), {})
+    return result
 
 
 class Runs:
@@ -152,6 +164,15 @@ class Runs:
         if questions["tasks"]:
             check_answers(model)
 
+    def load_tests(self, tests: Mapping[str, Any], window: int | None, max_windows: int | None) -> None:
+        """Read the test sets. Text and tasks need a tokenizer."""
+        if self.tokenizer is None and (
+            self.questions["tasks"] or any(as_token_ids(t) is None for t in tests.values())
+        ):
+            self.tokenizer = own_tokenizer(self.model)
+        for name, test in tests.items():
+            self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows)
+
     def calibration_of(self, result: Result, config: NeuronALConfig) -> CalibrationSet | None:
         return self.calibrations.get(_data(result, config))
 
@@ -173,7 +194,6 @@ class Runs:
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
 
     def dense(self) -> Result:
-        """Return the figures of the dense model."""
         size = packed_size(self.decoder, lambda projection: 0)
         return Result(0.0, DENSE, DENSE, **self.measure(), bits_per_weight=size.bits_per_weight)
 
@@ -220,7 +240,6 @@ class TimedCache(Cache):
         self.start()
 
     def start(self) -> None:
-        """Begin a prune."""
         self.saved, self.asked = 0.0, set[Hashable]()
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -231,15 +250,3 @@ class TimedCache(Cache):
             self.saved += self.seconds[key]
         self.asked.add(key)
         return value
-
-
-def _recorded(records: Records, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
-    """Return a recorded result, or make and record it. Failures are not recorded."""
-    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
-    found = records.get(digest)
-    if found is not None:
-        return Result(**found[0])
-    result = make()
-    if result.error is None:
-        records.put(digest, asdict(result), {})
-    return result

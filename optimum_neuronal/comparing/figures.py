@@ -31,9 +31,8 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     names = ", ".join(sorted(dense.perplexity))
     title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
     paths = [plot_by_seconds(folder, title, dense, results, styles)]
-    with_bits = [result for result in results if result.bits_per_weight is not None]
-    if any(result.budget for result in with_bits) and len({(r.sparsity, r.budget) for r in with_bits}) > 1:
-        lines, label = _lines(with_bits, "bits_per_weight"), "Bits per weight of the pruned projections"
+    if any(result.budget for result in results) and len({(r.sparsity, r.budget) for r in results}) > 1:
+        lines, label = _lines(results, "bits_per_weight"), "Bits per weight of the pruned projections"
         paths.append(plot_lines(folder / "perplexity-by-bits.png", title, lines, label, dense=dense))
     methods = [result for result in results if result.budget is None]
     if len({result.sparsity for result in methods}) > 2:
@@ -57,8 +56,6 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), cycle(style.MARKERS)))
     path = folder / "perplexity-by-seconds.png"
     with style.new_figure(path, 1 + 3.2 * len(panels), title) as figure:
-        from matplotlib.lines import Line2D  # new_figure has checked that it is there
-
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
             for run in members:
@@ -75,7 +72,7 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
         shown = {run.label: styles[run.label] | POINT | {"marker": "o"} for run in results}
         shown |= {name: POINT | {"color": "#666666", "marker": marker} for name, marker in markers.items()}
         shown[f"dense model: {dense.mean_perplexity:.4g}"] = DENSE_LINE
-        style.add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown.items()])
+        style.add_legend(figure, [axes.plot([], [], label=name, **look)[0] for name, look in shown.items()])
     return path
 
 

@@ -5,7 +5,7 @@ The command line makes its flags from them at every start of `optimum-cli`, so n
 
 import json
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -137,11 +137,6 @@ def kind_of(entry: Field) -> Any:
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     (kind,) = (part for part in parts if part is not NoneType)
     return kind
-
-
-def arguments() -> str:
-    """Return the section of a docstring that explains every field."""
-    return "\n".join(["Args:", *(f"        {entry.name}: {explain(entry)}." for entry in fields(ConfigFields))])
 
 
 def as_json(value: Any) -> Any:

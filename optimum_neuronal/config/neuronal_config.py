@@ -27,7 +27,7 @@ from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
 from ..topup.rates import Rates
-from .config_fields import ConfigFields, arguments, as_json
+from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS
 
 
@@ -152,7 +152,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(f"topup is {self.topup!r}: with bits_per_weight, expected 'uniform', or leave it out.")
 
     def _make_methods(self) -> Methods:
-        """Make saliency, top-up, pattern and rotation with their hyper-parameters."""
         if self.bits_per_weight is not None:
             by = "uniform" if self.topup == "uniform" else "divergence"
             return Methods(LowBit(), Rates(self.bits_per_weight, by))
@@ -165,7 +164,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None)
 
     def _check_together(self) -> None:
-        """Raise `ValueError` if methods or fields do not go together."""
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(
@@ -252,7 +250,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
 
 if NeuronALConfig.__doc__:  # python -OO has none
-    NeuronALConfig.__doc__ += f"\n    {arguments()}\n    "
+    _lines = (f"        {entry.name}: {explain(entry)}." for entry in fields(ConfigFields))
+    NeuronALConfig.__doc__ += "\n".join(["\n    Args:", *_lines, "    "])
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -59,7 +59,9 @@ class PruneContext:
     calibration: CalibrationSet | None = None  # None if saliency and top-up look at weights alone
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
-    cache: Cache | None = None  # prunes of one model with the same calibration sequences and rotation may share one
+    cache: Cache = field(
+        default_factory=Cache
+    )  # prunes with the same calibration sequences and rotation may share one
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
 
@@ -203,11 +205,14 @@ def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern 
             )
 
 
+def _check_dtype(name: str, weight: torch.Tensor, field: str) -> None:
+    if weight.dtype not in DTYPES:
+        raise ValueError(f"{name} has dtype {weight.dtype}: with {field}, expected {', '.join(map(str, DTYPES))}.")
+
+
 def _check_head(model: PreTrainedModel, loaded: bool) -> None:
-    """Raise `ValueError` if token embeddings and head cannot be rounded to 8 bits."""
     for name, weight in token_weights(model).items():
-        if weight.dtype not in DTYPES:
-            raise ValueError(f"{name} has dtype {weight.dtype}: with embedding_bits, expected {_names(DTYPES)}.")
+        _check_dtype(name, weight, "embedding_bits")
         if loaded and weight.is_meta:
             raise ValueError(
                 f"embedding_bits needs {name} in memory, and it is offloaded: leave embedding_bits out, and round the saved "
@@ -219,11 +224,9 @@ def _check_head(model: PreTrainedModel, loaded: bool) -> None:
 
 
 def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
-    """Raise `ValueError` for a projection that cannot be quantized."""
     for name, projection in decoder.projections.items():
-        module, dtype = projection.module, projection.owner.dtype
-        if dtype not in DTYPES:
-            raise ValueError(f"{name} has dtype {dtype}: with bits_per_weight, expected {_names(DTYPES)}.")
+        module = projection.module
+        _check_dtype(name, projection.owner, "bits_per_weight")
         if loaded and is_offloaded(module):
             raise ValueError(
                 f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
@@ -235,7 +238,3 @@ def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
                 f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out with "
                 f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
             )
-
-
-def _names(dtypes: Collection[torch.dtype]) -> str:
-    return ", ".join(map(str, dtypes))

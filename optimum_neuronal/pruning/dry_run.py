@@ -21,8 +21,9 @@ from ..model.load_model import load_skeleton
 from ..model.projections import Block, Decoder, token_weights
 from ..packed.formats.quantized import quantized_bytes
 from ..report import method_text
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
 from ..saliency.prune_projections import prune_projections
+from ..topup.base import uniform_plan
 from ..topup.rates import Rates
 from .context import PruneContext, check
 from .refit import RUNS
@@ -69,8 +70,8 @@ def plan_prune(
     """
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, methods = context.decoder, context.methods
-    rates = methods.topup.even(decoder).amounts if isinstance(methods.topup, Rates) else None
-    size = packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), rates)
+    rates = methods.topup.even(decoder) if isinstance(methods.topup, Rates) else None
+    size = packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), rates and rates.amounts)
     saved = size.dense - size.saved
     if config.embedding_bits is not None:
         for weight in token_weights(context.model).values():
@@ -80,7 +81,8 @@ def plan_prune(
         tokens = resolve_seq_length(context.model.config, config.seq_length)
         sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
         hidden = (1 + methods.needs_dense_stream) * config.num_samples * sequence_bytes
-        forward, solve = _time_block(context, tokens, device or default_device())
+        plan = rates or uniform_plan(decoder, config.sparsity)
+        forward, solve = _time_block(context, plan, tokens, device or default_device())
         seconds = forwards * forward + (1 + methods.topup.solves(methods.saliency)) * solve
     return PrunePlan(context, size, saved, hidden, forwards, seconds)
 
@@ -94,12 +96,10 @@ def count_forwards(context: PruneContext) -> int:
     return final + methods.topup.forwards(context.decoder, methods.saliency, aligned, config.num_samples)
 
 
-def _time_block(context: PruneContext, tokens: int, device: torch.device) -> tuple[float, float]:
+def _time_block(context: PruneContext, plan: Plan, tokens: int, device: torch.device) -> tuple[float, float]:
     """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
     decoder, methods = context.decoder, context.methods
     runner = BlockRunner(_one_block(decoder, device), 1, device, quiet=True)
-    plan = methods.topup.even(decoder) if isinstance(methods.topup, Rates) else None
-    plan = plan or SparsityPlan(dict.fromkeys(decoder.projections, context.config.sparsity))
     counts = Counter(projection.shape for projection in decoder.projections.values())
     times = [0.0, 0.0]
 

@@ -22,7 +22,7 @@ from ..model.projections import Decoder, stored_names, token_weights
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..topup import TopUp
-from ..trials import Cache, Trials
+from ..trials import Trials
 from .context import PruneContext
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
@@ -62,7 +62,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         methods.pattern,
         config.min_expert_tokens,
         context.records,
-        context.cache or Cache(),
+        context.cache,
     )
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     refine = topup.refine if topup.refines else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.func import functional_call
+from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream, first_output, restore_shared, to_device
 from ..blocks.runner import replay
@@ -49,18 +50,18 @@ class Refit:
         batches = list(zip(inputs, expected, calls))
         steps, heldout = _split(batches)
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
-        optimizer = torch.optim.Adam([{"params": [master]} for master in weights.masters])
         rates = [self.learning_rate * size for size in weights.sizes()]
+        optimizer = torch.optim.Adam([{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)])
+        total = self.epochs * len(steps)
+        schedule = LambdaLR(
+            optimizer, lambda done: LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
+        )
         least, best = _error(block, weights, heldout, scale), weights.snapshot()
-        total, done = self.epochs * len(steps), 0
         for epoch in range(self.epochs):
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
-                left = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
-                for group, rate in zip(optimizer.param_groups, rates):
-                    group["lr"] = left * rate
                 weights.step(optimizer, block, steps[place], scale)
-                done += 1
+                schedule.step()
             error = _error(block, weights, heldout, scale)
             if error < least:
                 least, best = error, weights.snapshot()

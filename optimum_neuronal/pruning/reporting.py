@@ -62,7 +62,7 @@ def make_report(
         values["dataset"] = without_folders(config.dataset)
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), bits)
     for name, own in (bits or {}).items():
-        projections[name] |= {"bits": own}
+        projections[name]["bits"] = own
     return PruningReport(
         config=values,
         requested_sparsity=config.sparsity or 0.0,
@@ -107,26 +107,24 @@ def measure_sparsity(
     """Return the share of zeros, with `changes` made, in all pruned projections, by block, and by projection and row."""
     projections: dict[str, dict[str, float]] = {}
     blocks: dict[str, float] = {}
-    zeros = weights = 0
-    loader, changes = BlockLoader(decoder.blocks), changes or {}
+    zeros, loader, changes = 0, BlockLoader(decoder.blocks), changes or {}
     for index in range(len(decoder.blocks)):
-        block_zeros = block_weights = 0
+        block_zeros = 0
         with loader.loaded(index) as block, torch.no_grad():
             for projection in block.pruned:
                 change, weight = changes.get(projection.name), projection.weight
-                pruned = (weight if change is None else change.applied(weight)) == 0
-                rows = (pruned.sum(dim=1).double() / pruned.shape[1]).cpu()
+                counts = ((weight if change is None else change.applied(weight)) == 0).sum(dim=1).cpu()
+                rows = counts.double() / projection.shape[1]
                 projections[projection.name] = {
                     "sparsity": rows.mean().item(),
                     "smallest_row": rows.min().item(),
                     "largest_row": rows.max().item(),
                 }
-                block_zeros += round((rows * projection.shape[1]).sum().item())
-                block_weights += projection.numel
-        if block_weights:
-            blocks[block.name] = block_zeros / block_weights
-        zeros, weights = zeros + block_zeros, weights + block_weights
-    return zeros / weights, blocks, projections
+                block_zeros += int(counts.sum())
+        if block.pruned:
+            blocks[block.name] = block_zeros / block.numel
+        zeros += block_zeros
+    return zeros / sum(block.numel for block in decoder.blocks), blocks, projections
 
 
 def make_sparsity_config(
@@ -163,17 +161,17 @@ def _projections_by_kind(
     """Return, for each kind of projection, sparsity and mean bits of the pruned ones, their names and layout."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
-        kinds.setdefault(kind_of(block, projection), []).append(projection)
+        if projection.pruned:
+            kinds.setdefault(kind_of(block, projection), []).append(projection)
     entries = {}
-    for kind, projections in kinds.items():
-        if pruned := [projection for projection in projections if projection.pruned]:
-            zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
-            entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
-            if "bits" in report.projections[pruned[0].name]:
-                bits = sum(report.projections[p.name]["bits"] * p.numel for p in pruned)
-                entries[kind]["bits"] = bits / sum(p.numel for p in pruned)
-            if any(projection.transposed for projection in projections):
-                entries[kind]["transposed"] = True
+    for kind, pruned in kinds.items():
+        weights, found = sum(p.numel for p in pruned), [report.projections[p.name] for p in pruned]
+        zeros = sum(round(own["sparsity"] * p.numel) for own, p in zip(found, pruned))
+        entries[kind] = {"sparsity": zeros / weights, "weights": weight_names[kind]}
+        if "bits" in found[0]:
+            entries[kind]["bits"] = sum(own["bits"] * p.numel for own, p in zip(found, pruned)) / weights
+        if pruned[0].transposed:
+            entries[kind]["transposed"] = True
     return entries
 
 

@@ -13,7 +13,6 @@ from ..common.notes import get_logger
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations
 from ..rotation.rotated_weights import RotatedWeights, find_rotated
-from ..trials import Cache
 from .context import PruneContext
 
 
@@ -48,8 +47,7 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
 
             unties = weights.unties
             originals.merge(Rotations.identity(weights))
-            key, cache = ("rotation", rotation, context.config.seed), context.cache or Cache()
-            value, tensors = cache.get(key, learn)
+            value, tensors = context.cache.get(("rotation", rotation, context.config.seed), learn)
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
         weight = next(iter(context.decoder.projections.values())).weight

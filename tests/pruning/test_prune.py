@@ -10,15 +10,13 @@ from optimum_neuronal.pruning.context import Clock, check
 from optimum_neuronal.pruning.prune import find_changes
 
 
-def find(model, ids, clock=None, cache=None, **fields):
+def find(model, ids, clock=None, **fields):
     memory = memory_of(fields)
     config = NeuronALConfig(
         0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
     )
     calibration = CalibrationSet(ids, "token ids", "token ids")
-    return find_changes(
-        replace(check(model, config, **memory), calibration=calibration, clock=clock or Clock(), cache=cache)
-    )
+    return find_changes(replace(check(model, config, **memory), calibration=calibration, clock=clock or Clock()))
 
 
 def test_changes_are_found_and_none_is_made(llama, ids):
