@@ -77,12 +77,11 @@ def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Res
 
 def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination with the other fields. Raise `ValueError` if the combination is impossible."""
+    fields = {"sparsity": combination.sparsity}
+    methods = {"saliency": combination.saliency, "topup": combination.topup}
     if combination.budget is not None:
+        fields, methods = {"bits_per_weight": combination.budget}, {}
         others = {name: value for name, value in others.items() if name not in OF_ZEROS}
     if combination.saliency == PRESET:
-        amount = {} if combination.budget is not None else {"sparsity": combination.sparsity}
-        return NeuronALConfig.preset(combination.topup, **amount, **others)
-    if combination.budget is not None:
-        return NeuronALConfig(bits_per_weight=combination.budget, **others)
-    own = {"saliency": combination.saliency, "topup": combination.topup}
-    return NeuronALConfig(combination.sparsity, **own, **others)
+        return NeuronALConfig.preset(combination.topup, **fields, **others)
+    return NeuronALConfig(**fields, **methods, **others)

@@ -122,14 +122,12 @@ class Comparison:
         means = self.aggregates()
         return "\n\n".join([*self.notes(), show(*self.table()), explain(means), show(*aggregate_table(means))])
 
-    def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
-        """Write `comparison.json` and `.md` into a directory; return their paths. See [`check_output`]."""
+    def save(self, directory: str | Path, overwrite: bool = False) -> None:
+        """Write `comparison.json` and `.md` into a directory. See [`check_output`]."""
         folder = check_output(directory, overwrite)
         folder.mkdir(parents=True, exist_ok=True)
-        contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_markdown())
-        for name, content in zip(TABLES, contents):
-            (folder / name).write_text(content, encoding="utf-8")
-        return [folder / name for name in TABLES]
+        (folder / JSON).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (folder / PAGE).write_text(self.to_markdown(), encoding="utf-8")
 
     def plot(self, directory: str | Path) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths."""
