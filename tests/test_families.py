@@ -8,12 +8,9 @@ from profiles import by_day
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, inference
-from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.blocks.block_inputs import block_outputs, first_output, inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
-
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=FAMILIES)
@@ -39,7 +36,7 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids):
     model = make_model(family)
     with inference(model):
         decoder = find_decoder(model)
-        inputs = capture_inputs(decoder, ids[:3], 3, CPU)
+        inputs = BlockRunner(decoder, 3).capture(ids[:3])
         hidden = inputs.hidden
         expected = block_outputs(decoder, decoder.blocks, ids[:3])
         for block, calls, output in zip(decoder.blocks, inputs.calls, expected):

@@ -9,7 +9,8 @@ from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, UNSUPPORTED, make_config, m
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
 
@@ -96,7 +97,7 @@ def test_a_pooler_is_no_final_norm(ids):
     for name in ("BertModel", "ModernBertForMaskedLM"):
         model = make_kind(name)
         with inference(model):
-            found[name] = capture_inputs(find_decoder(model), ids[:1], 1, torch.device("cpu")).final_norm
+            found[name] = BlockRunner(find_decoder(model), 1).capture(ids[:1]).final_norm
     assert found["BertModel"] is None and type(found["ModernBertForMaskedLM"]).__name__ == "LayerNorm"
 
 

@@ -5,8 +5,8 @@ from functools import lru_cache
 import authors
 import torch
 
-from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -34,7 +34,7 @@ def layers(model, ids: torch.Tensor, index: int) -> dict[str, Layer]:
     """The projections of the block of an index, with what they receive in the dense model."""
     with inference(model):
         decoder = find_decoder(model)
-        inputs = capture_inputs(decoder, ids, 4, torch.device("cpu"))
+        inputs = BlockRunner(decoder, 4).capture(ids)
         hidden = inputs.hidden
         for block, calls in zip(decoder.blocks[: index + 1], inputs.calls):
             hidden, norms = replay(block, hidden, calls, Hessian)

@@ -99,14 +99,11 @@ class Stream:
 Streams = list["Stream | None"]  # None: the candidate was abandoned
 
 
-def hidden_bytes(streams: Streams) -> int:
-    """Return the bytes of all hidden states. The same stream counts once."""
-    return sum(states.nbytes for stream in set(streams) - {None} for states in stream)
-
-
-def on_cpu(streams: Streams) -> Streams:
-    """Return the streams in CPU memory. The same stream stays one object."""
+def limited(streams: Streams, max_bytes: int | None) -> Streams:
+    """Return the streams, in CPU memory if they have more bytes. The same stream counts once and stays one object."""
     cpu, distinct = torch.device("cpu"), set(streams) - {None}
+    if max_bytes is None or sum(states.nbytes for stream in distinct for states in stream) <= max_bytes:
+        return streams
     moved = {stream: Stream([to_device(states, cpu) for states in stream]) for stream in distinct}
     return [moved.get(stream) for stream in streams]
 
@@ -147,17 +144,16 @@ def capture_inputs(
     ids: torch.Tensor,
     batch_size: int,
     device: torch.device,
-    wrap: Wrap | None = None,  # default: [`find_wrapper`]
+    wrap: Wrap,
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
     """Run the decoder once per batch, its blocks passing their hidden states through. Call it inside [`inference`].
 
-    `ids` has shape (sequences, tokens). Hidden states beyond `max_hidden_bytes` are kept in CPU memory. The inputs are
-    bit-equal to the model's own, since no block computes anything.
+    `ids` has shape (sequences, tokens). `wrap` is [`output_wrapper`] of a block. Hidden states beyond `max_hidden_bytes`
+    are kept in CPU memory. The inputs are bit-equal to the model's own, since no block computes anything.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
-    wrap = wrap or find_wrapper(decoder, device)
 
     def passthrough(index: int) -> Callable:
         def forward(*args, **kwargs):
@@ -173,7 +169,7 @@ def capture_inputs(
     with replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
         for batch in ids.split(batch_size):
             decoder.module(input_ids=batch.to(device), use_cache=False)
-            if max_hidden_bytes is not None and hidden_bytes([Stream(inputs.hidden)]) > max_hidden_bytes:
+            if max_hidden_bytes is not None and sum(own.nbytes for own in inputs.hidden) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
 
@@ -190,15 +186,15 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
     """Return a call that shares equal tensors with earlier ones: masks and positions repeat from batch to batch."""
 
     def shared(value):
-        if isinstance(value, torch.Tensor):
-            alike = (
-                own for own in known if (own.shape, own.dtype, own.device) == (value.shape, value.dtype, value.device)
-            )
-            found = next((own for own in alike if own is value or torch.equal(own, value)), None)
-            if found is None:
-                known.append(value)
-            return value if found is None else found
-        return tuple(shared(item) for item in value) if type(value) is tuple else value
+        if type(value) is tuple:
+            return tuple(map(shared, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        for own in known:
+            if own is value or (own.dtype, own.device) == (value.dtype, value.device) and torch.equal(own, value):
+                return own
+        known.append(value)
+        return value
 
     return Call(shared(call.args), {key: shared(value) for key, value in call.kwargs.items()})
 
@@ -230,9 +226,3 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
             stack.enter_context(hook)
         decoder.module(input_ids=ids, use_cache=False)
     return [outputs[block.module] for block in blocks]
-
-
-def find_wrapper(decoder: Decoder, device: torch.device | str) -> Wrap:
-    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of one token."""
-    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return output_wrapper(block_outputs(decoder, decoder.blocks[:1], token)[0])

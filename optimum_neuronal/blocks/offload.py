@@ -46,9 +46,7 @@ class BlockLoader:
         if index + 1 < len(self._blocks):
             self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
         with ExitStack() as stack:
-            for module, tensors in weights:
-                stack.enter_context(replaced_forward(module, hf_private.own_forward(module)))  # which reads no weights
-                stack.enter_context(_in_place(module, tensors))
+            _put_in_place(weights, stack)
             del weights, future
             yield block
         hand_back_freed()
@@ -65,20 +63,15 @@ def _read(block: Block) -> Weights:
     return weights
 
 
-@contextmanager
-def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Give a module its weights while the context lasts."""
-    meta = {}
-    for name, tensor in tensors.items():
-        parent, _, last = name.rpartition(".")
-        owner = module.get_submodule(parent)
-        meta[owner, last] = owner._parameters[last]
-        owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
-    try:
-        yield
-    finally:
-        for (owner, last), parameter in meta.items():
-            owner._parameters[last] = parameter
+def _put_in_place(weights: Weights, stack: ExitStack) -> None:
+    """Give modules their weights until the stack closes."""
+    for module, tensors in weights:
+        stack.enter_context(replaced_forward(module, hf_private.own_forward(module)))  # which reads no weights
+        for name, tensor in tensors.items():
+            parent, _, last = name.rpartition(".")
+            parameters = module.get_submodule(parent)._parameters
+            stack.callback(parameters.__setitem__, last, parameters[last])
+            parameters[last] = nn.Parameter(tensor, requires_grad=False)
 
 
 class ChangedWeights(Mapping):

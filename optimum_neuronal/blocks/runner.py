@@ -23,11 +23,9 @@ from .block_inputs import (
     Wrap,
     block_outputs,
     capture_inputs,
-    find_wrapper,
     first_output,
-    hidden_bytes,
     keep_shared,
-    on_cpu,
+    limited,
     output_wrapper,
     replaced_blocks,
     replaced_forward,
@@ -77,18 +75,17 @@ class BlockRunner:
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
                 f"bfloat16 or float32 (it is {expected.dtype})."
             )
-        inputs = capture_inputs(self.decoder, ids, 1, self.device, self.wrap)
-        hidden = inputs.hidden
+        inputs = self.capture(ids, 1)
+        stream = Stream(inputs.hidden)
         for index, calls in enumerate(inputs.calls):
             with self.loader.loaded(index) as block:
-                hidden, norms = replay(block, hidden, calls)
+                stream, norms = self.replay(block, stream, calls)
             if missing := next((name for name in block.pruned_names if name not in norms), None):
                 raise ValueError(
                     f"{missing} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of "
                     f"an unknown kind): leave it out with ignore=[{re.escape(missing)!r}]."
                 )
-        self.block_forwards += len(blocks)
-        difference, largest = (hidden[0] - expected).abs().max(), expected.abs().max()
+        difference, largest = (stream.batches[0] - expected).abs().max(), expected.abs().max()
         if not difference <= 1e-3 * largest:
             raise ValueError(
                 f"Replaying the blocks ({type(blocks[0].module).__name__}) does not give what the model computes: the "
@@ -99,7 +96,8 @@ class BlockRunner:
 
     @cached_property
     def wrap(self) -> Wrap:
-        return find_wrapper(self.decoder, self.device)
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        return output_wrapper(block_outputs(self.decoder, self.decoder.blocks[:1], token)[0])
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
@@ -117,14 +115,9 @@ class BlockRunner:
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
             inputs.hidden = []
-
-        def advance(index: int, block: Block) -> None:
-            nonlocal flowing
-            flowing = visit(index, block, inputs.calls[index], flowing)
-            if self.max_hidden_bytes is not None and hidden_bytes(flowing) > self.max_hidden_bytes:
-                flowing = on_cpu(flowing)
-
-        self.for_each_block(advance, label)
+        for index in self.progress(range(len(self.decoder.blocks)), label):
+            with self.loader.loaded(index) as block:
+                flowing = limited(visit(index, block, inputs.calls[index], flowing), self.max_hidden_bytes)
         return flowing
 
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:

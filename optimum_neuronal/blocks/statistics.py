@@ -1,7 +1,7 @@
 """Statistics of the inputs of projections, gathered by hooks while a block runs."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -16,15 +16,9 @@ class SquaredNorms:
     `value`, shape (sequences, in), is float32. Sequences are kept apart, so that batches do not change the result.
     """
 
-    def __init__(self):
-        self.tokens = 0
-        self._values: list[torch.Tensor] = []
-
-    @classmethod
-    def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
-        norms = cls()
-        norms.tokens, norms._values = tokens, [value]
-        return norms
+    def __init__(self, values: Sequence[torch.Tensor] = (), tokens: int = 0):
+        self.tokens = tokens
+        self._values = list(values)
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         """Add a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""

@@ -3,15 +3,11 @@ import torch
 
 from optimum_neuronal.blocks.block_inputs import (
     block_outputs,
-    capture_inputs,
     first_output,
     inference,
 )
-from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
-
-
-CPU = torch.device("cpu")
 
 
 def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any_model, ids):
@@ -19,7 +15,7 @@ def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any
     for batch_size in [1, 5]:
         with inference(any_model):
             decoder = find_decoder(any_model)
-            inputs = capture_inputs(decoder, ids, batch_size, CPU)
+            inputs = BlockRunner(decoder, batch_size).capture(ids)
             assert [len(hidden) for hidden in inputs.hidden] == [len(part) for part in ids.split(batch_size)]
             expected = [block_outputs(decoder, decoder.blocks, batch) for batch in ids.split(batch_size)]
             hidden = inputs.hidden
@@ -35,7 +31,7 @@ def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any
 def test_a_failure_restores_the_blocks(llama, ids):
     decoder = find_decoder(llama)
     with pytest.raises(IndexError), inference(llama):
-        capture_inputs(decoder, ids + 1000, 4, CPU)
+        BlockRunner(decoder, 4).capture(ids + 1000)
     assert all("forward" not in block.module.__dict__ for block in decoder.blocks)
 
 
@@ -47,5 +43,5 @@ def test_inference_puts_the_modes_back(llama, ids):
         raise RuntimeError
     assert llama.training and llama.model.layers[0].training and not llama.model.layers[1].training
     with torch.inference_mode(), inference(llama):
-        capture_inputs(find_decoder(llama), ids[:1], 1, CPU)
+        BlockRunner(find_decoder(llama), 1).capture(ids[:1])
         assert not torch.is_inference_mode_enabled(), "weights stay ordinary"

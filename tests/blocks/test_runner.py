@@ -10,7 +10,7 @@ from forward import squared_norms, token_counts
 from torch import nn
 from trial_helpers import state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, capture_inputs, inference
+from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -202,7 +202,7 @@ def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
     model, norms = make_model(family), {}
     with inference(model):
         decoder = find_decoder(model)
-        inputs = capture_inputs(decoder, ids, 5, "cpu")
+        inputs = BlockRunner(decoder, 5).capture(ids)
         hidden = inputs.hidden
         for block, calls in zip(decoder.blocks, inputs.calls):
             hidden, recorded = replay(block, hidden, calls)

@@ -6,14 +6,13 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import NIGHT
 
-from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import kind_of
 from optimum_neuronal.model.rows import row_groups
 
 
-CPU = torch.device("cpu")
 HEADS = SimpleNamespace(num_attention_heads=2)
 PLACE = torch.tensor([10.0, 11.0, 20.0, 21.0])  # 2 heads of 2 features
 
@@ -104,7 +103,7 @@ def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids
     model, tried = make_model(family, **overrides), set()
     with inference(model):
         decoder = find_decoder(model)
-        inputs = capture_inputs(decoder, ids[:2], 2, CPU)
+        inputs = BlockRunner(decoder, 2).capture(ids[:2])
         hidden = inputs.hidden
         for index, block in enumerate(decoder.blocks):
             for projection in block.projections.values():

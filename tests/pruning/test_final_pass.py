@@ -10,8 +10,8 @@ from profiles import BATCH_SIZES, by_day
 from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
-from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian, activation
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
@@ -85,7 +85,7 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
         found = FinalPruning(trials, plan).find()[0]
         assert unchanged(any_model, before)
         for block in trials.decoder.blocks:
-            inputs = capture_inputs(trials.decoder, ids, 12, "cpu")
+            inputs = BlockRunner(trials.decoder, 12).capture(ids)
             hidden = inputs.hidden
             for earlier, calls in zip(trials.decoder.blocks, inputs.calls):
                 hidden, norms = replay(earlier, hidden, calls, Hessian)

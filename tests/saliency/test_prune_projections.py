@@ -16,7 +16,7 @@ from optimum_neuronal.saliency.prune_projections import find_activations, prune_
 from optimum_neuronal.saliency.wanda import Wanda
 
 
-NORMS = {"block.0": SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}  # activations 1 and 2
+NORMS = {"block.0": SquaredNorms([torch.tensor([[1.0, 4.0]])], tokens=3)}  # activations 1 and 2
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_plans_cut_the_least_salient_weights_of_every_row_from_one_ranking(block
 
 def test_a_pattern_decides_instead_of_the_plan():
     block = make_block([[1, 2, 4, 3]])
-    norms = {"block.0": SquaredNorms.of(torch.ones(1, 4), tokens=1)}
+    norms = {"block.0": SquaredNorms([torch.ones(1, 4)], tokens=1)}
     changes = trial_changes(Wanda(), block, norms, [plan(0.0), plan(0.5)], ColumnPattern.parse("1:2"))
     assert masks_of(changes, block) == 2 * [[[False, True, True, False]]]
     assert masks_of(trial_changes(Wanda(), block, norms, [plan(0.5)]), block) == [[[False, False, True, True]]]
@@ -146,7 +146,7 @@ def activations_of(block, measured, min_expert_tokens):
 
 
 def norms(*values, tokens):
-    return SquaredNorms.of(torch.tensor(values), tokens)
+    return SquaredNorms([torch.tensor(values)], tokens)
 
 
 def test_an_activation_is_the_root_of_the_mean_over_sequences():

@@ -119,7 +119,7 @@ class TestAuthors:
 
     def test_the_row_step_keeps_the_first_of_equal_weights(self):
         block = make_block([[3.0, 1.0, 1.0, 1.0, 0.5]])
-        rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms.of(torch.ones(1, 5), 1)}
+        rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms([torch.ones(1, 5)], 1)}
         plans = [SparsityPlan({"block.0": rows}, keeps_first=first) for first in (True, False)]
         together = trial_changes(Wanda(), block, norms, plans)
         alone = [change_of for plan in plans for change_of in trial_changes(Wanda(), block, norms, [plan])]
