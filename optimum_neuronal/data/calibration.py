@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from .documents import Documents, is_conversation, load_documents
+from .documents import Documents, load_documents
 
 
 # Families (`model_type`) whose position ids start after the padding id.
@@ -57,11 +57,11 @@ def draw_windows(
     Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give
     equal ids. In each of the three cases the first sequences do not depend on `num_samples`.
     """
-    documents, windows, route = load_documents(dataset, tokenizer=tokenizer), None, "documents"
+    documents, windows, route = load_documents(dataset), None, "documents"
     if not documents.joined:
         windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
     if windows is None:
-        route, stream = "stream", tokenize(documents.join(), tokenizer, documents.templated)
+        route, stream = "stream", tokenize(documents.join(), tokenizer)
         if len(stream) < num_samples * seq_length:
             raise ValueError(
                 f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
@@ -80,7 +80,7 @@ def _draw_from_documents(
     """Return random windows of the documents that are long enough, None if these hold too little text."""
     windows, long = [], []
     for index in rng.sample(range(len(documents)), len(documents)):
-        ids = tokenize(documents[index], tokenizer, documents.templated)
+        ids = tokenize(documents[index], tokenizer)
         if len(ids) >= seq_length:
             long.append(ids)
             windows.append(_random_window(ids, seq_length, rng))
@@ -99,18 +99,16 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
     return ids[start : start + length]
 
 
-def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
-    """Return the token ids of a text of any length. A chat template has already added all special tokens."""
+def tokenize(text: str, tokenizer) -> list[int]:
+    """Return the token ids of a text of any length."""
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    added = {"add_special_tokens": False} if templated else {}
-    return tokenizer(text, truncation=False, verbose=False, **added)["input_ids"]
+    return tokenizer(text, truncation=False, verbose=False)["input_ids"]
 
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
     """Return a tensor, array or list of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets."""
     first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
-    is_row = isinstance(first, (list, tuple)) and not is_conversation(first)
-    if not is_row and not isinstance(first, (torch.Tensor, np.ndarray)):
+    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)):
         return None
     try:
         # np.array copies: torch would warn about a read-only array

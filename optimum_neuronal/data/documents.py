@@ -7,14 +7,13 @@ A dataset is one of:
 - a .txt, .csv, .json, .jsonl or .parquet file, or a folder of such files: `"PATH"` or `"PATH:column"`;
 - a list of strings, or one split of a `datasets.Dataset`.
 
-If no column is named it is `text`, else `messages`, else the only column of strings. Entries may be conversations,
-which the tokenizer's chat template turns into text.
+If no column is named it is `text`, else the only column of strings.
 """
 
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,12 +73,6 @@ class Documents(Sequence):
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
-    tokenizer: Any = None  # its chat template turns conversations into text; None: the entries are texts
-
-    @property
-    def templated(self) -> bool:
-        """True if a chat template makes the texts, with all special tokens."""
-        return self.tokenizer is not None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -94,38 +87,22 @@ class Documents(Sequence):
         return self.separator.join(self)
 
     def _text(self, index: int, entry: Any) -> str:
-        if self.templated and is_conversation(entry):
-            return self.tokenizer.apply_chat_template(entry, tokenize=False)
-        if self.templated or not isinstance(entry, str):
-            expected = "a conversation" if self.templated else "a string"
-            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected {expected}.")
+        if not isinstance(entry, str):
+            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string.")
         return entry
 
 
-def is_conversation(entry: Any) -> bool:
-    """Return True if an entry is a list of messages, each with a role and a content."""
-    return isinstance(entry, (list, tuple)) and len(entry) > 0 and isinstance(entry[0], Mapping) and "role" in entry[0]
-
-
-def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) -> Documents:
+def load_documents(dataset: Any, split: str = "train") -> Documents:
     """Open a text dataset of any kind that this module's docstring lists; raise if it holds no text.
 
-    `split` is `"train"` or `"test"`, for datasets that do not name one. `tokenizer` is for its chat template.
+    `split` is `"train"` or `"test"`, for datasets that do not name one.
     """
     if isinstance(dataset, (str, os.PathLike)):
         documents = _load(os.fspath(dataset), split == "test")
     elif isinstance(dataset, (list, tuple)):
-        kind = "conversations" if dataset and is_conversation(dataset[0]) else "strings"
-        documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
+        documents = Documents(list(dataset), f"a list of {len(dataset)} strings", joined=len(dataset) == 1)
     else:
         documents = _column(dataset, None, "a datasets.Dataset")
-    if len(documents) and is_conversation(documents.entries[0]):
-        if getattr(tokenizer, "chat_template", None) is None:
-            raise ValueError(
-                f"The dataset ({documents.source}) holds conversations, but there is no chat template: set "
-                "tokenizer.chat_template, or pass text."
-            )
-        documents = replace(documents, tokenizer=tokenizer)
     if not any(text.strip() for text in documents):
         raise ValueError(f"The dataset ({documents.source}) holds no text.")
     return documents
@@ -195,7 +172,7 @@ def _load(name: str, test: bool) -> Documents:
 
 
 def _column(data: Any, column: str | None, source: str) -> Documents:
-    """Return one column of a `datasets.Dataset`: the named one, else `text`, `messages` or the only one of strings."""
+    """Return one column of a `datasets.Dataset`: the named one, else `text` or the only one of strings."""
     import datasets
 
     if not isinstance(data, datasets.Dataset):
@@ -205,8 +182,7 @@ def _column(data: Any, column: str | None, source: str) -> Documents:
         )
     names = data.column_names
     strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
-    usual = ("text", "messages", *(strings if len(strings) == 1 else ()))
-    column = column or next((name for name in usual if name in names), "text")
+    column = column or (strings[0] if len(strings) == 1 and "text" not in names else "text")
     if column not in names:
         raise ValueError(
             f"The dataset ({source}) has no column {column!r}, only {', '.join(names)}. Name one after a colon: "

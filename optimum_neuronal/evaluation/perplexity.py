@@ -77,8 +77,8 @@ def load_windows(
     seq_length = resolve_seq_length(config, seq_length)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
-    documents = load_documents(dataset, "test", tokenizer)
-    stream = torch.tensor(tokenize(documents.join(), tokenizer, documents.templated), dtype=torch.int64)
+    documents = load_documents(dataset, "test")
+    stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
     if len(stream) < seq_length:
         found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
         raise ValueError(f"{found}: give more text, or a smaller seq_length.")

@@ -1,14 +1,9 @@
-import json
-
 import datasets
 import pytest
 import torch
-from conftest import make_tokenizer
 from texts import MIXED, document, draw
 
-from optimum_neuronal.data.calibration import as_token_ids, draw_windows
 from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, load_documents
-from optimum_neuronal.evaluation.perplexity import load_windows
 
 
 @pytest.fixture(autouse=True)
@@ -146,46 +141,3 @@ class TestHub:
         with pytest.raises(RuntimeError, match=r"me/data:dev .*Unknown split.*\. Pass a local \.txt") as caught:
             load_documents("me/data:dev")
         assert isinstance(caught.value.__cause__, ValueError) and "\n" not in str(caught.value)
-
-
-# Begins with a token of its own, as chat templates do, which the tokenizer must not add again.
-TEMPLATE = "w100 {% for m in messages %}{{ m.role }} {{ m.content }} w101 {% endfor %}"
-CHATS = [[{"role": "w1", "content": "w2 w3"}, {"role": "w4", "content": "w5"}], [{"role": "w1", "content": "w6"}]]
-
-
-class TestConversations:
-    @pytest.fixture
-    def chatting(self):
-        tokenizer = make_tokenizer()
-        tokenizer.chat_template = TEMPLATE
-        return tokenizer
-
-    def test_wherever_they_come_from(self, chatting, llama, tmp_path):
-        path = tmp_path / "chats.jsonl"
-        path.write_text("\n".join(json.dumps({"messages": chat, "id": "x"}) for chat in CHATS))
-        for source in (CHATS, datasets.Dataset.from_dict({"messages": CHATS, "id": ["a", "b"]}), path):
-            documents = load_documents(source, tokenizer=chatting)
-            assert list(documents) == ["w100 w1 w2 w3 w101 w4 w5 w101 ", "w100 w1 w6 w101 "] and documents.templated
-        assert as_token_ids(CHATS) is None
-        windows = load_windows(llama.config, chatting, CHATS, 4, None)
-        assert windows.tolist() == [[100, 1, 2, 3], [101, 4, 5, 101], [100, 1, 6, 101]]
-
-    def test_special_tokens_are_the_templates(self, chatting):
-        seen = []
-
-        def tokenize(text, **options):
-            seen.append(options)
-            return {"input_ids": [int(word[1:]) for word in text.split()]}
-
-        tokenize.chat_template, tokenize.apply_chat_template = TEMPLATE, chatting.apply_chat_template
-        drawn = draw_windows([CHATS[0]] * 3, tokenize, num_samples=2, seq_length=8, seed=0, vocab_size=256)
-        assert drawn.ids.tolist() == [[100, 1, 2, 3, 101, 4, 5, 101]] * 2
-        assert all(options["add_special_tokens"] is False for options in seen)
-
-    def test_mistakes(self, chatting):
-        with pytest.raises(
-            ValueError, match="a list of 2 conversations.* holds conversations, but there is no chat temp"
-        ):
-            load_documents(CHATS, tokenizer=make_tokenizer())
-        with pytest.raises(TypeError, match="Document 2 of .* is a str: expected a conversation"):
-            load_documents([*CHATS, "text"], tokenizer=chatting).join()
