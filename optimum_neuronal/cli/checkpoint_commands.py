@@ -7,7 +7,7 @@ import sys
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .flags import add_config_flags, add_json_flag, add_overwrite_flag, given_fields
+from .flags import add_config_flags, add_overwrite_flag, add_switch, given_fields
 
 
 def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ class InspectCommand(Command):
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
-        add_json_flag(parser)
+        add_switch(parser, "--json", "print JSON instead of tables")
 
     def work(self) -> None:
         from ..checkpoint.inspecting import inspect_checkpoint

@@ -3,16 +3,14 @@
 import argparse
 import os
 import sys
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
 from ..common.display import escaped
-from ..common.registry import parse_method
-from ..common.validation import did_you_mean
 from ..data.documents import check_datasets
 from ..transformers_plugin import register
-from .flags import add_switch, describe, methods
+from .flags import add_switch, describe
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
@@ -46,7 +44,10 @@ class Command(BaseOptimumCLICommand):
             self.check()
             register()
             if self.args.quiet:
-                _silence()
+                from transformers.utils import logging
+
+                logging.set_verbosity_error()
+                logging.disable_progress_bar()
             self.work()
         except EXPECTED as error:
             if self.args.debug:
@@ -70,29 +71,16 @@ class Command(BaseOptimumCLICommand):
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raise for names of methods and datasets and for paths that cannot be right. Import nothing heavy."""
-    for kind in ("saliency", "topup"):
-        known = methods(kind).split(", ")
-        for text in _several(args, kind):
-            name = parse_method(text)[0]
-            # a plug-in that is imported already may have registered more
-            if not {name, name.replace("-", "_")} & set(known) and f"optimum_neuronal.{kind}" not in sys.modules:
-                raise ValueError(f"Unknown {kind} {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-    check_datasets([*_several(args, "dataset"), *_several(args, "evaluate")])
+    """Raise for datasets and paths that cannot be right. Import nothing heavy."""
+    for flag in ("dataset", "evaluate"):
+        named = getattr(args, flag, None) or ()
+        check_datasets([named] if isinstance(named, str) else named)
     for flag in ("config", "include_path"):
         path = getattr(args, flag, None)
         if path is not None and not os.path.exists(path):
             raise FileNotFoundError(f"--{flag.replace('_', '-')} {path} does not exist.")
-    output = getattr(args, "output", None)
-    if output is not None and os.path.exists(output) and not os.path.isdir(output):
-        raise NotADirectoryError(f"--output {output} is a file: name a directory.")
     if getattr(args, "model", None) is not None:
         _check_model(args.model)
-
-
-def _several(args: argparse.Namespace, name: str) -> list[str]:
-    value: Any = getattr(args, name, None)
-    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _check_model(name: str) -> None:
@@ -102,13 +90,3 @@ def _check_model(name: str) -> None:
             raise FileNotFoundError(f"There is no config.json in {name}: name the directory of a model.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist.")
-
-
-def _silence() -> None:
-    """Show no progress bars, and errors only."""
-    from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    disable_progress_bars()

@@ -90,10 +90,6 @@ def add_overwrite_flag(parser: Flags) -> None:
     add_switch(parser, "--overwrite", "replace another model's files in the output directory; all others stay")
 
 
-def add_json_flag(parser: Flags) -> None:
-    add_switch(parser, "--json", "print JSON instead of tables")
-
-
 def add_window_flag(parser: Flags) -> None:
     window = "tokens per test window (default: 2048, or the model's limit if that is less)"
     parser.add_argument("--window", type=int, help=window)

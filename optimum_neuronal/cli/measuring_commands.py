@@ -1,11 +1,9 @@
 """`optimum-cli neuronal evaluate`, `speed` and `env`, which measure a model and this machine."""
 
 import argparse
-import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +78,6 @@ class SpeedCommand(Command):
         parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
         parser.add_argument("--rounds", type=int, default=5, help="timings of each form (default: 5)")
         parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
-        flags.add_json_flag(parser)
 
     def work(self) -> None:
         import torch
@@ -98,22 +95,16 @@ class SpeedCommand(Command):
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
-        report = measure_speed(dense, packed.to(device), *numbers)
-        write(json.dumps(asdict(report), indent=2) if args.json else f"\n{report}")
+        write(f"\n{measure_speed(dense, packed.to(device), *numbers)}")
 
 
 class EnvCommand(Command):
     COMMAND = CommandInfo(name="env", help="Show versions, processor, accelerators and the kernels in use.")
-    EXAMPLES = ("", "--json")
-
-    @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
-        flags.add_json_flag(parser)
+    EXAMPLES = ("",)
 
     def work(self) -> None:
         from ..common.display import format_table
         from ..native.environment import describe_environment
 
-        found = describe_environment()
-        rows = [[name, str(value)] for name, value in found.items()]
-        write(json.dumps(found, indent=2) if self.args.json else "\n" + format_table(["", "here"], rows))
+        rows = [[name, str(value)] for name, value in describe_environment().items()]
+        write("\n" + format_table(["", "here"], rows))

@@ -84,7 +84,6 @@ class PruneCommand(Command):
         return config
 
     def _prune(self, config: Any) -> None:
-        """Prune the model, save it, and write the report."""
         from ..checkpoint.hub import check_push
         from ..checkpoint.saving import check_output
         from ..common.machine import process_group

@@ -6,8 +6,10 @@ number of processes.
 
 import ctypes
 import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +23,13 @@ from torch import distributed
 def default_device() -> torch.device:
     """Return the accelerator, or the CPU if there is none."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def time_on(device: torch.device) -> float:
+    """Return the time in seconds when all work that a device was given is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 @contextmanager
@@ -42,9 +51,8 @@ def full_precision() -> Iterator[None]:
 
 def hand_back_freed() -> None:
     """Let glibc return freed memory to the system: otherwise it keeps a tenth of a model that was read in pieces."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+    with suppress(AttributeError, TypeError):  # another C library, or Windows
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def reset_peak_memory() -> None:
@@ -58,10 +66,10 @@ def reset_peak_memory() -> None:
 def peak_memory() -> dict[str, int]:
     """Return the peak memory in bytes: of this process (`"host"`, on Linux) and of the accelerators that it uses."""
     peaks = {}
-    with suppress(OSError, StopIteration):
+    with suppress(OSError, TypeError):  # no such file, or no such line
         # The process's name stands there too, in any bytes.
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        peaks["host"] = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        peaks["host"] = int(re.search(r"^VmHWM:\s+(\d+)", status, re.M)[1]) * 1024
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
         for index in range(torch.accelerator.device_count()):
@@ -126,13 +134,9 @@ class Processes:
         """Return the rows of all processes' parts in order, shape (length, ...)."""
         if not self.shares(length):
             return rows
-        largest = -(-length // self.count)
-        padded = rows.new_zeros(largest, *rows.shape[1:])
-        padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in range(self.count)]
-        distributed.all_gather(parts, padded)
-        sizes = (Processes(rank, self.count).part(length) for rank in range(self.count))
-        return torch.cat([part[: size.stop - size.start] for part, size in zip(parts, sizes)])
+        parts: list = [None] * self.count
+        distributed.all_gather_object(parts, rows.cpu())
+        return torch.cat(parts).to(rows.device)
 
     def from_first(self, value: Any) -> Any:
         """Return process 0's value in every process."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..blocks.block_inputs import inference
 from ..common.display import format_bytes, format_table
+from ..common.machine import time_on
 from ..common.validation import check_count
 from ..pruning.reporting import public_name
 
@@ -98,43 +100,36 @@ def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
     return Timing(work, dense, packed, statistics.median(ratios), min(ratios), max(ratios))
 
 
-class _TokenTimes(StoppingCriteria):
-    """Records when each token is finished. It stops nothing."""
+class _TokenTimes(BaseStreamer):
+    """Records when the prompt and each token are available on the CPU."""
 
-    def __init__(self, device: torch.device):
-        self.device, self.seen = device, list[float]()
+    def __init__(self):
+        self.seen: list[float] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
-        _wait_for(self.device)
+    def put(self, value: torch.Tensor) -> None:
         self.seen.append(time.perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def end(self) -> None:
+        pass
 
 
 def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
     """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
-    ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device)
-    count, stopping = 1 + new_tokens, StoppingCriteriaList([times])
+    ids, times, count = _random_tokens(model, batch, PROMPT), _TokenTimes(), 1 + new_tokens
     options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
-    model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), stopping_criteria=stopping, **options)
-    return times.seen[-1] - times.seen[0]
+    model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), streamer=times, **options)
+    return times.seen[-1] - times.seen[1]
 
 
 def prefill_seconds(model: PreTrainedModel, tokens: int) -> float:
     """Return the seconds of one forward of one sequence."""
     ids = _random_tokens(model, 1, tokens)
-    _wait_for(model.device)
-    start = time.perf_counter()
+    start = time_on(model.device)
     model(input_ids=ids)
-    _wait_for(model.device)
-    return time.perf_counter() - start
+    return time_on(model.device) - start
 
 
 def _random_tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (batch, length), generator=generator).to(model.device)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -1,7 +1,6 @@
 """A dry run: what a prune would do, and roughly what it would cost. No weight and no text is read."""
 
 import copy
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import torch
 from ..blocks.block_inputs import Call, Streams, inference
 from ..blocks.runner import BlockRunner
 from ..common.display import format_bytes, format_count, format_duration, format_table
-from ..common.machine import default_device
+from ..common.machine import default_device, time_on
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
@@ -104,13 +103,13 @@ def _time_block(context: PruneContext, plan: Plan, tokens: int, device: torch.de
     times = [0.0, 0.0]
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        start = _now(device)
+        start = time_on(device)
         norms = runner.inputs_of(block, streams[0], calls, methods.saliency.statistic)
-        times[0] = _now(device) - start
+        times[0] = time_on(device) - start
         for shape, projection in {projection.shape: projection for projection in block.pruned}.items():
-            start = _now(device)
+            start = time_on(device)
             prune_projections(methods.saliency, [projection], norms, plan, methods.pattern)
-            times[1] += counts[shape] * (_now(device) - start)
+            times[1] += counts[shape] * (time_on(device) - start)
         return streams
 
     with inference(runner.decoder.model):
@@ -127,9 +126,3 @@ def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
     hf_private.randomize_weights(copied.model)
     copied.model.to(device).eval()
     return replace(copied, blocks=[copied.blocks[index]])
-
-
-def _now(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()

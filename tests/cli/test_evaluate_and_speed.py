@@ -35,13 +35,11 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
 def test_speed(run, tmp_path, format):
     save_pretrained(make_zeroed("llama"), tmp_path / "sparse", format=format)
     few = ("--batches", 1, 2, "--prompt-tokens", 8, "--new-tokens", 2, "--rounds", 1)
-    found = json.loads(run("speed", "--model", tmp_path / "sparse", *few, "--json"))
-    assert found["packed_bytes"] < 0.9 * found["dense_bytes"]
-    assert [one["work"] for one in found["timings"]] == ["decode, batch 1", "decode, batch 2", "prefill, 8 tokens"]
+    shown = run("speed", "--model", tmp_path / "sparse", *few)
+    assert all(work in shown for work in ("decode, batch 1", "decode, batch 2", "prefill, 8 tokens"))
+    assert float(shown.split()[-1]) < 0.9, "the packed model's share of the memory"
 
 
 def test_env_shows_what_computes_here(run):
-    found = json.loads(run("env", "--json"))
-    assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["threads"] >= 1
     table = run("env")
-    assert all(name in table for name in found)
+    assert optimum_neuronal.__version__ in table and "kernel in use" in table and "threads" in table
