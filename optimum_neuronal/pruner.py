@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
-from .common.validation import check_path
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
@@ -87,7 +86,6 @@ class NeuronALPruner(OptimumQuantizer):
         """
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
-        check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
         if stream_to is None:
             pruner.model = load_model(model_or_path, **model_kwargs)

@@ -1,5 +1,6 @@
 """Models on the Hub: downloads, and checks before one is published."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ..common.validation import check_path
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
 
 
@@ -30,8 +30,7 @@ def find_checkpoint(
     cache_dir: str | None = None,
 ) -> Path:
     """Return the directory of a checkpoint, downloaded if it is on the Hub. `whole`: not only config and weights."""
-    check_path("directory_or_id", directory_or_id)
-    if Path(directory_or_id).is_dir():
+    if os.path.isdir(directory_or_id):
         return Path(directory_or_id)
     try:
         found = snapshot_download(

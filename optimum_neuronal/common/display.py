@@ -21,8 +21,6 @@ def escaped(value: Any, longest: int | None = None) -> str:
     text = str(value)
     if longest is not None and len(text) > longest:
         text = f"{text[:longest]}... ({len(text):,} characters)"
-    if text.isprintable():
-        return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
@@ -59,8 +57,6 @@ def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
 
 
 class Column(NamedTuple):
-    """Column of a table."""
-
     title: str
     values: Sequence[Any]  # None is shown as a dash
     text: Callable[[Any], str] = str

@@ -6,6 +6,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from .validation import did_you_mean, make_checked
@@ -20,22 +21,19 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     name, colon, rest = text.partition(":")
     if not colon:
         return name, {}
-    source = f"_({rest})"
-    try:
-        call: Any = ast.parse(source, mode="eval").body
-        arguments = {keyword.arg: ast.get_source_segment(source, keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError, AttributeError):
-        call, arguments = None, {}
-    if not arguments or None in arguments or call.args:
-        raise ValueError(f"Invalid method {text!r}: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
-    return name, {key: _literal(value) for key, value in arguments.items()}
+    with suppress(SyntaxError, ValueError, AttributeError):
+        call: Any = ast.parse(f"_({rest})", mode="eval").body
+        arguments = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+        if arguments and None not in arguments and not call.args:
+            return name, arguments
+    raise ValueError(f"Invalid method {text!r}: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
 
 
-def _literal(text: str) -> Any:
+def _literal(node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 class Registry(Generic[Method]):
@@ -53,7 +51,7 @@ class Registry(Generic[Method]):
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
         """Return a class decorator that registers a class as `name`. Running the same class statement again replaces it."""
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+        if not re.fullmatch(r"[\w.+-]+", name):
             raise ValueError(f"Invalid {self.kind} name {name!r}: expected letters, digits and any of _.+- only.")
 
         def decorate(cls: Registered) -> Registered:
@@ -63,9 +61,7 @@ class Registry(Generic[Method]):
                 self._discover()  # a user's class cannot take the name of a built-in one
             taken = self._classes.get(name)
             if taken is not None and _place(taken) != _place(cls):
-                raise ValueError(
-                    f"The {self.kind} name {name!r} is taken by {'.'.join(_place(taken))}: choose another."
-                )
+                raise ValueError(f"The {self.kind} name {name!r} is taken by {_place(taken)}: choose another.")
             cls.name = name
             self._classes[name] = cls
             return cls
@@ -96,6 +92,6 @@ class Registry(Generic[Method]):
             self._discovered = True
 
 
-def _place(cls: type) -> tuple[str, str]:
-    """Return the module and name of a class, which are equal if a class statement runs again."""
-    return cls.__module__, cls.__qualname__
+def _place(cls: type) -> str:
+    """Return the module and name of a class, which stay if its class statement runs again."""
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
@@ -17,17 +16,6 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Return `" Did you mean 'wanda'?"` if a name is close to a known one, otherwise an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def check_path(name: str, value: Any) -> str:
-    """Return a path, which must not be empty, as text."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}: expected a path, as text or pathlib.Path.")
-    if not value:
-        raise ValueError(f"{name} is empty: expected a path, such as '.' for this folder.")
-    return value
 
 
 def check_several(name: str, value: Any, example: str) -> list:

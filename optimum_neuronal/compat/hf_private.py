@@ -128,7 +128,6 @@ def unsplit_modules(model: PreTrainedModel) -> set[str]:
 
 
 def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor | None:
-    """Return an expert's bias, or None."""
     bias = getattr(experts, f"{parameter}_bias", None)
     return None if bias is None else bias[expert]
 

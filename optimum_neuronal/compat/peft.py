@@ -39,13 +39,11 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
         if hasattr(module, "get_base_layer") and not any(name.startswith(f"{outer}.") for outer in replaced):
             replaced[name] = module.get_base_layer()
     replaced |= copied_modules(model)
-    paths = [name.rpartition(".") for name in replaced]
-    places = [(model.get_submodule(parent), child) for parent, _, child in paths]
-    layers = [getattr(parent, child) for parent, child in places]
+    layers = {name: model.get_submodule(name) for name in replaced}
     try:
-        for (parent, child), module in zip(places, replaced.values()):
-            setattr(parent, child, module)
+        for name, module in replaced.items():
+            model.set_submodule(name, module)
         yield
     finally:
-        for (parent, child), layer in zip(places, layers):
-            setattr(parent, child, layer)
+        for name, layer in reversed(layers.items()):  # outer modules first
+            model.set_submodule(name, layer)

@@ -14,7 +14,6 @@ from ..common.validation import (
     check_choice,
     check_embedding_bits,
     check_field,
-    check_path,
     check_patterns,
     check_sparsity,
     did_you_mean,
@@ -260,7 +259,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
     try:
-        found = json.loads(Path(check_path("path", path)).read_bytes())
+        found = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):

@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
-from ..common.validation import check_path
-
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
     """Return the absolute path of a directory that can be written or created; `purpose` is such as `"save to"`."""
-    path = Path(check_path(f"the directory to {purpose}", directory)).absolute()
+    if not os.fspath(directory):
+        raise ValueError(
+            f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."
+        )
+    path = Path(directory).absolute()
     existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot {purpose} {directory}: {existing} is a file. Choose another directory.")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from .keeping import SparsityKeeper, keep_sparsity
 
@@ -18,9 +18,7 @@ class SparsityCallback(TrainerCallback):
 
     keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:

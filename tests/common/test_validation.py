@@ -1,7 +1,6 @@
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +10,9 @@ from optimum_neuronal.common.validation import (
     check_count,
     check_embedding_bits,
     check_number,
-    check_path,
     hyper,
     make_checked,
 )
-
-
-def test_paths():
-    assert (check_path("output", "a/b"), check_path("output", Path("a/b"))) == ("a/b", "a/b")
-    with pytest.raises(TypeError, match="output is a bytes: expected a path"):
-        check_path("output", b"a")
-    with pytest.raises(ValueError, match="output is empty"):
-        check_path("output", "")
 
 
 def test_counts():

@@ -7,7 +7,7 @@ def test_what_can_be_written_is_returned_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_writable("new/model", "save to") == tmp_path / "new" / "model" and not list(tmp_path.iterdir())
     assert check_writable(".", "save to") == tmp_path
-    with pytest.raises(ValueError, match="the directory to save to is empty"):
+    with pytest.raises(ValueError, match="directory to save to is empty"):
         check_writable("", "save to")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="Cannot save to file/model: .*file is a file"):
