@@ -134,9 +134,13 @@ class Processes:
         """Return the rows of all processes' parts in order, shape (length, ...)."""
         if not self.shares(length):
             return rows
-        parts: list = [None] * self.count
-        distributed.all_gather_object(parts, rows.cpu())
-        return torch.cat(parts).to(rows.device)
+        longest = -(-length // self.count)
+        padded = rows.new_zeros(longest, *rows.shape[1:])  # gloo gathers tensors of one shape
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(self.count)]
+        distributed.all_gather(gathered, padded)
+        sizes = [length * (rank + 1) // self.count - length * rank // self.count for rank in range(self.count)]
+        return torch.cat([part[:size] for part, size in zip(gathered, sizes)])
 
     def from_first(self, value: Any) -> Any:
         """Return process 0's value in every process."""

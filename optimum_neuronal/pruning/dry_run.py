@@ -98,7 +98,7 @@ def count_forwards(context: PruneContext) -> int:
 def _time_block(context: PruneContext, plan: Plan, tokens: int, device: torch.device) -> tuple[float, float]:
     """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
     decoder, methods = context.decoder, context.methods
-    runner = BlockRunner(_one_block(decoder, device), 1, device, quiet=True)
+    runner = BlockRunner(_one_block(decoder, device), 1, device)
     counts = Counter(projection.shape for projection in decoder.projections.values())
     times = [0.0, 0.0]
 
