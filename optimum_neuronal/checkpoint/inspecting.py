@@ -31,8 +31,7 @@ class Share:
     zeros: int = 0
     weights: int = 0
     recorded: float | None = None  # share of zeros
-    coded: int = 0  # quantized weights
-    code_bits: int = 0  # of all codes together
+    code_bits: int = 0  # of all codes together; 0 if no weight is quantized
     recorded_bits: float | None = None  # mean bits of a code
 
     @property
@@ -43,7 +42,7 @@ class Share:
     @property
     def bits(self) -> float | None:
         """Mean bits of the codes; None if no weight is quantized."""
-        return self.code_bits / self.coded if self.coded else None
+        return self.code_bits / self.weights if self.code_bits else None
 
     def problem(self) -> str | None:
         """Return how zeros and bits differ from the record, or None."""
@@ -116,9 +115,9 @@ class Inspection:
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
-            if self.sparsity_config.get("bits_per_weight") is not None and not self.total.coded:
+            if self.sparsity_config.get("bits_per_weight") is not None and not self.total.code_bits:
                 return "Quantized, but stored dense, so there are no codes to verify."
-            what = "bits of the codes" if self.total.coded else "zeros"
+            what = "bits of the codes" if self.total.code_bits else "zeros"
             return f"Verified: the {what} agree with the sparsity_config."
         return "NOT as recorded: " + "; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ".")
 
@@ -201,12 +200,12 @@ def _count(
     for share in (result.total, *shares):
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted
         if isinstance(weight, QuantizedWeight):
-            share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.bits
+            share.code_bits += counted * weight.bits
 
 
 def _table(title: str, shares: Mapping[str, Share]) -> str:
     """Return a table of bits if any weights are quantized, else of zeros."""
-    coded, rows = any(share.coded for share in shares.values()), []
+    coded, rows = any(share.code_bits for share in shares.values()), []
     for name, share in shares.items():
         recorded, found = (share.recorded_bits, share.bits) if coded else (share.recorded, share.sparsity)
         shown = ["-" if value is None else f"{value:.2f}" if coded else f"{value:.2%}" for value in (recorded, found)]

@@ -1,25 +1,38 @@
 """The `sparsity_config` in config.json (docs/format.md), checked when it is read."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
+from huggingface_hub.dataclasses import validate_typed_dict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 
 KEY = "sparsity_config"
 VERSION = 1
-TYPES = {  # of the keys that this package reads
-    "sparsity": (int, float),
-    "achieved_sparsity": (int, float),
-    "block_sparsity": dict,
-    "projections": dict,
-    "bits_per_weight": (int, float, type(None)),
-    "left_out": list,
-    "head_weights": list,
-    "config": dict,
-    "calibration": dict,
-    "base_model": (str, type(None)),
-}
+
+Number = int | float
+
+
+class _SparsityConfig(TypedDict, total=False):
+    """What this package reads."""
+
+    sparsity: Number
+    achieved_sparsity: Number
+    block_sparsity: dict[str, Number]
+    projections: dict[str, dict]
+    bits_per_weight: Number | None
+    left_out: list[str]
+    head_weights: list[str]
+    config: dict
+    calibration: dict
+    base_model: str | None
+
+
+class _Projection(TypedDict):
+    sparsity: Number
+    weights: list[str]
+    bits: Number | None
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
@@ -31,27 +44,15 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
         raise ValueError(f"{KEY} is {str(value)[:80]}: expected an object with version {VERSION}.")
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
-    for key in TYPES.keys() & value.keys():
-        if not isinstance(value[key], TYPES[key]):
-            raise ValueError(f"{KEY}.{key} has the wrong type, {type(value[key]).__name__}: save the model again.")
-    if not _is_complete(value):
-        raise ValueError(f"{KEY} has blocks or projections without numbers and names: save the model again.")
+    try:
+        validate_typed_dict(
+            _SparsityConfig, {key: value[key] for key in _SparsityConfig.__annotations__ if key in value}
+        )
+        for entry in value.get("projections", {}).values():
+            validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
+    except StrictDataclassError as error:
+        raise ValueError(f"{KEY} is damaged: {str(error)[:300]}. Save the model again.") from error
     return value
-
-
-def _is_complete(value: dict[str, Any]) -> bool:
-    """Return True if every block and projection has its numbers, and every weight a name."""
-    projections = value.get("projections", {}).values()
-    if not all(isinstance(entry, dict) and isinstance(entry.get("weights"), list) for entry in projections):
-        return False
-    numbers = [*value.get("block_sparsity", {}).values(), *(entry.get("sparsity") for entry in projections)]
-    numbers += [entry["bits"] for entry in projections if entry.get("bits") is not None]
-    names = [
-        *value.get("left_out", []),
-        *value.get("head_weights", []),
-        *(n for e in projections for n in e["weights"]),
-    ]
-    return all(isinstance(n, int | float) for n in numbers) and all(isinstance(n, str) for n in names)
 
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
