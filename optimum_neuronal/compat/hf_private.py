@@ -54,7 +54,7 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
 class EarlyQuantizer(HfQuantizer):
     """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
 
-    transformers 5.17 calls the first hook, 5.18 to 5.20 both, 5.23 the second.
+    transformers 5.17 calls the first hook, 5.18 to 5.20 both, 5.23 the second. The model can be saved and trained.
     """
 
     def see_config(self, config: PreTrainedConfig) -> None:
@@ -65,6 +65,13 @@ class EarlyQuantizer(HfQuantizer):
         return config
 
     update_attn_implementation = update_tp_plan
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
 
 
 def look_for_weights(config: PreTrainedConfig, name: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.quantizers import HfQuantizer
 
 from ..common.machine import hand_back_freed
 from ..common.notes import get_logger
@@ -101,7 +100,7 @@ class PackingSummary:
         return text
 
 
-class DenseSaving(HfQuantizer):
+class DenseSaving(hf_private.EarlyQuantizer):
     """Makes transformers' `save_pretrained`, which asks `model.hf_quantizer` for tensors, write a packed model dense."""
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -111,13 +110,6 @@ class DenseSaving(HfQuantizer):
                 'optimum_neuronal.save_pretrained(model, directory, format="packed").'
             )
         return dense_state(model), {}
-
-    def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:  # with adapters
-        return True
 
 
 def check_model(model: PreTrainedModel) -> None:

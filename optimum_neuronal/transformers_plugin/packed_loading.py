@@ -36,7 +36,7 @@ class PackedConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(QUANT_METHOD)
-class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
+class PackedQuantizer(DenseSaving):
     """The quantizer of a packed checkpoint. It stays on the loaded model, whose `save_pretrained` asks it for dense weights."""
 
     def see_config(self, config: PreTrainedConfig) -> None:

@@ -65,13 +65,6 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
         hf_private.forget_quantization(model)
         return NeuronALPruner(self.quantization_config).prune(model, self._calibration)
 
-    def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True
-
 
 def _revision(checkpoint_files: list[str] | None) -> str | None:
     """Return the commit of files in the Hub's cache: models--me--llama/snapshots/COMMIT/model.safetensors."""
