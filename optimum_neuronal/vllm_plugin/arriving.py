@@ -5,7 +5,6 @@ vLLM merges projections, pads vocabularies and gives each process its slice, by 
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 
@@ -64,28 +63,31 @@ class ArrivingWeight:
     padding: int = 0  # rows at the end that no checkpoint has
 
     def take(self, first: int, rows: torch.Tensor) -> None:
-        """Keep rows, packed if that is smaller. Join them once all have arrived, so at most one layer is held twice."""
+        """Keep rows, packed if that is smaller."""
         self.parts[first] = self._held(rows)
-        if self._count() == self.shape[0]:
-            parts = self._joined()
-            self.parts = dict(zip(accumulate((part.shape[0] for part in parts[:-1]), initial=0), parts))
 
     def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
         """Return all rows but the padding, in as few matrices as possible; one dense tensor if no row is packed.
 
         Raise `ValueError` if some rows have not arrived.
         """
-        expected = self.shape[0] - self.padding
-        if self._count() != expected:
+        count, expected = sum(part.shape[0] for part in self.parts.values()), self.shape[0] - self.padding
+        if count != expected:
             raise ValueError(
-                f"{name} got {self._count()} rows of its weight: expected {expected}. The checkpoint lacks a weight: download "
-                "or save it again."
+                f"{name} got {count} rows of its weight: expected {expected}. The checkpoint lacks a weight: download or save it "
+                "again."
             )
-        parts = self._joined()
-        return parts[0] if isinstance(parts[0], torch.Tensor) else parts
-
-    def _count(self) -> int:
-        return sum(part.shape[0] for part in self.parts.values())
+        parts = [self.parts[start] for start in sorted(self.parts)]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        groups: list[list[PackedMatrix]] = []
+        for part in parts:
+            matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
+            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
+                groups[-1].append(matrix)
+            else:
+                groups.append([matrix])
+        return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
 
     def _held(self, rows: torch.Tensor) -> PackedMatrix | torch.Tensor:
         if isinstance(rows, PackedRows):
@@ -96,20 +98,6 @@ class ArrivingWeight:
         dense = _own(rows.detach().to(self.device, self.dtype))
         packed = pack_weight(dense) if self.packs_sparse and dense.dtype in DTYPES else None
         return dense if packed is None else packed
-
-    def _joined(self) -> list[PackedMatrix] | list[torch.Tensor]:
-        """Return the rows in as few matrices as possible; if none is packed, in one dense tensor."""
-        parts = [self.parts[start] for start in sorted(self.parts)]
-        if all(isinstance(part, torch.Tensor) for part in parts):
-            return parts if len(parts) == 1 else [torch.cat(parts)]
-        groups: list[list[PackedMatrix]] = []
-        for part in parts:
-            matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
-            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
-                groups[-1].append(matrix)
-            else:
-                groups.append([matrix])
-        return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
 
 
 class ArrivingRows:
@@ -128,7 +116,6 @@ class ArrivingRows:
         return self
 
     def size(self) -> torch.Size:
-        """Return the shape."""
         return self.shape
 
     def narrow(self, dim: int, start: int, length: int) -> "ArrivingRows":
