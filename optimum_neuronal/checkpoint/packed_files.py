@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
-from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, PackedMatrix
+from ..packed.formats.packed_matrix import DTYPES, PREFIX, STORED, PackedMatrix
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
 
@@ -62,7 +62,7 @@ def write_packed(
 
 
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
-    """Return module path -> what the headers of files say about its packed weight. No tensor is read."""
+    """Return module path -> its packed weight, of which only headers are read."""
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
@@ -71,8 +71,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
             for name in file.keys():  # noqa: SIM118
                 module, is_part, part = name.rpartition(PREFIX)
                 if is_part:
-                    mapped = file.get_tensor(name)  # its elements are read when they are used
-                    tensors.setdefault(module, {})[STORED + part] = mapped.to("meta")
+                    tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
     try:
         return {
             name: PackedHeader(
@@ -122,21 +121,15 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
     """
     files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
-    parts: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
-                module, is_part, part = name.rpartition(PREFIX)
-                if not is_part or module not in headers:
+                if name.rpartition(PREFIX)[0] not in headers:
                     yield name, file.get_tensor(name), None
-                    continue
-                header, held = headers[module], parts.setdefault(module, {})
-                held[STORED + part] = file.get_tensor(name)
-                if len(held) == len(header.tensors):
-                    shape = header.empty().shape
-                    matrix = FORMATS.get(header.format).of_stored(parts.pop(module), shape, header.dtype)
-                    matrix.check()
-                    yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
+    for module, header in headers.items():
+        matrix = header.matrix()
+        matrix.check()
+        yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
 
 
 def stored_size(directory: str | Path) -> int:

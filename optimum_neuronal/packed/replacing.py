@@ -1,5 +1,6 @@
 """Put packed modules in the place of dense ones: of a model in memory, or of a model on meta that is about to be loaded."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,21 +18,22 @@ from .packed_module import PackedModule, take_place
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """What the headers of a packed file say of one weight."""
+    """One weight of a packed checkpoint, of which only the headers have been read."""
 
     format: str
     shape: Sequence[int]  # of the dense parameter
     dtype: torch.dtype
-    tensors: Mapping[str, torch.Tensor]  # "packed_mask", ... on the meta device
+    tensors: Mapping[
+        str, torch.Tensor
+    ]  # "packed_mask", ...: mapped, so elements are read from the file when they are used
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
-    def empty(self, dtype: torch.dtype | None = None) -> PackedMatrix:
-        """Return a matrix on the meta device, optionally of another dtype. Raise `ValueError` if the tensors don't fit."""
+    def matrix(self, device: str | None = None) -> PackedMatrix:
+        """Return the matrix, whose values are not checked yet. Raise `ValueError` if the tensors don't fit."""
         check_shape(self.shape, self.dtype)
         *lead, columns = swapped(self.shape, self.transposed)
-        shape = (torch.Size(lead).numel(), columns)
-        matrix = FORMATS.get(self.format).of_stored(self.tensors, shape, self.dtype)
-        return matrix if dtype is None else matrix.to(dtype=dtype)
+        shape, tensors = (math.prod(lead), columns), {name: part.to(device) for name, part in self.tensors.items()}
+        return FORMATS.get(self.format).of_stored(tensors, shape, self.dtype)
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
@@ -46,7 +48,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
                 raise ValueError(f"its shape is {list(header.shape)}: expected {list(parameter.shape)} for the model")
             if header.transposed != keeps_transposed(model, path):
                 raise ValueError(f"'transposed' is {header.transposed}: expected {not header.transposed}")
-            matrix = header.empty(dtype)
+            matrix = header.matrix("meta").to(dtype=dtype)
         except (AttributeError, ValueError) as error:
             raise ValueError(f"The packed weight of {path} cannot be loaded: {error}.") from error
         put_packed(model, path, matrix)
