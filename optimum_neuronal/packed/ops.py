@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from . import accelerator
-from .formats.packed_matrix import DTYPES, FORMATS, SCRATCH_ROWS, PackedMatrix, row_blocks
+from .formats.packed_matrix import FORMATS, SCRATCH_ROWS, PackedMatrix, row_blocks
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
@@ -64,8 +64,6 @@ def matrix_of(
 ) -> PackedMatrix:
     """Return the matrix of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
     kind = FORMATS.get(format)
-    if dtype not in DTYPES:
-        raise ValueError(f"packed weights cannot compute in {dtype}: expected one of {', '.join(map(str, DTYPES))}")
     named = dict(zip(kind.names, tensors))
     kind.check_tensors(named, (rows, columns), dtype)
     return kind.of_tensors(named, (rows, columns), dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .formats.packed_matrix import DTYPES, STORED, PackedMatrix, swapped
+from .formats.packed_matrix import STORED, PackedMatrix, swapped
 from .ops import linear, unpack
 
 
@@ -52,8 +52,6 @@ class PackedModule(nn.Module):
         """Check everything that kernels rely on, and return the matrix. Raise `ValueError` for damaged buffers."""
         tensors = {name: self._buffers[name] for name in self.stored_names}
         try:
-            if self.dtype not in DTYPES:
-                raise ValueError(f"its dtype is {self.dtype}: expected one of {', '.join(map(str, DTYPES))}")
             matrix = self.kind.of_stored(tensors, (self.row_count, self.columns), self.dtype)
             if not self.like.is_meta:
                 matrix.check()
@@ -136,8 +134,7 @@ class PackedModule(nn.Module):
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
     def extra_repr(self) -> str:
-        facts = "" if self.like.is_meta else f"{self.matrix.describe()}, "
-        return f"{facts}dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
+        return f"format={self.format}, dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_facts():
     assert packed.dense_bytes == 64 * 128 * 4
     assert list(packed.state_dict()) == ["packed_mask", "packed_values", "bias"], "as in a file"
     assert (packed.format, packed.dense_shape, packed.dtype) == ("sparse", (64, 128), torch.float32)
-    assert "in_features=128, out_features=64, bias=True, sparsity=0.7" in repr(packed) and "of 32,768" in repr(packed)
+    assert "in_features=128, out_features=64, bias=True, format=sparse" in repr(packed) and "of 32,768" in repr(packed)
     assert not list(packed.parameters()), "nothing for an optimizer"
     conv = pack(sparse_linear(conv=True))
     assert conv.weight.shape == (100, 37) and conv.transposed

@@ -116,10 +116,6 @@ class PackedMatrix(Change):
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedMatrix":
         """Return this weight on another device, or with another dtype."""
 
-    @abstractmethod
-    def describe(self) -> str:
-        """Return a text for the `repr` of its module: `"sparsity=0.7000"`."""
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return its tensors by name."""
         found = {name: getattr(self, name) for name in self.names}
@@ -150,17 +146,14 @@ class PackedMatrix(Change):
 
     @property
     def device(self) -> torch.device:
-        """On which all tensors lie."""
         return getattr(self, self.names[0]).device
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all tensors take together."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @property
     def row_count(self) -> int:
-        """Rows of the matrix."""
         return math.prod(self.shape[:-1])
 
     def unpack(self) -> torch.Tensor:
@@ -178,12 +171,12 @@ register_format = FORMATS.register
 
 
 def check_shape(shape: Any, dtype: Any) -> None:
-    """Raise `ValueError` unless shape and dtype, as a file has them, are possible."""
+    """Raise `ValueError` unless weights of this shape and dtype, as a file has them, can be computed with."""
     sizes = shape if isinstance(shape, (list, tuple)) else ()
     if not 2 <= len(sizes) <= 8 or not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 whole numbers above 0")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"its dtype is {dtype}: expected a floating one")
+    if dtype not in DTYPES:
+        raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
 
 
 def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:

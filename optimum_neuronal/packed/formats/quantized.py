@@ -85,16 +85,11 @@ class QuantizedWeight(PackedMatrix):
     def expected_headers(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> dict[str, Header]:
-        if dtype not in DTYPES:
-            raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
         bits, rows, columns = bits_of_codes(tensors["codes"]), math.prod(shape[:-1]), shape[-1]
         if bits not in BITS:
             raise ValueError(f"its codes have {bits} bits: expected {BITS[0]} to {BITS[-1]}")
         sides = {"scales": (torch.bfloat16, (rows,)), "steps": (torch.bfloat16, (columns,))}
         return {"codes": codes_header(rows, columns, bits), **sides}
-
-    def describe(self) -> str:
-        return f"bits={self.bits}"
 
     def check_values(self) -> None:
         codes, scales, steps, bits = self.codes, self.scales, self.steps, self.bits

@@ -104,11 +104,7 @@ class SparseWeight(PackedMatrix):
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Of the weight."""
         return self.values.dtype
-
-    def describe(self) -> str:
-        return f"sparsity={1 - len(self.values) / max(1, math.prod(self.shape)):.4f}"
 
     def unpack_mask(self) -> torch.Tensor:
         """Return the mask as booleans of the weight's shape, True where kept."""

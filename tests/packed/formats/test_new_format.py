@@ -64,9 +64,6 @@ class Float8Weight(PackedMatrix):
     def to(self, device=None, dtype=None) -> "Float8Weight":
         return replace(self, eights=self.eights.to(device=device), dtype=dtype or self.dtype)
 
-    def describe(self) -> str:
-        return "eight bits"
-
 
 @pytest.fixture
 def weight(monkeypatch):
@@ -80,7 +77,7 @@ def weight(monkeypatch):
 def test_modules_compute_with_it(weight):
     module, x = PackedLinear(weight).eval(), torch.randn(3, 10).bfloat16()
     expected = torch.nn.functional.linear(x, weight.unpack())
-    assert torch.equal(module(x), expected) and "eight bits" in repr(module)
+    assert torch.equal(module(x), expected) and "format=float8" in repr(module)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), expected)
     assert torch.equal(module.float().bfloat16()(x), expected), "no conversion touches it"
