@@ -155,31 +155,6 @@ def rounded(trials: Trials, plan: SparsityPlan, variant: str) -> SparsityPlan:
     return SparsityPlan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
-def plans_by_rows(
-    decoder: Decoder,
-    lambdas: Sequence[float],
-    rows_of: Callable[[Block, Projection], Callable[[float], torch.Tensor]],
-    keeps_first: bool = False,
-) -> list[SparsityPlan]:
-    """Return a plan for every lambda. `rows_of` gives lambda -> sparsity of a projection's rows, shape (out,)."""
-    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
-    for block in decoder.blocks:
-        for projection in block.pruned:
-            rows = rows_of(block, projection)
-            for plan, lam in zip(plans, lambdas):
-                plan[projection.name] = rows(lam)
-    return [SparsityPlan(plan, keeps_first=keeps_first) for plan in plans]
-
-
-def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
-    """Return a score of every block with prunable weights: float64, shape (blocks,). See [`Trials.dense_scores`]."""
-
-    def visit(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
-        return [score(block, activations)] if block.pruned else []
-
-    return torch.tensor([value for found in trials.dense_scores(visit, label) for value in found], dtype=torch.float64)
-
-
 def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return `|W_ij| a_j` of a projection, whatever the prune's saliency: float32, shape (out, in)."""
     return Wanda().score(projection.weight.float(), activations[projection.name])

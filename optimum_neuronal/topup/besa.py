@@ -60,8 +60,7 @@ class BESA(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(uniform_plan(trials.decoder, sparsity))
-        question = (LABEL, astuple(self), sparsity)
-        found = trials.processes.from_first(trials.measured([], question, lambda: self._learn(trials, sparsity)))[0]
+        found, _ = trials.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(trials, sparsity))
         return Allocation(SparsityPlan(found["sparsity"]), {"besa": found})
 
     def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, dict[str, float]], dict]:

@@ -8,7 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from .base import Allocation, TopUp, block_scores, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
+from .base import Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
 @register_topup("dlp")
@@ -31,7 +31,7 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        medians = block_scores(trials, median_metric, "DLP medians")
+        medians = torch.tensor(trials.dense_scores(median_metric, "DLP medians"), dtype=torch.float64)
         # -U has the order and the proportions of the relative importance; nothing else counts.
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)
         return Allocation(plan, {"dlp": {"medians": medians.tolist()}})

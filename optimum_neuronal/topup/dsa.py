@@ -1,10 +1,11 @@
 """DSA: search of a function from statistics of a block's saliency to its sparsity."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -22,33 +23,24 @@ WINDOW = 0.08  # half the width in the authors' code
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 
 
-@dataclass(frozen=True)
-class ElementSums:
+class ElementSums(NamedTuple):
     """Sums over a block's elements x: of x, x^2, |x| and log |x|; of x and x log x above zero; and the extremes."""
 
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    absolute: float = 0.0
-    logs: float = 0.0
-    positive: float = 0.0
-    positive_logs: float = 0.0
-    least: float = math.inf
-    most: float = -math.inf
+    count: int
+    total: float
+    squares: float
+    absolute: float
+    logs: float
+    positive: float
+    positive_logs: float
+    least: float
+    most: float
 
     @classmethod
-    def of(cls, elements: torch.Tensor) -> "ElementSums":
-        wide = wide_dtype(elements.device)
-        absolute, positive = elements.abs(), elements.clamp(min=0)
-        sums = [elements.sum(dtype=wide), elements.square().sum(dtype=wide)]
-        sums += [absolute.sum(dtype=wide), absolute.log().sum(dtype=wide)]
-        sums += [positive.sum(dtype=wide), torch.special.xlogy(positive, positive).sum(dtype=wide)]
-        sums += [elements.min().to(wide), elements.max().to(wide)]
-        return cls(elements.numel(), *torch.stack(sums).tolist())
-
-    def __add__(self, other: "ElementSums") -> "ElementSums":
-        *pairs, leasts, mosts = zip(astuple(self), astuple(other))
-        return ElementSums(*(own + others for own, others in pairs), min(leasts), max(mosts))
+    def over(cls, parts: Iterable[torch.Tensor]) -> "ElementSums":
+        """Return the sums over the elements of all parts, such as the projections of a block."""
+        *sums, leasts, mosts = zip(*map(_part_sums, parts))
+        return cls(*map(sum, sums), min(leasts), max(mosts))
 
     @property
     def mean(self) -> float:
@@ -58,6 +50,13 @@ class ElementSums:
     def variance(self) -> float:
         """Unbiased variance of the elements."""
         return max(self.squares - self.total * self.mean, 0.0) / max(self.count - 1, 1)
+
+
+def _part_sums(x: torch.Tensor) -> tuple[float, ...]:
+    wide, absolute, positive = wide_dtype(x.device), x.abs(), x.clamp(min=0)
+    terms = x, x.square(), absolute, absolute.log(), positive, torch.special.xlogy(positive, positive)
+    sums = [*(term.sum(dtype=wide) for term in terms), x.min().to(wide), x.max().to(wide)]
+    return x.numel(), *torch.stack(sums).tolist()
 
 
 # The authors' tables (lib/autolayer.py of their repository). An element and its block's sums -> the element changed.
@@ -216,16 +215,17 @@ class DSA(TopUp):
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*filter(None, trials.dense_scores(_scores, "DSA statistics")))
+    by_pair = zip(*trials.dense_scores(_scores, "DSA statistics"))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 
 def _scores(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
-    """Return the importances of a block by all pairs of operations; none without prunable weights."""
-    whole = sum((ElementSums.of(wanda_metric(p, activations)) for p in block.pruned), ElementSums())
-    sums = dict.fromkeys(PRE, ElementSums())
-    for projection in block.pruned:  # again: a block's metrics take twice the memory of its weights
-        metric = wanda_metric(projection, activations)
-        for name, operation in PRE.items():
-            sums[name] += ElementSums.of(operation(metric, whole))
-    return [reduce(sums[name]) for name in PRE for reduce in REDUCE.values()] if block.pruned else []
+    """Return the importances of a block by all pairs of operations."""
+
+    def sums(operation: Callable[[torch.Tensor], torch.Tensor]) -> ElementSums:
+        # One projection at a time, and again: a block's metrics take twice the memory of its weights.
+        return ElementSums.over(operation(wanda_metric(p, activations)) for p in block.pruned)
+
+    whole = sums(lambda x: x)
+    by_operation = [sums(partial(operation, block=whole)) for operation in PRE.values()]
+    return [reduce(own) for own in by_operation for reduce in REDUCE.values()]

@@ -1,7 +1,7 @@
 """NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -10,7 +10,7 @@ import torch
 
 from ..blocks.statistics import SquaredNorms
 from ..common.validation import hyper
-from ..model.projections import Block, Decoder, Projection
+from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
@@ -23,7 +23,6 @@ from .base import (
     Allocation,
     TopUp,
     get_dist,
-    plans_by_rows,
     register_topup,
     rise,
     rounded,
@@ -164,11 +163,10 @@ class NeuronAL(TopUp):
         plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
         deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
-        if self.variant == "authors":
-            plans = neuronal_authors.row_plans(trials.decoder, base, lambdas, deviation)
-        else:
-            plans = row_plans(trials.decoder, base, lambdas, deviation)
-            plans = [own if lam else plan for lam, own in zip(lambdas, plans)]  # the others must beat it
+        make = neuronal_authors.row_plan if self.variant == "authors" else row_plan
+        plans = [make(trials.decoder, base, lam, deviation) for lam in lambdas]
+        if self.variant != "authors":  # lambda 0 is the plan without rows, which the others must beat
+            plans = [own if lam else plan for lam, own in zip(lambdas, plans)]
             known = {index: deviation.error for index, lam in enumerate(lambdas) if not lam}
         return _decide(plans, lambdas, self._errors(trials, plans, "Row step", known))
 
@@ -195,25 +193,17 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "l
     return spread_over_blocks(decoder.blocks, sparsity, lam, -rise(decoder, schedule))
 
 
-def row_plans(
-    decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
-) -> list[SparsityPlan]:
+def row_plan(decoder: Decoder, base: SparsityPlan, lam: float, deviation: Deviation) -> SparsityPlan:
     """Spread the base plan's sparsity of every projection over its rows, by the deviation at the place they feed."""
-
-    def rows_of(block: Block, projection: Projection) -> Callable[[float], torch.Tensor]:
-        sparsity, place = base.sparsity[projection.name], decoder.place_fed_by(block, projection)
-        groups = decoder.row_groups(block, projection)
-        parts = [(group.rows, group.values(deviation.places[place.name])) for group in groups]
-
-        def rows(lam: float) -> torch.Tensor:
-            found = torch.full((projection.shape[0],), sparsity, dtype=torch.float64)
-            for indices, values in parts:
-                found[indices] = get_dist(sparsity, lam, values)
-            return found
-
-        return rows
-
-    return plans_by_rows(decoder, lambdas, rows_of)
+    plan = {}
+    for block in decoder.blocks:
+        for projection in block.pruned:
+            sparsity, place = base.sparsity[projection.name], decoder.place_fed_by(block, projection)
+            rows = torch.full((projection.shape[0],), sparsity, dtype=torch.float64)
+            for group in decoder.row_groups(block, projection):
+                rows[group.rows] = get_dist(sparsity, lam, group.values(deviation.places[place.name]))
+            plan[projection.name] = rows
+    return SparsityPlan(plan)
 
 
 def _decide(

@@ -4,17 +4,17 @@ Their code also ran the baselines of the paper. Masks depend on the last bit of 
 is that of their numpy code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ..blocks.statistics import SquaredNorms
-from ..model.projections import Block, Decoder, Projection
+from ..model.projections import Block, Decoder
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.alignment import Deviation
-from .base import LARGEST, SMALLEST, plan_of_blocks, plans_by_rows, pruned_blocks, rise, rounded, spread_over_blocks
+from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise, rounded, spread_over_blocks
 
 
 class RunningNorms(SquaredNorms):
@@ -61,24 +61,16 @@ def spread(trials: Trials, sparsity: float, lam: float, values: torch.Tensor, va
     return rounded(trials, _plan(blocks, density, sparsity), variant)
 
 
-def row_plans(
-    decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
-) -> list[SparsityPlan]:
+def row_plan(decoder: Decoder, base: SparsityPlan, lam: float, deviation: Deviation) -> SparsityPlan:
     """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block."""
-
-    def rows_of(block: Block, projection: Projection) -> Callable[[float], torch.Tensor]:
-        values = _values(decoder, block, projection, deviation)
-        return lambda lam: _rows(projection.shape, base.sparsity[projection.name], lam, values)
-
-    return plans_by_rows(decoder, lambdas, rows_of, keeps_first=True)
-
-
-def _values(decoder: Decoder, block: Block, projection: Projection, deviation: Deviation) -> np.ndarray:
-    """Return `a_D - a_S` where the rows feed, shape (features,); zero where they stay alike."""
-    place = decoder.place_fed_by(block, projection)
-    if place is None or place.name == block.name or block is decoder.blocks[-1]:
-        return np.zeros(1)
-    return deviation.places[place.name].numpy()
+    plan = {}
+    for block in decoder.blocks:
+        for projection in block.pruned:
+            place = decoder.place_fed_by(block, projection)
+            alike = place is None or place.name == block.name or block is decoder.blocks[-1]
+            values = np.zeros(1) if alike else deviation.places[place.name].numpy()
+            plan[projection.name] = _rows(projection.shape, base.sparsity[projection.name], lam, values)
+    return SparsityPlan(plan, keeps_first=True)
 
 
 def _rows(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndarray) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from .base import BASELINE_VARIANTS, Allocation, TopUp, block_scores, register_topup, wanda_metric
+from .base import BASELINE_VARIANTS, Allocation, TopUp, register_topup, wanda_metric
 from .neuronal_authors import spread
 
 
@@ -39,9 +39,10 @@ class OWL(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
-        ratios = block_scores(trials, score, f"OWL outliers above {self.outlier_factor:g}")
-        plan = spread(trials, sparsity, self.half_width, ratios, self.variant)
-        return Allocation(plan, {"owl": {"outlier_ratios": ratios.tolist()}})
+        ratios = trials.dense_scores(score, f"OWL outliers above {self.outlier_factor:g}")
+        values = torch.tensor(ratios, dtype=torch.float64)
+        plan = spread(trials, sparsity, self.half_width, values, self.variant)
+        return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:

@@ -137,28 +137,23 @@ def reconstruction_errors(
     runner, last, dense = trials.runner, len(trials.decoder.blocks) - 1, reference == "dense"
     statistic = most_specific(Hessian, trials.saliency.statistic)
 
-    def compare(block: Block, norms: Norms, members: Sequence[int]) -> list[ChangeOf]:
-        changes = trials.changes(block, norms, [plans[member] for member in members])
-        for member, change_of in zip(members, changes):
-            errors[member].append(_block_error(block, norms, change_of))
-        return changes
-
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        if dense:
-            output, norms = runner.replay(block, streams[0], calls, statistic)
-            compare(block, norms, range(len(plans)))
-            return [output]
         outputs = list(streams)
-        for members in grouped(streams, shared=False):
-            norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
-            changes = compare(block, norms, members)
-            if index < last:  # the last block's outputs are not needed
-                for member, change_of in zip(members, changes):
+        for members in grouped(streams, shared=False):  # one group on the dense model's stream
+            if dense:
+                output, norms = runner.replay(block, streams[0], calls, statistic)
+                outputs = [output] * len(plans)
+            else:
+                norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
+            changes = trials.changes(block, norms, [plans[member] for member in members])
+            for member, change_of in zip(members, changes):
+                errors[member].append(_block_error(block, norms, change_of))
+                if not dense and index < last:  # the last block's outputs are not needed
                     with trial_weights(block.pruned, change_of):
                         outputs[member] = runner.output(block, streams[member], calls)
         return outputs
 
-    runner.run(trials.alignment_inputs(), 1 if dense else len(plans), visit, label)
+    runner.run(trials.alignment_inputs(), len(plans), visit, label)
     return [runner.total(per_block) for per_block in errors]
 
 

@@ -23,7 +23,7 @@ from .solved import SolvedWeights, solve_weights
 
 
 REFERENCES = ("sparse-stream", "dense")
-Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
+Score = Callable[[Block, dict[str, torch.Tensor]], Any]  # the block, (in,) by projection -> a JSON value
 
 
 class Cache:
@@ -161,8 +161,7 @@ class Trials:
         `kind` is one of `DEVIATIONS`. Other arguments: see [`Trials.alignment_errors`].
         """
         question = (reference, scope, metric, label, kind)
-        found = self.measured([plan], question, lambda: find_deviation(self, plan, *question))
-        return Deviation(*self.processes.from_first(found))
+        return Deviation(*self.measured([plan], question, lambda: find_deviation(self, plan, *question)))
 
     def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
         """Return the sum of every row's saliency on a plan's own stream: name -> float64, shape (out,)."""
@@ -181,7 +180,7 @@ class Trials:
             check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
             return None, rows
 
-        return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]
+        return self.measured([plan], ("row saliency", label), measure)[1]
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
         """Return the scores of every dense block, from its weights. The label also names the record; it is of one score."""
@@ -191,18 +190,19 @@ class Trials:
 
         return self.cache.get(label, lambda: self.records.recorded(label.lower(), measure)[0])
 
-    def dense_scores(self, score: Score, label: str) -> list[list[float]]:
-        """Return the scores of every dense block, from its weights and the activations of its pruned projections.
+    def dense_scores(self, score: Score, label: str) -> list:
+        """Return the score of every block with pruned projections, from its dense weights and their activations.
 
         The activations are of all calibration sequences. The label also names the record; it is of one score.
         """
 
-        def measure() -> tuple[list[list[float]], dict]:
-            scores: list[list[float]] = []
+        def measure() -> Finding:
+            scores = []
 
             def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
                 output, norms = self.runner.replay(block, streams[0], calls)
-                scores.append(score(block, self.activations(block, self.joined(norms, SquaredNorms))))
+                if block.pruned:
+                    scores.append(score(block, self.activations(block, self.joined(norms, SquaredNorms))))
                 return [output]
 
             self.runner.run(self.capture_all(SquaredNorms), 1, visit, label, release=True)
@@ -217,14 +217,15 @@ class Trials:
         return solve_weights(self, wanted, self.runner.capture(self.ids[heldout:]))
 
     def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
-        """Return a finding from the records, or measure it. Plans and question name the record."""
-        if not self.records.keeps and self.processes.count == 1:
-            return measure()
+        """Return a finding from the records, or measure it; in all processes that of the first.
+
+        Plans and question name the record.
+        """
         digest = hashlib.sha256(repr(question).encode())
         for plan in plans:
             for name in plan.amounts:
                 digest.update(name.encode() + plan.key([name]))
-        return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
+        return self.processes.from_first(self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure))
 
     def _shared(self, measure: Callable, plans: Sequence[Plan], *question: Any) -> list[float]:
         """Measure one number per plan. The processes share the plans."""

@@ -17,7 +17,7 @@ from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
+from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
 
@@ -80,7 +80,7 @@ def test_rows_that_deviate_more_are_spared(llama):
     decoder = find_decoder(llama)
     base = block_plan(decoder, 0.5, 0.1)
     deviation = FakeTrials(decoder, {"base": 0.0}).deviation(base, label="test")
-    (plan,) = row_plans(decoder, base, [0.2], deviation)
+    plan = row_plan(decoder, base, 0.2, deviation)
     for name, rows in plan.sparsity.items():
         assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
         assert rows[-1] == pytest.approx(base.sparsity[name] - 0.2)
@@ -94,7 +94,7 @@ def test_row_step_everywhere(any_model, ids):
             trials = make_trials(any_model, ids)
             base = uniform(trials, 0.7)
             deviation = trials.deviation(base, *measured_on, "test")
-            (plan,) = row_plans(trials.decoder, base, [0.2], deviation)
+            plan = row_plan(trials.decoder, base, 0.2, deviation)
             (error,) = trials.alignment_errors([base], *measured_on, "test")
             assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
             for name, rows in plan.sparsity.items():

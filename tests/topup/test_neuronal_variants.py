@@ -91,7 +91,7 @@ class TestAuthors:
         decoder = find_decoder(llama)
         base = SparsityPlan(dict.fromkeys(decoder.projections, 0.5))
         deviation = FakeTrials(decoder, ERRORS).deviation(base, label=None)
-        (plan,) = neuronal_authors.row_plans(decoder, base, [0.2], deviation)
+        plan = neuronal_authors.row_plan(decoder, base, 0.2, deviation)
         for block in decoder.blocks:
             q, k, v, o, gate, up, down = (plan.sparsity[name] for name in block.pruned_names)
             assert torch.equal(q, k) and torch.equal(q, v) and torch.equal(gate, up)
