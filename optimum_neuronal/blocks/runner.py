@@ -5,12 +5,13 @@ All candidates visit a block together, so that its weights are read once and com
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.func import functional_call
 from transformers.utils import logging
 
 from ..model.experts import RecordingExperts
@@ -227,6 +228,15 @@ def replay(
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             keep_shared(outputs[-1], states, call)
     return outputs, recorded
+
+
+def output_with(
+    block: Block, parameters: Mapping[str, torch.Tensor], hidden: torch.Tensor, call: Call
+) -> torch.Tensor:
+    """Return a block's output for one batch, with tensors in place of some parameters of its module, by their name."""
+    restore_shared(hidden, call)
+    hidden = to_device(hidden, next(iter(parameters.values())).device)
+    return first_output(functional_call(block.module, dict(parameters), (hidden, *call.args), call.kwargs))
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.func import functional_call
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..blocks.block_inputs import Call, Stream, first_output, restore_shared, to_device
-from ..blocks.runner import replay
+from ..blocks.block_inputs import Call, Stream
+from ..blocks.runner import output_with, replay
 from ..blocks.statistics import Norms
 from ..model.projections import Block, TrialWeights
 from ..packed.change import Change
@@ -108,10 +107,8 @@ class _Weights:
             projection.view(self._steps[place]).copy_(column_steps(energy, kept))
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
-        restore_shared(states, call)
-        states = to_device(states, self.masters[0].device)
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
-        return first_output(functional_call(block.module, own, (states, *call.args), call.kwargs))
+        return output_with(block, own, states, call)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
         """Take a step of the optimizer by the error of all batches together. Only the masters get gradients."""

@@ -12,7 +12,7 @@ import torch
 from ..common.machine import full_precision
 from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
-from .base import DampenedHessian, WeightUpdate, register_saliency
+from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, row_counts
 
 
@@ -50,34 +50,29 @@ class ALPS(WeightUpdate):
     dampening: float = hyper(0.01, 0, 1, above=True)
 
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        return self.prune_together({name: weight}, hessian, {name: sparsity}, pattern)[name]
+        return self.solve({name: weight}, hessian, {name: sparsity}, weight.dtype, pattern)[name].weight
 
     def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
-        sparse = self.prune_together(weights, hessian, amounts, pattern)
-        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
-
-    def prune_together(self, weights, hessian, sparsities, pattern=None) -> dict[str, torch.Tensor]:
-        """Return the sparse weights of projections with the same input, by name. Each has its own sparsity."""
         rows = [len(weight) for weight in weights.values()]
-        supports = [make_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
+        supports = [make_support(weight.shape, amounts[name], pattern) for name, weight in weights.items()]
 
         def stacked(values: torch.Tensor, exactly: bool) -> torch.Tensor:
             return torch.cat([support(own, exactly) for support, own in zip(supports, values.split(rows))])
 
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
-        return dict(zip(weights, solved.split(rows)))
+        return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
 
     def quick(self) -> "ALPS":
         return replace(self, iterations=min(self.iterations, QUICK))
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
-        dampened = DampenedHessian(hessian, self.dampening, name)
+        dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first
 
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
             # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
             scale = matrix.diagonal().sqrt()
             matrix = matrix / scale / scale[:, None]
-            start = (weight * scale).masked_fill(dampened.dead, 0)  # weights of dead inputs are pruned first
+            start = (weight * scale).masked_fill(dead, 0)
             target = start @ matrix
             try:
                 found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
@@ -86,7 +81,7 @@ class ALPS(WeightUpdate):
             return fit_support(matrix, target, found, support(found, True), self.refinements).div_(scale)
 
         with full_precision():
-            return dampened.solve(attempt)
+            return solve_dampened(hessian, self.dampening, name, attempt)
 
 
 def make_support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:

@@ -18,7 +18,6 @@ from .plan import ColumnPattern
 logger = get_logger(__name__)
 Result = TypeVar("Result")
 
-DAMPENING = 0.01  # of the mean diagonal, where a method has no such hyper-parameter
 RAISES = 5  # how often dampening is raised tenfold before giving up
 
 
@@ -67,6 +66,7 @@ class Solver(Saliency):
     updates_weights: ClassVar[bool] = True
     reconstruct: ClassVar[str] = "block"  # default of the config's field: "dense" or "block"
     statistic: ClassVar[type[SquaredNorms]] = Hessian
+    dampening: ClassVar[float] = 0.01  # share of the mean diagonal; a hyper-parameter of some methods
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         """Return `(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
@@ -87,11 +87,6 @@ class Solver(Saliency):
         `amounts` are the plan's sparsities or bits, `dtype` is that of the model. `shared` is True for experts, whose
         parameter also holds the weights of other experts.
         """
-
-    def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the weight to approximate for inputs of the sparse model, see [`dense_target`]."""
-        with full_precision():
-            return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
 
     def quick(self) -> "Solver":
         """Return a cheaper variant of this method for trials."""
@@ -134,36 +129,34 @@ class WeightUpdate(Solver):
         return {name: change(name) for name in weights}
 
 
-class DampenedHessian:
-    """A copy of a Hessian, `matrix`, (in, in), with a share of its mean diagonal added to its diagonal."""
+def solve_dampened(
+    hessian: torch.Tensor, dampening: float, name: str, attempt: Callable[[torch.Tensor], Result | None]
+) -> Result:
+    """Return `attempt(matrix)`, with a copy of the Hessian, (in, in), and a share of its mean diagonal on its diagonal.
 
-    def __init__(self, hessian: torch.Tensor, dampening: float, name: str):
-        self.matrix, self.name = hessian.clone(), name
-        diagonal = self.matrix.diagonal()
-        mean = diagonal.mean()
-        if not bool(torch.isfinite(mean)):
-            raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
-        self.dead = diagonal == 0  # inputs that are always zero, (in,)
-        diagonal[self.dead] = 1
-        self._mean = torch.where(mean > 0, mean, 1)
-        self._raises, self._added = 0, dampening
-        diagonal += dampening * self._mean
-
-    def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
-        """Return the result of `attempt(matrix)`. While it is None, raise the dampening tenfold, with a warning."""
-        while (found := attempt(self.matrix)) is None:
-            added, more = self._added, 10 * self._added
-            if self._raises == RAISES:
-                raise ValueError(
-                    f"The Hessian of {self.name} cannot be inverted, even with dampening {added:g}. Use more calibration "
-                    "sequences (num_samples), or another saliency."
-                )
-            logger.warning(
-                f"The Hessian of {self.name} is close to singular: dampening is raised from {added:g} to {more:g}."
+    Inputs that are always zero count as one. While the result is None, dampening is raised tenfold, with a warning.
+    """
+    matrix = hessian.clone()
+    diagonal = matrix.diagonal()
+    mean = diagonal.mean()
+    if not bool(torch.isfinite(mean)):
+        raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
+    diagonal[diagonal == 0] = 1
+    mean = torch.where(mean > 0, mean, 1)
+    diagonal += dampening * mean
+    raises = 0
+    while (found := attempt(matrix)) is None:
+        before, dampening, raises = dampening, 10 * dampening, raises + 1
+        if raises > RAISES:
+            raise ValueError(
+                f"The Hessian of {name} cannot be inverted, even with dampening {before:g}. Use more calibration "
+                "sequences (num_samples), or another saliency."
             )
-            self.matrix.diagonal().add_((more - added) * self._mean)
-            self._added, self._raises = more, self._raises + 1
-        return found
+        logger.warning(
+            f"The Hessian of {name} is close to singular: dampening is raised from {before:g} to {dampening:g}."
+        )
+        diagonal += (dampening - before) * mean
+    return found
 
 
 def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
@@ -199,4 +192,5 @@ def dense_target(
         missing = weight @ (cross + torch.diag(added) - matrix)
         return weight + torch.cholesky_solve(missing.T, factor).T
 
-    return DampenedHessian(hessian, dampening, name).solve(attempt)
+    with full_precision():
+        return solve_dampened(hessian, dampening, name, attempt)

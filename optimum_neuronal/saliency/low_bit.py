@@ -14,7 +14,7 @@ import torch
 from ..common.machine import full_precision
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
-from .base import DAMPENING, DampenedHessian, Solver, inverse_factor
+from .base import Solver, inverse_factor, solve_dampened
 
 
 BLOCK = 64  # columns whose updates are applied to later ones at once
@@ -64,13 +64,16 @@ class Quantizer:
     """Quantizes weights with one input, whose Hessian is (columns, columns). `quick`: half the work, 5 % more error."""
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight", quick: bool = False):
-        self._quick = quick
-        dampened = DampenedHessian(hessian, DAMPENING, name)
-        diagonal, self._dead = dampened.matrix.diagonal(), dampened.dead
-        diagonal[self._dead] = diagonal.min()
-        self._order = diagonal.argsort(descending=True, stable=True)
-        self._factor = dampened.solve(lambda matrix: inverse_factor(matrix[self._order][:, self._order]))
-        self._matrix = dampened.matrix[self._order][:, self._order]
+        self._quick, self._dead = quick, hessian.diagonal() == 0  # inputs that are always zero
+
+        def factor(matrix: torch.Tensor) -> torch.Tensor | None:
+            diagonal = matrix.diagonal()
+            diagonal[self._dead] = diagonal.min()
+            self._order = diagonal.argsort(descending=True, stable=True)
+            self._matrix = matrix[self._order][:, self._order]
+            return inverse_factor(self._matrix)
+
+        self._factor = solve_dampened(hessian, Solver.dampening, name, factor)
 
     def quantize(
         self, weight: torch.Tensor, bits: int, steps: bool = False
@@ -83,7 +86,7 @@ class Quantizer:
             scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
             codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
             return codes.to(torch.int8), scales, None
-        weight = weight.masked_fill(self._dead, 0)  # inputs that are always zero
+        weight = weight.masked_fill(self._dead, 0)
         target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
         if steps:  # root mean squares of the columns, relative to that of the whole weight
             squares = weight.square().mean(dim=0)

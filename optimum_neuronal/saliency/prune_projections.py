@@ -8,7 +8,7 @@ import torch
 from ..blocks.statistics import Norms, SquaredNorms, activation
 from ..model.projections import Block, ChangeOf, Projection
 from ..packed.change import Change, NewWeight, Zeros
-from .base import Saliency
+from .base import Saliency, dense_target
 from .plan import ColumnPattern, Cut, Plan, SparsityPlan, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
 
 
@@ -137,7 +137,8 @@ def _solve(
         hessian = torch.diag(activations[first.name].square()) if first.name in starved else statistic.hessian
         weights = {p.name: p.weight.to(torch.float32, copy=True) for p in members}
         if statistic.cross is not None:
-            weights = {name: saliency.toward(w, hessian, statistic.cross, name) for name, w in weights.items()}
+            cross, dampening = statistic.cross, saliency.dampening
+            weights = {name: dense_target(w, hessian, cross, dampening, name) for name, w in weights.items()}
         dtype, shared = first.owner.dtype, first.expert is not None
         found |= saliency.solve(weights, hessian, plan.amounts, dtype, pattern, shared)
     return found

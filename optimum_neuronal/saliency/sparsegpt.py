@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..common.validation import hyper
-from .base import DampenedHessian, WeightUpdate, inverse_factor, register_saliency
+from .base import WeightUpdate, inverse_factor, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
 
 
@@ -31,7 +31,7 @@ class SparseGPT(WeightUpdate):
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         weight = weight.clone()
         weight[:, hessian.diagonal() == 0] = 0  # inputs that are always zero
-        inverse = DampenedHessian(hessian, self.dampening, name).solve(inverse_factor)
+        inverse = solve_dampened(hessian, self.dampening, name, inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
         pruned = 0

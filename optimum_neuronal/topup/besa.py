@@ -1,17 +1,15 @@
 """BESA: sparsity of every projection, learned by gradients of its block's reconstruction error."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from ..blocks.block_inputs import Call, Streams, to_device
-from ..blocks.runner import BlockRunner, replay
+from ..blocks.runner import BlockRunner, output_with
 from ..common.validation import hyper
-from ..model.projections import Block, Projection, trial_weights
+from ..model.projections import Block, Projection, TrialWeights, trial_weights
 from ..packed.change import Zeros
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
@@ -164,34 +162,21 @@ def _mask_gradients(
 
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
-    by_name = {rate.projection.name: rate for rate in rates}
-    dense = {rate.projection.owner: rate.projection.owner.data for rate in rates}
-    with (
-        trial_weights(block.pruned, lambda projection: Zeros(by_name[projection.name].mask())),
-        _learning(list(dense)),
-    ):
-        output = replay(block, [hidden], [call], record=None)[0][0]
+    by_name, weights = {rate.projection.name: rate for rate in rates}, dict(block.module.named_parameters())
+    trials = TrialWeights(block.pruned, lambda projection: Zeros(by_name[projection.name].mask())).tensors
+    sparse = {name: trials[owner].requires_grad_() for name, owner in weights.items() if owner in trials}
+    with torch.enable_grad():
+        output = output_with(block, sparse, hidden, call)
         loss = reconstruction_loss(output, to_device(target, output.device)) * SCALE
-        by_owner = dict(zip(dense, torch.autograd.grad(loss, list(dense), allow_unused=True)))
+        found = torch.autograd.grad(loss, list(sparse.values()), allow_unused=True)
+    by_owner = {weights[name]: gradient for name, gradient in zip(sparse, found)}
     gradients = []
     for rate in rates:
-        gradient, weight = by_owner[rate.projection.owner], dense[rate.projection.owner]
-        gradient = torch.zeros_like(weight) if gradient is None else gradient  # an expert that no token reached
-        product = rate.projection.view(gradient).float() * rate.projection.view(weight).float()
+        projection, gradient = rate.projection, by_owner[rate.projection.owner]
+        gradient = torch.zeros_like(projection.owner) if gradient is None else gradient  # no token reached the expert
+        product = projection.view(gradient).float() * projection.weight.float()
         gradients.append(rate.by_rank(product) / SCALE)
     return gradients
-
-
-@contextmanager
-def _learning(owners: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Compute gradients of `owners` while the context lasts, even if the user froze them."""
-    before = [owner.requires_grad for owner in owners]
-    try:
-        with torch.enable_grad():
-            yield [owner.requires_grad_(True) for owner in owners]
-    finally:
-        for owner, required in zip(owners, before):
-            owner.requires_grad_(required)
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

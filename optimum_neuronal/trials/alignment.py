@@ -203,30 +203,28 @@ def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms, deviate
     return deviations
 
 
-def run_dense(trials: "Trials", statistic: type[SquaredNorms]) -> tuple[list[Norms], Stream]:
-    """Run the dense model on the alignment sequences: see [`Trials.dense`]."""
-    per_block: list[Norms] = []
+def run_stream(
+    trials: "Trials", statistic: type[SquaredNorms], plan: SparsityPlan | None = None
+) -> tuple[list[Norms], Stream]:
+    """Run the dense model on the alignment sequences, or a plan's blocks, pruned by score alone.
+
+    Return a statistic of every dense block's inputs, and the last block's output.
+    """
+    runner, per_block = trials.runner, []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        output, norms = trials.runner.replay(block, streams[0], calls, statistic)
+        if plan is None:
+            output, norms = runner.replay(block, streams[0], calls, statistic)
+        else:
+            norms = runner.inputs_of(block, streams[0], calls, statistic)
+            (change_of,) = trials.changes(block, norms, [plan], updates=False)
+            with trial_weights(block.pruned, change_of):
+                output = runner.output(block, streams[0], calls)
         per_block.append(norms)
         return [output]
 
-    (output,) = trials.runner.run(trials.alignment_inputs(), 1, visit, "Dense activations")
-    return per_block, output
-
-
-def run_plan(trials: "Trials", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-    """Run a plan's blocks, pruned by score alone: see [`Trials.stream_of`]."""
-    per_block: list[Norms] = []
-
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        per_block.append(trials.runner.inputs_of(block, streams[0], calls))
-        (change_of,) = trials.changes(block, per_block[-1], [plan], updates=False)
-        with trial_weights(block.pruned, change_of):
-            return [trials.runner.output(block, streams[0], calls)]
-
-    (output,) = trials.runner.run(trials.alignment_inputs(), 1, visit)
+    label = "Dense activations" if plan is None else None
+    (output,) = runner.run(trials.alignment_inputs(), 1, visit, label)
     return per_block, output
 
 

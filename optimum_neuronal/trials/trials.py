@@ -17,7 +17,7 @@ from ..model.projections import Block, ChangeOf, Decoder
 from ..saliency import Saliency
 from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
-from .alignment import Deviation, alignment_errors, find_deviation, run_dense, run_plan
+from .alignment import Deviation, alignment_errors, find_deviation, run_stream
 from .output_errors import output_errors, reconstruction_errors
 from .solved import SolvedWeights, solve_weights
 
@@ -257,14 +257,14 @@ class Trials:
         Default: the saliency's statistic.
         """
         statistic = statistic or self.statistic
-        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_dense(self, statistic))
+        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_stream(self, statistic))
 
     def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-        """Return the stream of a plan, pruned by score alone. The latest is cached.
+        """Return the norms of every dense block's inputs after sparse blocks, pruned by score alone, and the last output.
 
-        It has the norms of every dense block's inputs after the sparse blocks before it, and the last block's output.
+        Those of the latest plan are cached.
         """
-        return self.cache.latest(plan, lambda: run_plan(self, plan))
+        return self.cache.latest(plan, lambda: run_stream(self, SquaredNorms, plan))
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """Return the inputs of the blocks for all calibration sequences, or for this process's share of them."""

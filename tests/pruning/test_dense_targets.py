@@ -15,6 +15,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.base import dense_target
 
 
 FAST = {"saliency": "alps", "saliency_args": {"iterations": 9}}
@@ -55,7 +56,7 @@ def test_every_projection_in_its_turn_by_hand(family, saliency, ids):
     for name in decoder.projections:
         projection = decoder.projections[name]
         x, x_dense = received(sparse, ids, name), received(dense, ids, name)
-        target = method.toward(projection.weight.float(), x.T @ x, x_dense.T @ x, name)
+        target = dense_target(projection.weight.float(), x.T @ x, x_dense.T @ x, method.dampening, name)
         expected = method.prune(target, x.T @ x, 0.6)
         own = found[name].unpack()
         different = ((expected == 0) != (own == 0)).sum().item()

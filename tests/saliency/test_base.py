@@ -3,7 +3,7 @@ import torch
 from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.base import DampenedHessian, dense_target
+from optimum_neuronal.saliency.base import dense_target, solve_dampened
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())
@@ -18,31 +18,30 @@ def test_contract(name):
     assert torch.equal(saliency.score(-weight, activation), score), "the sign of a weight does not matter"
 
 
-class TestDampenedHessian:
+class TestSolveDampened:
     def test_a_share_of_the_mean_diagonal_is_added(self):
         hessian = torch.tensor([[2.0, 1.0], [1.0, 4.0]])
-        dampened = DampenedHessian(hessian, 0.1, "fc1")
-        torch.testing.assert_close(dampened.matrix, torch.tensor([[2.3, 1.0], [1.0, 4.3]]))
+        dampened = solve_dampened(hessian, 0.1, "fc1", torch.clone)
+        torch.testing.assert_close(dampened, torch.tensor([[2.3, 1.0], [1.0, 4.3]]))
         assert hessian.tolist() == [[2.0, 1.0], [1.0, 4.0]], "not changed"
 
     def test_dead_inputs_count_as_one(self):
-        dampened = DampenedHessian(torch.diag(torch.tensor([2.0, 0.0, 4.0])), 0.5, "fc1")
-        assert dampened.dead.tolist() == [False, True, False]
-        assert dampened.matrix.diagonal().tolist() == [3.0, 2.0, 5.0]
-        nothing = DampenedHessian(torch.zeros(2, 2), 0.5, "fc1")
-        assert nothing.dead.all() and nothing.matrix.diagonal().tolist() == [1.5, 1.5]
+        for diagonal, expected in (([2.0, 0.0, 4.0], [3.0, 2.0, 5.0]), ([0.0, 0.0], [1.5, 1.5])):
+            dampened = solve_dampened(torch.diag(torch.tensor(diagonal)), 0.5, "fc1", torch.clone)
+            assert dampened.diagonal().tolist() == expected
 
     def test_dampening_is_raised_tenfold_until_an_attempt_succeeds_or_it_gives_up(self, said):
-        dampened, diagonals = DampenedHessian(2 * torch.eye(2), 0.01, "fc1"), []
+        diagonals = []
 
         def attempt(matrix):
             diagonals.append(matrix[0, 0].item())
             return "found" if len(diagonals) == 3 else None
 
-        assert dampened.solve(attempt) == "found" and diagonals == pytest.approx([2.02, 2.2, 4])
+        assert solve_dampened(2 * torch.eye(2), 0.01, "fc1", attempt) == "found"
+        assert diagonals == pytest.approx([2.02, 2.2, 4])
         assert said[1] == "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1."
         with pytest.raises(ValueError, match="Hessian of fc1 cannot be inverted, even with dampening 1000.*num_samp"):
-            dampened.solve(lambda matrix: None)
+            solve_dampened(2 * torch.eye(2), 0.01, "fc1", lambda matrix: None)
 
 
 class TestDenseTarget:
@@ -70,6 +69,6 @@ def test_what_is_not_finite_is_an_error(bad):
     matrix = torch.eye(4)
     matrix[1, 1] = bad
     with pytest.raises(ValueError, match="The Hessian of model.fc1 is not finite: its inputs overflow"):
-        DampenedHessian(matrix, 0.01, "model.fc1")
+        solve_dampened(matrix, 0.01, "model.fc1", torch.clone)
     with pytest.raises(ValueError, match="The inputs of fc1 are not finite in the dense model"):
         dense_target(weights(3, 4), torch.eye(4), matrix, 0.01, "fc1")
