@@ -123,10 +123,10 @@ class WeightUpdate(Solver):
     def solve(
         self, weights: Any, hessian: Any, amounts: Any, dtype: Any, pattern: Any = None, shared: bool = False
     ) -> dict[str, Change]:
-        def change(name: str) -> Change:
-            return NewWeight(self.prune(weights[name], hessian, amounts[name], pattern, name).to(dtype))
-
-        return {name: change(name) for name in weights}
+        return {
+            name: NewWeight(self.prune(weight, hessian, amounts[name], pattern, name).to(dtype))
+            for name, weight in weights.items()
+        }
 
 
 def solve_dampened(

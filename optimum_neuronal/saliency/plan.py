@@ -14,7 +14,7 @@ import torch
 
 DENSE = 0  # bits of a projection that is not quantized
 ROWS_AT_A_TIME = 64  # few enough to stay in a processor's cache
-LARGE = 2**20  # weights from which threads, numpy's counting and partitioning pay off on a CPU
+LARGE = 2**20  # weights from which threads and partitioning pay off on a CPU
 WIDE = 1024  # columns from which partitioning finds a row's threshold faster than sorting
 
 
@@ -25,9 +25,9 @@ class Plan:
     amounts: Mapping[str, float | torch.Tensor]
 
     def key(self, names: Iterable[str]) -> bytes:
-        """Return the amounts of these projections as bytes."""
-        values = (torch.as_tensor(self.amounts[name], dtype=torch.float64) for name in names)
-        return b"".join(value.numpy().tobytes() for value in values)
+        """Return these projections and their amounts as bytes."""
+        values = ((name, torch.as_tensor(self.amounts[name], dtype=torch.float64)) for name in names)
+        return b"".join(name.encode() + value.numpy().tobytes() for name, value in values)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
 def apply_cut(saliency: torch.Tensor, cut: Cut, keeps_first: bool = False) -> torch.Tensor:
     """Return the mask of a cut through the saliency that it was found in; `keeps_first`: see [`SparsityPlan`]."""
     mask = saliency > cut.threshold
-    excess = mask.shape[1] - _count_true(mask) - cut.counts
+    kept = mask.sum(dim=1, keepdim=True, dtype=torch.int32)  # int64 would take ten times as long
+    excess = mask.shape[1] - kept - cut.counts
     # Few rows have ties at their cut. Finding them would stall an accelerator, which resolves all rows instead.
     rows = excess.flatten().nonzero().flatten() if saliency.device.type == "cpu" else slice(None)
     if saliency.device.type != "cpu" or len(rows):
@@ -153,13 +154,6 @@ def apply_cut(saliency: torch.Tensor, cut: Cut, keeps_first: bool = False) -> to
         place, pruned_ties = tied.cumsum(dim=1, dtype=torch.int32), tied.sum(dim=1, keepdim=True) - excess[rows]
         mask[rows] |= tied & (place <= excess[rows] if keeps_first else place > pruned_ties)
     return mask
-
-
-def _count_true(mask: torch.Tensor) -> torch.Tensor:
-    """Return the number of True elements in every row: int64, shape (out, 1)."""
-    if mask.device.type != "cpu" or mask.numel() < LARGE:
-        return mask.sum(dim=1, keepdim=True)
-    return torch.from_numpy(np.count_nonzero(mask.numpy(), axis=1, keepdims=True))  # torch makes them int64 first
 
 
 def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = False) -> torch.Tensor:

@@ -190,10 +190,10 @@ def find_deviation(
 
 def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms, deviate: Callable) -> dict[str, torch.Tensor]:
     """Return the deviation of every place inside a block that rows of pruned projections feed."""
-    fed = {trials.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
+    fed = [trials.decoder.place_fed_by(block, projection) for projection in block.pruned]
     deviations = {}
-    for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
-        name, reader = place.name, block.projections.get(place.name)
+    for name, place in {place.name: place for place in fed if place and place.name != block.name}.items():
+        reader = block.projections.get(name)
         if name not in dense:  # ignored by the user: all rows are treated alike
             deviations[name] = torch.zeros(place.features)
             continue

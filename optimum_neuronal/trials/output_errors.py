@@ -4,7 +4,8 @@ Also the reconstruction error of projections (paper, appendix "Comparison with R
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +27,6 @@ LAUNCHED = 2**26  # logits at a time on an accelerator: fewer would leave it idl
 
 # Float32 logits of a sparse model, (positions, vocabulary), and the next tokens, (positions,) -> a float32 scalar.
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Some positions of a sequence: its batch, its row there, the positions, and their ids with the next one, (1, positions + 1).
-Piece = tuple[int, int, slice, torch.Tensor]
 
 
 def kl(dense: torch.Tensor) -> Compare:
@@ -100,33 +99,26 @@ def _compare(
     trials: "Trials", ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
     """Compare pieces of sequences, so that logits take little memory and the result does not depend on batches."""
+    predicted = ids.shape[1] - 1  # the last position of a sequence predicts nothing
+    limit = CACHED if torch.device(trials.runner.device).type == "cpu" else LAUNCHED
+    length = max(1, limit // trials.decoder.config.vocab_size)
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
-    for piece in _pieces(trials, ids):
-        compare = metric(None if dense is None else _logits(trials, dense, piece))
+    by_sequence = {stream: [states for batch in stream for states in batch] for stream in {*streams, dense} - {None}}
+
+    def logits(stream: Stream, sequence: int, positions: slice) -> torch.Tensor:
+        states = by_sequence[stream][sequence][positions]
+        return trials.runner.logits(ids[sequence, positions][None], states[None])[0]
+
+    for sequence, start in product(range(len(ids)), range(0, predicted, length)):
+        positions = slice(start, min(start + length, predicted))
+        compare = metric(None if dense is None else logits(dense, sequence, positions))
         for stream, parts in totals.items():
-            logits = _logits(trials, stream, piece)
-            parts.append(compare(logits, piece[-1][0, 1:].to(logits.device)).double())
-    predicted = ids.shape[0] * (ids.shape[1] - 1)
-    errors = {stream: torch.stack(parts).sum().item() / predicted for stream, parts in totals.items()}
+            found = logits(stream, sequence, positions)
+            parts.append(compare(found, ids[sequence, 1:][positions].to(found.device)).double())
+    errors = {stream: torch.stack(parts).sum().item() / (len(ids) * predicted) for stream, parts in totals.items()}
     if not all(map(math.isfinite, errors.values())):
         raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
     return [errors[stream] for stream in streams]
-
-
-def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[Piece]:
-    """Yield all positions but the last of every sequence, which predicts nothing."""
-    logits = CACHED if torch.device(trials.runner.device).type == "cpu" else LAUNCHED
-    length = max(1, logits // trials.decoder.config.vocab_size)
-    for batch, own_ids in enumerate(ids.split(trials.runner.batch_size)):
-        for row in range(len(own_ids)):
-            for start in range(0, ids.shape[1] - 1, length):
-                end = min(start + length, ids.shape[1] - 1)
-                yield batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1]
-
-
-def _logits(trials: "Trials", stream: Stream, piece: Piece) -> torch.Tensor:
-    batch, row, positions, ids = piece
-    return trials.runner.logits(ids[:, :-1], stream.batches[batch][row : row + 1, positions])[0]
 
 
 def reconstruction_errors(

@@ -223,8 +223,7 @@ class Trials:
         """
         digest = hashlib.sha256(repr(question).encode())
         for plan in plans:
-            for name in plan.amounts:
-                digest.update(name.encode() + plan.key([name]))
+            digest.update(plan.key(plan.amounts))
         return self.processes.from_first(self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure))
 
     def _shared(self, measure: Callable, plans: Sequence[Plan], *question: Any) -> list[float]:
