@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,9 +36,19 @@ class ElementSums(NamedTuple):
     most: float
 
     @classmethod
-    def over(cls, parts: Iterable[torch.Tensor]) -> "ElementSums":
+    def of(cls, elements: torch.Tensor) -> "ElementSums":
+        wide = wide_dtype(elements.device)
+        absolute, positive = elements.abs(), elements.clamp(min=0)
+        sums = [elements.sum(dtype=wide), elements.square().sum(dtype=wide)]
+        sums += [absolute.sum(dtype=wide), absolute.log().sum(dtype=wide)]
+        sums += [positive.sum(dtype=wide), torch.special.xlogy(positive, positive).sum(dtype=wide)]
+        sums += [elements.min().to(wide), elements.max().to(wide)]
+        return cls(elements.numel(), *torch.stack(sums).tolist())
+
+    @classmethod
+    def joined(cls, parts: Iterable["ElementSums"]) -> "ElementSums":
         """Return the sums over the elements of all parts, such as the projections of a block."""
-        *sums, leasts, mosts = zip(*map(_part_sums, parts))
+        *sums, leasts, mosts = zip(*parts)
         return cls(*map(sum, sums), min(leasts), max(mosts))
 
     @property
@@ -50,13 +59,6 @@ class ElementSums(NamedTuple):
     def variance(self) -> float:
         """Unbiased variance of the elements."""
         return max(self.squares - self.total * self.mean, 0.0) / max(self.count - 1, 1)
-
-
-def _part_sums(x: torch.Tensor) -> tuple[float, ...]:
-    wide, absolute, positive = wide_dtype(x.device), x.abs(), x.clamp(min=0)
-    terms = x, x.square(), absolute, absolute.log(), positive, torch.special.xlogy(positive, positive)
-    sums = [*(term.sum(dtype=wide) for term in terms), x.min().to(wide), x.max().to(wide)]
-    return x.numel(), *torch.stack(sums).tolist()
 
 
 # The authors' tables (lib/autolayer.py of their repository). An element and its block's sums -> the element changed.
@@ -221,11 +223,9 @@ def block_statistics(trials: Trials) -> Statistics:
 
 def _scores(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
     """Return the importances of a block by all pairs of operations."""
-
-    def sums(operation: Callable[[torch.Tensor], torch.Tensor]) -> ElementSums:
-        # One projection at a time, and again: a block's metrics take twice the memory of its weights.
-        return ElementSums.over(operation(wanda_metric(p, activations)) for p in block.pruned)
-
-    whole = sums(lambda x: x)
-    by_operation = [sums(partial(operation, block=whole)) for operation in PRE.values()]
-    return [reduce(own) for own in by_operation for reduce in REDUCE.values()]
+    whole = ElementSums.joined(ElementSums.of(wanda_metric(p, activations)) for p in block.pruned)
+    parts = []
+    for projection in block.pruned:  # again: a block's metrics take twice the memory of its weights
+        metric = wanda_metric(projection, activations)
+        parts.append([ElementSums.of(operation(metric, whole)) for operation in PRE.values()])
+    return [reduce(sums) for sums in map(ElementSums.joined, zip(*parts)) for reduce in REDUCE.values()]

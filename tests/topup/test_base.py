@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from by_hand import FakeTrials, make_block, make_projection
+from by_hand import make_block, make_projection
 from conftest import make_model
 from profiles import by_day
 from trial_helpers import build_trials, state
@@ -18,7 +18,6 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS, get_dist
 from optimum_neuronal.topup.base import (
     bisect,
-    block_scores,
     block_sizes,
     plan_of_blocks,
     pruned_blocks,
@@ -34,9 +33,6 @@ LAST = make_block([[6.0]], name="last")
 
 def test_blocks_without_anything_to_prune_take_no_part():
     assert pruned_blocks(SimpleNamespace(blocks=[FIRST, LEFT_OUT, LAST])) == [FIRST, LAST]
-    trials = FakeTrials([FIRST, LEFT_OUT, LAST], activations={"first.0": 10, "first.1": 20, "last.0": 30})
-    scores = block_scores(trials, lambda block, activations: activations[block.pruned_names[-1]], "Scores")
-    assert scores.tolist() == [20, 30] and scores.dtype == torch.float64 and trials.asked == ["Scores"]
 
 
 def test_sizes_are_of_all_weights_of_a_block_and_all_its_projections_get_its_sparsity():

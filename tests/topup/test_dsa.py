@@ -68,7 +68,7 @@ def test_reductions_by_hand():
         "entropy": -sum(x / 16 * math.log(x / 16) for x in (1, 2, 4, 9)),
     }.items():
         for parts in ([VALUES], VALUES):
-            assert REDUCE[name](ElementSums.over(parts)) == pytest.approx(expected)
+            assert REDUCE[name](ElementSums.joined(map(ElementSums.of, parts))) == pytest.approx(expected)
 
 
 def test_elements_by_hand():
@@ -84,7 +84,7 @@ def test_elements_by_hand():
         "tanh": math.tanh,
         "mms": lambda x: (x - 1) / 8,
     }.items():
-        found = PRE[name](VALUES, ElementSums.over([VALUES])).flatten().tolist()
+        found = PRE[name](VALUES, ElementSums.of(VALUES)).flatten().tolist()
         assert found == pytest.approx([function(x) for x in (1, 2, 4, 9)], rel=1e-4, abs=1e-5)
 
 

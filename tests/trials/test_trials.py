@@ -56,6 +56,12 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
         assert all(torch.equal(weight, results[0][1][name]) for name, weight in sparse.items())
 
 
+def test_blocks_without_pruned_projections_have_no_scores(llama, ids):
+    with inference(llama):
+        trials = make_trials(llama, ids, ignore=[r"layers\.1\."])
+        assert trials.dense_scores(lambda block, _: block.name, "Names") == ["model.layers.0", "model.layers.2"]
+
+
 class Interrupt(SALIENCIES.get("wanda")):
     """Raises at its n-th score."""
 
