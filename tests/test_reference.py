@@ -3,16 +3,14 @@
 import authors
 import numpy as np
 import pytest
-from profiles import at_night, by_day
+from profiles import NIGHT, at_night, by_day
 from trial_helpers import build_trials
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup import neuronal_authors
+from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import block_plan
 
 
@@ -23,10 +21,10 @@ PERPLEXITIES = by_day(authors.TESTS, "python")
 class Reference:
     """The reference model and what is measured on it."""
 
-    def __init__(self, saliency: str = "wanda"):
+    def __init__(self):
         self.model = authors.load_model()
         self.decoder = find_decoder(self.model)
-        self.trials = build_trials(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
+        self.trials = build_trials(self.decoder, Wanda(), authors.load_ids("calibration_ids"), 8)
 
     def prune(self, plan):
         with inference(self.model):
@@ -46,7 +44,7 @@ def run(saliency, sparsity, topup):
 
 def prune(saliency, sparsity, steps, **arguments):
     """Prune the reference model as a user does, by the variant of the authors."""
-    reference = Reference(saliency)
+    reference = Reference()
     arguments |= {"variant": "authors", "steps": steps}
     sizes = {"num_samples": 128, "seq_length": 256, "num_alignment_samples": 8}
     pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", topup_args=arguments, **sizes))
@@ -137,32 +135,13 @@ def test_batch_size_does_not_change_a_bit():
         assert different <= (0 if authors.SAME_KERNELS else 2000)
 
 
-class TestSparseGPT:
-    """The authors' SparseGPT prunes one weight more in every block of 128 columns, a fault that is imitated here."""
-
-    @pytest.fixture
-    def one_more(self, monkeypatch):
-        original = SparseGPT._prune_block
-        plain = SparseGPT.prune
-
-        def prune(self, weight, hessian, sparsity, *rest):
-            monkeypatch.setattr(
-                SparseGPT,
-                "_prune_block",
-                lambda self, part, inverse, count, pattern: original(
-                    self, part, inverse, int(part.numel() * sparsity) + 1, pattern
-                ),
-            )
-            return plain(self, weight, hessian, sparsity, *rest)
-
-        monkeypatch.setattr(SparseGPT, "prune", prune)
-
-    @at_night
-    @pytest.mark.parametrize("sparsity, topup", [(0.6, "neuroal_block"), (0.7, "uniform"), (0.8, "neuroal_block")])
-    def test_perplexities(self, sparsity, topup, one_more):
-        reference = Reference("sparsegpt")
-        figures = run("sparsegpt", sparsity, topup)
-        block = figures.get("block", {"lambdas": [0.0], "scores": [0.0]})
-        chosen = block["lambdas"][int(np.argmin(block["scores"]))]
-        reference.prune(neuronal_authors.block_plan(reference.decoder, sparsity, chosen, "linear"))
-        reference.check_perplexities(figures)
+@pytest.mark.parametrize("sparsity", by_day([0.6, 0.7, 0.8], 0.7))
+def test_sparsegpt_of_the_authors(sparsity):
+    """Rounding may flip a weight on the border, and with it later ones: errors differ by up to 0.3 %."""
+    figures = run("sparsegpt", sparsity, "neuroal_block")
+    tried = slice(None) if NIGHT else slice(3, 5)  # by day 0.04, which they choose, and 0.05
+    expected = {key: figures["block"][key][tried] for key in ("lambdas", "scores")}
+    reference, report = prune("sparsegpt:variant=authors", sparsity, "block", block_lambdas=expected["lambdas"])
+    check_step(report.decisions["block"], expected, rel=3e-3)
+    assert report.achieved_sparsity == pytest.approx(figures["sparsity"], rel=1e-9 if authors.SAME_KERNELS else 1e-3)
+    reference.check_perplexities(figures)

@@ -24,7 +24,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     # Perplexities and zero-shot accuracies. SparseGPT has no rows of DSnoT and AlphaPruning.
     "paper": SETUP
     | {
-        "saliencies": ["magnitude", "multiflow", "wanda", "sparsegpt"],
+        "saliencies": ["magnitude", "multiflow", "wanda", "sparsegpt:variant=authors"],
         "without": ["sparsegpt+dsnot", "sparsegpt+alpha_pruning", "sparsegpt+besa", "sparsegpt+dsa"],
         "tasks": ["paper"],
     },

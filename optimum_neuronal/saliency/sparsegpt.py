@@ -5,9 +5,19 @@ from typing import ClassVar
 
 import torch
 
+from ..blocks.statistics import Hessian, SquaredNorms
 from ..common.validation import hyper
 from .base import WeightUpdate, inverse_factor, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
+
+
+class DecayingHessian(Hessian):
+    """A Hessian whose squared norms weigh the n-th sequence by `1 / n`. The Hessian itself weighs all alike."""
+
+    @property
+    def value(self) -> torch.Tensor:
+        squares = super().value
+        return squares / torch.arange(1, len(squares) + 1, device=squares.device)[:, None]
 
 
 @register_saliency("sparsegpt")
@@ -18,6 +28,10 @@ class SparseGPT(WeightUpdate):
     Args:
         block_size (`int`): columns whose mask is chosen together, and whose updates are applied to later columns at once.
         dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
+        variant (`str`):
+            `"authors"`, the code of NeuronAL's authors as it was run for the paper. It differs in two places:
+            - It prunes one weight more than the target in every block of columns, `int(weights * sparsity) + 1`.
+            - Activations weigh the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
     """
 
     paper: ClassVar[str] = (
@@ -27,6 +41,11 @@ class SparseGPT(WeightUpdate):
 
     block_size: int = hyper(128, 1)
     dampening: float = hyper(0.01, 0, 1, above=True)
+    variant: str = hyper("corrected", choices=("corrected", "authors"))
+
+    @property
+    def statistic(self) -> type[SquaredNorms]:
+        return DecayingHessian if self.variant == "authors" else Hessian
 
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
         weight = weight.clone()
@@ -37,8 +56,10 @@ class SparseGPT(WeightUpdate):
         pruned = 0
         for start in range(0, weight.shape[1], size):
             end = min(start + size, weight.shape[1])
-            # Remainders are carried from block to block, so that the whole weight hits its target.
-            count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
+            if self.variant == "authors":
+                count = int(weight.shape[0] * (end - start) * float(sparsity)) + 1
+            else:  # Remainders are carried from block to block, so that the whole weight hits its target.
+                count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
             pruned += count
             errors = self._prune_block(weight[:, start:end], inverse[start:end, start:end], count, pattern)
             weight[:, end:] -= errors @ inverse[start:end, end:]

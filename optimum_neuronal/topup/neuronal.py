@@ -119,7 +119,8 @@ class NeuronAL(TopUp):
         if self._ranks_by_wanda(saliency):
             trials = replace(trials, saliency=Wanda())
         if self.variant == "authors" and self.alignment_scope == "pooled":
-            trials = replace(trials, norms=neuronal_authors.RunningNorms)
+            own = trials.saliency
+            trials = replace(trials, norms=own.statistic if own.updates_weights else neuronal_authors.RunningNorms)
         if self.steps != "row":
             base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)

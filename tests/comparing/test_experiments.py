@@ -12,7 +12,7 @@ def methods_of(name):
     fields = {key: value for key, value in given.items() if key in CONFIG_FLAGS and key not in WAYS}
     found = find_combinations(**{key: given[key] for key in WAYS if key in given}, config=fields)
     assert all(result.error is None and config.num_samples == 128 for result, config in found)
-    return {(result.sparsity, result.saliency, result.topup.partition(":")[0]) for result, _ in found}
+    return {(result.sparsity, *(m.partition(":")[0] for m in (result.saliency, result.topup))) for result, _ in found}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

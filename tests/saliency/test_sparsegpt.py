@@ -52,6 +52,24 @@ def test_the_target_is_hit_within_one_weight():
             assert torch.isfinite(sparse).all()
 
 
+def test_the_authors_prune_one_weight_more_per_block_of_columns():
+    weight, hessian = weights(5, 24), hessian_of(24)
+    for sparsity, pruned in [(0.0, 3), (0.5, 3 * 21), (0.7, 3 * 29)]:  # of blocks of 40 weights
+        sparse = SparseGPT(block_size=8, variant="authors").prune(weight, hessian, sparsity)
+        assert (sparse == 0).sum() == pruned
+
+
+def test_the_authors_activations_weigh_early_sequences_more():
+    """The n-th counts for 1 / n, in the activations alone."""
+    x = inputs(3)[:60].view(6, -1, 3)
+    own, theirs = SparseGPT().statistic(), SparseGPT(variant="authors").statistic()
+    for statistic in (own, theirs):
+        statistic.update(x[:4], 4)
+        statistic.update(x[4:], 2)
+    torch.testing.assert_close(theirs.value, own.value / torch.tensor([1, 2, 3, 4, 5, 6])[:, None])
+    assert torch.equal(theirs.hessian, own.hessian)
+
+
 def test_dead_inputs_lose_their_weights_first():
     x, weight = inputs(10), weights(4, 10)
     x[:, 3] = 0
