@@ -7,28 +7,27 @@ from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import Command, write
 from .compare_command import CompareCommand
-from .flags import add_overwrite_flag, add_switch, describe
+from .flags import add_overwrite_flag, describe
 from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
 
 
 class DemoCommand(Command):
     COMMAND = CommandInfo(name="demo", help="Prune the small model of this package in several ways (two minutes).")
-    EXAMPLES = ("", "--all --output somewhere-else")
+    EXAMPLES = ("", "--output somewhere-else")
 
     @staticmethod
     def parse_args(parser: ArgumentParser) -> None:
         output = "directory to save the 70%% sparse model in (default: demo-model)"
         parser.add_argument("--output", default="demo-model", help=output)
         add_overwrite_flag(parser)
-        add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the preset best too: six to eight minutes")
 
     def work(self) -> None:
         from ..checkpoint.saving import check_output
         from ..demo.run import run_demo
 
         check_output(self.args.output, self.args.overwrite)
-        run_demo(self.args.output, write, self.args.all)
+        run_demo(self.args.output, write)
 
 
 COMMANDS = (
