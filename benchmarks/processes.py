@@ -29,7 +29,9 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
     store = f"file://{folder}/rendezvous{count}"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
     model, ids = authors.load_model(), authors.load_ids("calibration_ids")[:samples]
-    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="wanda", topup="neuronal", dataset=None, num_samples=samples))
+    pruner = NeuronALPruner(
+        NeuronALConfig(0.7, "wanda", topup="neuronal:steps=both", dataset=None, num_samples=samples)
+    )
     distributed.barrier()
     start = time.perf_counter()
     pruner.prune(model, ids)

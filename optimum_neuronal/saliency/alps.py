@@ -12,11 +12,10 @@ import torch
 from ..common.machine import full_precision
 from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
-from .base import WeightUpdate, register_saliency, solve_dampened
+from .base import QUICK, WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, row_counts
 
 
-QUICK = 60  # iterations at most in trials
 RHO = 0.1  # initial penalty, for a Hessian whose diagonal is 1
 PERIOD = 3  # iterations between two checks of how much the support still changes
 GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))  # changed share of the support -> factor for the penalty
@@ -62,8 +61,8 @@ class ALPS(WeightUpdate):
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
         return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
 
-    def quick(self) -> "ALPS":
-        return replace(self, iterations=min(self.iterations, QUICK))
+    def quick(self, iterations: int = QUICK) -> "ALPS":
+        return replace(self, iterations=min(self.iterations, iterations))
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first

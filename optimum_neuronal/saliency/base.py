@@ -18,6 +18,7 @@ from .plan import ColumnPattern
 logger = get_logger(__name__)
 Result = TypeVar("Result")
 
+QUICK = 60  # iterations of a solver at most in trials
 RAISES = 5  # how often dampening is raised tenfold before giving up
 
 
@@ -88,8 +89,8 @@ class Solver(Saliency):
         parameter also holds the weights of other experts.
         """
 
-    def quick(self) -> "Solver":
-        """Return a cheaper variant of this method for trials."""
+    def quick(self, iterations: int = QUICK) -> "Solver":
+        """Return a cheaper variant of this method for trials, with at most so many iterations if it has any."""
         return self
 
 

@@ -16,6 +16,7 @@ from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
+from ..trials.solved import SolvedSparsities
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
 from .base import (
@@ -34,16 +35,18 @@ from .base import (
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 PRINTED = tuple(lam for lam in LAMBDAS if lam != 0.04)  # as the paper's appendix lists them; its tables have 0.04
 STEPS = ("both", "block", "row")
-CANDIDATES = ("wanda", "exact")
+CANDIDATES = ("solved", "wanda", "exact")
+ROUGH = 20  # iterations of ALPS, which rank candidates as more do
+SOLVED = (1.4, 1.0, 0.6)  # kept weights of solved candidates, relative to those kept at the target sparsity
 RECONSTRUCTION = "reconstruction"
 
 
 # What a variant decides unless the user does.
-FIELDS = ("reference", "alignment_scope", "block_lambdas", "row_lambdas", "candidates")
+FIELDS = ("steps", "reference", "alignment_scope", "block_lambdas", "row_lambdas", "candidates")
 VARIANTS: dict[str, tuple] = {
-    "sequence": ("sparse-stream", "sequence", LAMBDAS, (0.0, *LAMBDAS), "wanda"),
-    "authors": ("sparse-stream", "pooled", LAMBDAS, (0.0, *LAMBDAS), "exact"),
-    "printed": ("dense", "sequence", PRINTED, (0.0, *PRINTED), "exact"),
+    "sequence": ("block", "sparse-stream", "sequence", LAMBDAS, (0.0, *LAMBDAS), "solved"),
+    "authors": ("both", "sparse-stream", "pooled", LAMBDAS, (0.0, *LAMBDAS), "exact"),
+    "printed": ("both", "dense", "sequence", PRINTED, (0.0, *PRINTED), "exact"),
 }
 
 
@@ -55,10 +58,12 @@ class NeuronAL(TopUp):
     Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so.
 
     Args:
-        steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
+        steps (`str`, *optional*):
+            `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity). None: both if `row_lambdas` is
+            given, or else the variant's.
         variant (`str`):
-            `"sequence"`: each candidate's own stream as the authors' code has it, errors by sequence as the paper has
-            them, and rows everywhere. `"authors"`: what their code does for the paper's figures, see
+            `"sequence"`: the block step alone, with each candidate's own stream as the authors' code has it, and errors
+            by sequence as the paper has them. `"authors"`: what their code does for the paper's figures, see
             [`neuronal_authors`]. `"printed"`: the paper to the letter, see [`printed_deviation`] and [`block_plan`].
         reference (`str`, *optional*): `"sparse-stream"` or `"dense"`: where dense activations come from, see
             [`Trials.alignment_errors`]. None, here and below: the variant's.
@@ -74,15 +79,16 @@ class NeuronAL(TopUp):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
         candidates (`str`, *optional*):
-            How candidates are made if the saliency updates weights: `"wanda"`, by masks from Wanda's score; `"exact"`,
-            by solving each, which takes as long as one prune per candidate.
+            How candidates are made if the saliency updates weights. `"solved"`: of weights solved at three sparsities,
+            see [`SolvedSparsities`]; the row step then takes masks from Wanda's score. `"wanda"`: both steps do, which
+            is faster and spreads sparsity too far. `"exact"`: each is solved, as long as one prune per candidate.
     """
 
     paper: ClassVar[str] = (
         "Cunegatti et al., Zeroth-Order Adaptive Neuron Alignment Based Pruning without Re-Training, TMLR 2025"
     )
 
-    steps: str = hyper("both", choices=STEPS)
+    steps: str | None = hyper(None, choices=STEPS)
     variant: str = hyper("sequence", choices=tuple(VARIANTS))
     reference: str | None = hyper(None, choices=REFERENCES)
     alignment_scope: str | None = hyper(None, choices=SCOPES)
@@ -93,6 +99,8 @@ class NeuronAL(TopUp):
     candidates: str | None = hyper(None, choices=CANDIDATES)
 
     def __post_init__(self):
+        if self.steps is None and self.row_lambdas is not None:
+            object.__setattr__(self, "steps", "both")
         for name, value in zip(FIELDS, VARIANTS[self.variant]):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -102,27 +110,36 @@ class NeuronAL(TopUp):
         return self.reference, self.alignment_scope, "l2" if self.metric == RECONSTRUCTION else self.metric
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
-        return aligned * len(decoder.blocks) * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
+        runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
+        return len(decoder.blocks) * (runs + samples * (self._made_of(saliency) == "solved"))
 
     def solves(self, saliency: Saliency) -> int:
-        return 0 if self._ranks_by_wanda(saliency) else self._count(saliency)
+        return {"solved": len(SOLVED), "wanda": 0, "exact": self._count(saliency)}[self._made_of(saliency)]
 
     def _count(self, saliency: Saliency) -> int:
         rows = self.steps != "block" and saliency.knows_rows
         return (self.steps != "row") * len(self.block_lambdas) + rows * len(self.row_lambdas)
 
-    def _ranks_by_wanda(self, saliency: Saliency) -> bool:
-        return saliency.updates_weights and self.candidates == "wanda"
+    def _made_of(self, saliency: Saliency) -> str:
+        if not saliency.updates_weights:
+            return "exact"
+        choosing = self.steps != "row" and len(self.block_lambdas) > 1
+        return "wanda" if self.candidates == "solved" and not choosing else self.candidates
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         base, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
-        if self._ranks_by_wanda(saliency):
-            trials = replace(trials, saliency=Wanda())
+        made_of = self._made_of(saliency)
         if self.variant == "authors" and self.alignment_scope == "pooled":
-            own = trials.saliency
-            trials = replace(trials, norms=own.statistic if own.updates_weights else neuronal_authors.RunningNorms)
+            updates = saliency.updates_weights and made_of == "exact"
+            trials = replace(trials, norms=saliency.statistic if updates else neuronal_authors.RunningNorms)
+        block_trials = trials
+        if made_of != "exact":
+            trials = block_trials = replace(trials, saliency=Wanda())
+        if made_of == "solved":
+            rough = replace(trials, saliency=saliency.quick(ROUGH))
+            block_trials = replace(trials, solved=rough.solve(SolvedSparsities.around(sparsity, SOLVED)))
         if self.steps != "row":
-            base, decisions["block"] = self._block_step(trials, sparsity)
+            base, decisions["block"] = self._block_step(block_trials, sparsity)
         plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
             plan, decisions["row"] = self._row_step(trials, base)

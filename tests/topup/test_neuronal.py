@@ -105,7 +105,7 @@ def test_row_step_everywhere(any_model, ids):
 def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
     trials = FakeTrials(find_decoder(llama), {"Block step": [1.0]})
     trials.decoder.config.num_attention_heads = 5
-    found = NeuronAL(block_lambdas=(0.1,)).allocate(trials, 0.7)
+    found = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
     assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
     assert "does not understand model.layers.0.self_attn.q_proj" in found.decisions["note"]
 
@@ -126,25 +126,28 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
 
 
 def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
-    """`wanda` decides as for Wanda, `exact` solves all projections anew for each of four candidates."""
+    """`wanda` decides as for Wanda, `exact` solves all projections for each of four candidates, `solved` at three sparsities."""
     solves, solve = [], ALPS.solve
     monkeypatch.setattr(ALPS, "solve", lambda self, *args: solves.append(args) or solve(self, *args))
     decisions = {}
     with inference(llama):
-        for candidates, calls in [("wanda", 0), ("exact", 4 * 7 * 3)]:
+        for candidates, calls in [("wanda", 0), ("exact", 4 * 7 * 3), ("solved", 3 * 4 * 3)]:
             topup = NeuronAL(block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1), candidates=candidates)
             trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
             solves.clear()
             decisions[candidates] = topup.allocate(trials, 0.6).decisions
             assert len(solves) == calls, candidates
         wanda = topup.allocate(make_trials(llama, ids), 0.6)
-    assert decisions["wanda"] == wanda.decisions != decisions["exact"]
+    assert decisions["wanda"] == wanda.decisions
+    block_errors = {str(found["block"]["candidates"]) for found in decisions.values()}
+    assert len(block_errors) == 3, "each makes other candidates"
+    assert decisions["solved"]["block"]["lambda"] == decisions["exact"]["block"]["lambda"]
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
     fake = FakeTrials(find_decoder(llama), {"Block step": [1.0] * 14})
     fake.saliency = SparseGPT()
-    found = NeuronAL(candidates="exact").allocate(fake, 0.7)
+    found = NeuronAL(steps="both", candidates="exact").allocate(fake, 0.7)
     assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
     assert found.plan == block_plan(fake.decoder, 0.7, LAMBDAS[0])
     found = NeuronAL(steps="row", candidates="exact").allocate(fake, 0.7)

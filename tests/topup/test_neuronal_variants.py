@@ -1,5 +1,7 @@
 """The variants of NeuronAL by hand: each equation as printed, each rule of the authors' code."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from by_hand import by_block, make_block
@@ -136,6 +138,13 @@ def test_fields_given_one_by_one_replace_the_variants(llama):
     assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
     with pytest.raises(ValueError, match="variant is 'autors'.*Did you mean 'authors'"):
         TOPUPS.make("neuronal", "topup_args", {"variant": "autors"})
+
+
+def test_the_default_takes_the_block_step_alone_unless_rows_are_asked_for():
+    steps = {variant: NeuronAL(variant=variant).steps for variant in ("sequence", "authors", "printed")}
+    assert steps == {"sequence": "block", "authors": "both", "printed": "both"}
+    assert NeuronAL(row_lambdas=(0.1,)).steps == "both" == replace(NeuronAL(steps="both"), metric="kl").steps
+    assert NeuronAL(steps="block", row_lambdas=(0.1,)).steps == "block" == replace(NeuronAL(), metric="kl").steps
 
 
 @pytest.mark.parametrize("variant", ["authors", "printed"])
