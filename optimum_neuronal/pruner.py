@@ -20,7 +20,7 @@ from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
-from .report import PruningReport, method_text
+from .report import PruningReport
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -245,8 +245,3 @@ class NeuronALPruner(OptimumQuantizer):
                 "it before you prune another model, or use model.save_pretrained(directory)."
             )
         return self.report
-
-    def __repr__(self) -> str:
-        config, found = self.config, "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}"
-        amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
-        return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"

@@ -91,7 +91,7 @@ def test_quantised_weights_are_those_of_the_model_in_memory(tmp_path, ids, forma
     dense, found = (densify(each).state_dict() for each in (model, reloaded))
     assert all(torch.equal(value, found[name]) for name, value in dense.items())
     assert model.config.sparsity_config["bits_per_weight"] == pruner.report.bits_per_weight <= 6
-    assert pruner.report.evaluation["own"].keys() == {"dense", "pruned", "window"} and "6 bits" in repr(pruner)
+    assert pruner.report.evaluation["own"].keys() == {"dense", "pruned", "window"}
 
 
 @pytest.fixture

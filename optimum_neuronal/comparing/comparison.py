@@ -109,10 +109,6 @@ class Comparison:
     def __str__(self) -> str:
         return self._shown(lambda header, rows, bold: format_table(header, rows))
 
-    def __repr__(self) -> str:
-        failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"Comparison({self.model}, {len(self.results)} combinations{failed})"
-
     def to_markdown(self) -> str:
         """Return both tables in Markdown, with what they were measured on and the versions."""
         made_by = ", ".join(f"{name} {version}" for name, version in self.versions.items())

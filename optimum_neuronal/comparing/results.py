@@ -36,11 +36,6 @@ class Result:
     bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
     setting: dict[str, Any] = field(default_factory=dict)  # values of swept fields of the config
 
-    def __repr__(self) -> str:
-        found = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
-        found += [f"mean accuracy {self.mean_accuracy:.2%}"] if self.accuracy else []
-        return f"Result({', '.join([self.method, *(found if self.error is None else [f'failed: {self.error}'])])})"
-
     @property
     def method(self) -> str:
         """The combination in a line: `"wanda + owl, 70 % sparsity"` or `"preset paper, 70 % sparsity"`."""

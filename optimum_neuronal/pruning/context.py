@@ -135,8 +135,6 @@ def check(
         find_rotated(decoder, methods.rotation.untie)
     if loaded:
         check_weights(decoder.projections)
-        for name, parameter in model.named_parameters() if methods.rotation is not None else ():
-            check_changeable(name, parameter)
     return PruneContext(decoder, config, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
 
 
@@ -162,7 +160,7 @@ def check_dense(model: nn.Module, purpose: str) -> None:
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:
-    """Raise `ValueError` unless every projection has its own finite floating-point weights that can be changed."""
+    """Raise `ValueError` unless every projection has its own finite floating-point weights."""
     owners: dict[int, str] = {}
     for name, projection in projections.items():
         weight = projection.owner
@@ -173,7 +171,6 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
                 f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
                 "offload_folder can leave them on disk."
             )
-        check_changeable(name, weight)
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
@@ -183,15 +180,6 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
 def check_finite(name: str, weight: torch.Tensor) -> None:
     if not bool(torch.isfinite(weight).all()):
         raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
-
-
-def check_changeable(name: str, weight: torch.Tensor) -> None:
-    """Raise `ValueError` for a weight that cannot be changed in place."""
-    if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
-        raise ValueError(
-            f"The weights of {name} cannot be changed in place: they are expanded, or were made under "
-            "torch.inference_mode(). Load the model outside of it."
-        )
 
 
 def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
@@ -219,7 +207,6 @@ def _check_head(model: PreTrainedModel, loaded: bool) -> None:
                 "model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
             )
         if loaded:
-            check_changeable(name, weight)
             check_finite(name, weight)
 
 
