@@ -114,13 +114,9 @@ class PruningReport:
 
     def _rate_rows(self) -> Iterator[list[str]]:
         yield ["bits per weight", f"{self.bits_per_weight:.3f} (requested: {self.config['bits_per_weight']:g})"]
-        kinds: dict[str, list[float]] = {}
-        for name, own in self.projections.items():
-            kinds.setdefault(name.rpartition(".")[2], []).append(own["bits"])
-        counts = Counter(bits for own in kinds.values() for bits in own)
+        counts = Counter(own["bits"] for own in self.projections.values())
         text = ", ".join(f"{bits:g} in {count}" for bits, count in sorted(counts.items()))
         yield ["bits of codes", f"{text} projections"]
-        yield ["by kind", ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())]
 
     @property
     def amount(self) -> str:

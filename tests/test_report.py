@@ -66,7 +66,6 @@ def test_the_table_of_the_least():
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         (QUANTISED, "bits per weight  2.396 (requested: 2.4)"),
         (QUANTISED, "bits of codes  2 in 2, 3 in 1 projections"),
-        (QUANTISED, "by kind  q 2.50, up 2.00"),
         (QUANTISED, "method  quantized, rates by divergence"),
         (
             {

@@ -56,7 +56,7 @@ class Saliency(ABC):
         """
 
 
-SALIENCIES: Registry[Saliency] = Registry("saliency", __package__, Saliency)
+SALIENCIES: Registry[Saliency] = Registry("saliency", __package__)
 register_saliency = SALIENCIES.register
 
 

@@ -101,7 +101,7 @@ class TopUp(ABC):
         return mask
 
 
-TOPUPS: Registry[TopUp] = Registry("top-up", __package__, TopUp)
+TOPUPS: Registry[TopUp] = Registry("top-up", __package__)
 register_topup = TOPUPS.register
 
 

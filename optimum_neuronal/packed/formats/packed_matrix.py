@@ -166,7 +166,7 @@ class PackedMatrix(Change):
         return self.to(weight.device, weight.dtype).unpack()
 
 
-FORMATS: Registry[PackedMatrix] = Registry("packed format", __package__, PackedMatrix)
+FORMATS: Registry[PackedMatrix] = Registry("packed format", __package__)
 register_format = FORMATS.register
 
 
