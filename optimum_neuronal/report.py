@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,10 @@ class PruningReport:
         """Return the whole report, JSON-serializable."""
         return asdict(self)
 
-    def save(self, directory: str | Path, files: Iterable[str] = ()) -> Path:
-        """Write `neuronal_report.json` and return its path. It names the files of the same save, which a later one may replace."""
+    def save(self, directory: str | Path) -> Path:
+        """Write `neuronal_report.json` and return its path."""
         path = Path(directory) / REPORT_NAME
-        content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
-        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
         return path
 
     def __repr__(self) -> str:

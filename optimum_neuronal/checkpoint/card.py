@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ def make_card(
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     quantized = report.config.get("bits_per_weight") is not None
     text = _calibration_text(report)
+    methods = [] if quantized else [TOPUPS.get(report.config["topup"]), SALIENCIES.get(report.config["saliency"])]
     command = ["optimum-cli", "neuronal", "prune", "--model", base or DENSE_MODEL, "--config", CONFIG]
     command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
@@ -80,7 +80,7 @@ def make_card(
         perplexities=perplexities
         and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
         command=shlex.join(command),
-        papers=[] if quantized else _papers(report.config),
+        papers=[own.paper for own in methods if own.paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
@@ -91,11 +91,6 @@ def may_write_card(directory: Path) -> bool:
     with suppress(FileNotFoundError):
         return MARK.encode() in (directory / MODEL_CARD).read_bytes()
     return True
-
-
-def _papers(config: Mapping[str, Any]) -> list[str]:
-    """Return what to cite for the methods of a prune, the top-up first."""
-    return [own.paper for own in (TOPUPS.get(config["topup"]), SALIENCIES.get(config["saliency"])) if own.paper]
 
 
 def _calibration_text(report: PruningReport) -> str | None:

@@ -69,10 +69,6 @@ def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def show_percent(axis) -> None:
-    axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
-
-
 def show_round_numbers(axis) -> None:
     """Put at least three round numbers along an axis whose limits are final, also if it is logarithmic."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter

@@ -137,6 +137,8 @@ def plot_lines(
     styles: Styles | None = None,
 ) -> Path:
     """Draw a line per name, the dense model's perplexity, and circles around points. Shares are shown in percent."""
+    from matplotlib.ticker import PercentFormatter
+
     step = 1 + max(map(len, lines.values())) // 16
     styles = styles or style.make_styles(lines)
     with style.new_figure(path, 4.2, title) as figure:
@@ -151,6 +153,6 @@ def plot_lines(
         for label, axis in ((xlabel, axes.xaxis), (ylabel, axes.yaxis)):
             style.show_round_numbers(axis)
             if label.startswith("Sparsity"):
-                style.show_percent(axis)
+                axis.set_major_formatter(PercentFormatter(1))
         style.add_legend(figure, axes.lines)
     return path

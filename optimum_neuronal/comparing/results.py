@@ -38,7 +38,7 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70 % sparsity"` or `"preset paper, 70 % sparsity"`."""
+        """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset paper, 70% sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
         pair = {PRESET: self.label, QUANTIZED: QUANTIZED}.get(self.saliency, f"{self.saliency} + {self.topup}")
@@ -51,8 +51,8 @@ class Result:
 
     @property
     def target(self) -> str:
-        """The requested amount in words: `"70 % sparsity"`, or `"2.4 bits"`."""
-        return f"{100 * self.sparsity:.4g} % sparsity" if self.budget is None else f"{self.budget:g} bits"
+        """The requested amount in words: `"70% sparsity"`, or `"2.4 bits"`."""
+        return f"{100 * self.sparsity:.4g}% sparsity" if self.budget is None else f"{self.budget:g} bits"
 
     @property
     def seconds(self) -> float:

@@ -29,7 +29,7 @@ NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is repo
 def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTrainedModel:
     """Pack all weights of a model that are sparse enough to become smaller, in place.
 
-    Each packed weight is a bitmask and the non-zero values, which kernels multiply with: 0.37 of the bytes at 70 % sparsity
+    Each packed weight is a bitmask and the non-zero values, which kernels multiply with: 0.37 of the bytes at 70% sparsity
     in bfloat16. Linear layers (`nn.Linear`, `Conv1D`) and the experts of MoE layers are packed. The outputs are the same up
     to rounding. The model can generate and be evaluated and compiled, but not trained or pruned: see [`densify`].
     `model.packing` lists the weights that stay dense.

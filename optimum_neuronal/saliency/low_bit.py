@@ -61,7 +61,7 @@ def has_steps(rows: int, bits: int, shared: bool) -> bool:
 
 
 class Quantizer:
-    """Quantizes weights with one input, whose Hessian is (columns, columns). `quick`: half the work, 5 % more error."""
+    """Quantizes weights with one input, whose Hessian is (columns, columns). `quick`: half the work, 5% more error."""
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight", quick: bool = False):
         self._quick, self._dead = quick, hessian.diagonal() == 0  # inputs that are always zero
@@ -80,7 +80,7 @@ class Quantizer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return codes, scales and steps of a weight, (rows, columns), for [`QuantizedWeight.encode`]. 8 bits are rounded.
 
-        With `steps`, every column has a step: about 5 % less error, worth its 16 bits from about 500 rows on.
+        With `steps`, every column has a step: about 5% less error, worth its 16 bits from about 500 rows on.
         """
         if bits == 8:
             scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)

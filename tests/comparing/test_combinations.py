@@ -19,9 +19,9 @@ def test_each_occurs_once_methods_first_then_presets_then_budgets():
     }
     found = find(**given, bits_per_weight=iter([2.4, 3, 2.4]), config={"num_samples": 16, "seed": 3})
     assert [result.method for result, _ in found] == [
-        "wanda + uniform, 50 % sparsity",
-        "wanda + uniform, 60 % sparsity",
-        *(f"preset {name}, {amount} % sparsity" for name in ("fast", "best") for amount in (50, 60)),
+        "wanda + uniform, 50% sparsity",
+        "wanda + uniform, 60% sparsity",
+        *(f"preset {name}, {amount}% sparsity" for name in ("fast", "best") for amount in (50, 60)),
         "quantized, 2.4 bits",
         "quantized, 3 bits",
     ]
@@ -33,7 +33,7 @@ def test_each_occurs_once_methods_first_then_presets_then_budgets():
 
 def test_a_preset_with_an_amount_of_its_own_is_run_once():
     found = find(sparsities=[0.6, 0.7], presets=["two-four", "few-bits"])[-2:]
-    assert [result.method for result, _ in found] == ["preset two-four, 50 % sparsity", "preset few-bits, 2.4 bits"]
+    assert [result.method for result, _ in found] == ["preset two-four, 50% sparsity", "preset few-bits, 2.4 bits"]
     assert [(config.sparsity, config.bits_per_weight) for _, config in found] == [(0.5, None), (None, 2.4)]
 
 

@@ -68,7 +68,7 @@ def test_budgets_of_bits_and_presets(comparison):
     assert header[:3] == ["top-up", "PPLFac, 50%", "PPLFac, 3.2 bits"]
     assert [entry.topup for entry in comparison.aggregates()] == ["uniform", "owl", "preset best", "rates"]
     assert comparison.results[-2].method == "quantized, 3.2 bits"
-    assert comparison.results[-1].method == "preset best, 50 % sparsity"
+    assert comparison.results[-1].method == "preset best, 50% sparsity"
 
 
 def test_the_best_of_every_amount_is_bold(comparison):

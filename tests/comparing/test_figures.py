@@ -9,7 +9,7 @@ from optimum_neuronal.comparing.results import Result
 
 def test_one_panel_per_sparsity_one_name_per_method():
     written = by_seconds(results((0.8, 0.625)))
-    assert [text for text in written if text.endswith("sparsity")] == ["62.5 % sparsity", "80 % sparsity"]
+    assert [text for text in written if text.endswith("sparsity")] == ["62.5% sparsity", "80% sparsity"]
     for name in {name for method in METHODS for name in method}:
         assert written.count(name) == 1
     assert "llama: geometric mean of perplexities on c4, wikitext2" in written and "dense model: 10" in written
@@ -17,17 +17,17 @@ def test_one_panel_per_sparsity_one_name_per_method():
 
 def test_infinite_perplexities_are_named():
     found = [run(), run("magnitude", perplexity=(math.inf, 50.0))]
-    assert "70 % sparsity\ninfinite: magnitude + uniform, 70 % sparsity" in by_seconds(found)
+    assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in by_seconds(found)
 
 
 def test_bits():
     named = {"alps + uniform", "alps + search", "quantized + rates"}
     assert named | {"dense model: 10", "Bits per weight of the pruned projections"} <= set(DRAWN["bits"]())
-    assert {"2.4 bits", "3 bits", "50 % sparsity"} <= set(by_seconds(results_with_bits(("owl",))))
+    assert {"2.4 bits", "3 bits", "50% sparsity"} <= set(by_seconds(results_with_bits(("owl",))))
 
 
 def test_blocks():
-    assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70 %"} < set(DRAWN["blocks"]())
+    assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70.0%"} < set(DRAWN["blocks"]())
     names = [f"a rather long name of a method, number {index}" for index in range(20)]
     assert set(names) < set(by_block({name: [0.5, 0.6] for name in names}))
 
@@ -55,7 +55,7 @@ def test_a_comparison_gets_the_figures_that_it_allows():
 def test_titles_name_the_model_the_saliency_and_the_target():
     found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
     assert len(found) == 3
-    assert "model, ria, 70 % sparsity" in found["block-sparsity-ria-70"]
+    assert "model, ria, 70% sparsity" in found["block-sparsity-ria-70"]
     assert "model: perplexity on c4" in found["perplexity-by-seconds"]
 
 
@@ -91,5 +91,5 @@ def test_sparsities():
     found = [result("owl") for _ in range(3)]
     for own, sparsity in zip(found, (0.1, 0.2, 0.3)):
         own.sparsity = sparsity
-    assert {"wanda + owl", "20 %", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
+    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
     assert "perplexity-by-sparsity" not in drawn(found[:2])

@@ -27,7 +27,7 @@ def test_means_over_models_by_hand(tmp_path):
         "| amount | saliency | top-up | a perplexity c4 | a mean accuracy | b perplexity c4 | b mean accuracy |"
         in lines
     )
-    assert "| 70 % sparsity | wanda | uniform | 20.00 | **40.00%** | 32.00 | **40.00%** |" in lines
+    assert "| 70% sparsity | wanda | uniform | 20.00 | **40.00%** | 32.00 | **40.00%** |" in lines
     assert (tmp_path / "means" / "means.md").read_text().startswith("# a, b\n")
 
 

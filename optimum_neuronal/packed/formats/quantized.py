@@ -111,7 +111,7 @@ class QuantizedWeight(PackedMatrix):
         return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """CPU kernels multiply few rows of x with codes, and round x: that costs 1 % with 8-bit codes, else a tenth of it."""
+        """CPU kernels multiply few rows of x with codes, and round x: that costs 1% with 8-bit codes, else a tenth of it."""
         kernel = self._kernel(x.dtype)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
             if kernel is None and x.device.type == "cpu":
