@@ -179,7 +179,7 @@ def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
     for model in (second, copy.deepcopy(second)):
         pruner.save(model, tmp_path / "saved")
         saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
-        assert saved == {**json.loads(json.dumps(pruner.report.to_dict())), "files": saved["files"]}
+        assert saved == json.loads(json.dumps(pruner.report.to_dict()))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

@@ -18,7 +18,7 @@ class SparsityCallback(TrainerCallback):
 
     keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
 
-    def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
