@@ -76,9 +76,6 @@ class PruningReport:
         return path
 
     def __repr__(self) -> str:
-        return f"PruningReport({method_text(self.config)}, {self.amount})"
-
-    def __str__(self) -> str:
         return format_table(["", "pruned model"], list(self._rows()))
 
     def _rows(self) -> Iterator[list[str]]:
@@ -116,13 +113,6 @@ class PruningReport:
         counts = Counter(own["bits"] for own in self.projections.values())
         text = ", ".join(f"{bits:g} in {count}" for bits, count in sorted(counts.items()))
         yield ["bits of codes", f"{text} projections"]
-
-    @property
-    def amount(self) -> str:
-        """The amount in words: `"70.00% zeros"` or `"2.400 bits per weight"`."""
-        if self.config.get("bits_per_weight") is None:
-            return f"{self.achieved_sparsity:.2%} zeros"
-        return f"{self.bits_per_weight:.3f} bits per weight"
 
 
 def method_text(config: Mapping[str, Any]) -> str:

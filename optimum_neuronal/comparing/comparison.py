@@ -106,7 +106,7 @@ class Comparison:
         ]
         return Table.of(columns, [None, *((head.sparsity, head.budget) for head in heads[1:])])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self._shown(lambda header, rows, bold: format_table(header, rows))
 
     def to_markdown(self) -> str:
