@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
-    with ExitStack() as last, rotated(context) as rotation:
+    rotating = nullcontext({}) if context.methods.rotation is None else rotated(context)
+    with ExitStack() as last, rotating as rotation:
         outcome = find_changes(context)
         dense = token_weights(model) if bits is not None else {}
         head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
