@@ -139,8 +139,8 @@ class Processes:
         padded[: len(rows)] = rows
         gathered = [torch.empty_like(padded) for _ in range(self.count)]
         distributed.all_gather(gathered, padded)
-        sizes = [length * (rank + 1) // self.count - length * rank // self.count for rank in range(self.count)]
-        return torch.cat([part[:size] for part, size in zip(gathered, sizes)])
+        sizes = (Processes(rank, self.count).part(length) for rank in range(self.count))
+        return torch.cat([part[: size.stop - size.start] for part, size in zip(gathered, sizes)])
 
     def from_first(self, value: Any) -> Any:
         """Return process 0's value in every process."""

@@ -137,11 +137,11 @@ def plot_lines(
     styles: Styles | None = None,
 ) -> Path:
     """Draw a line per name, the dense model's perplexity, and circles around points. Shares are shown in percent."""
-    from matplotlib.ticker import PercentFormatter
-
     step = 1 + max(map(len, lines.values())) // 16
     styles = styles or style.make_styles(lines)
     with style.new_figure(path, 4.2, title) as figure:
+        from matplotlib.ticker import PercentFormatter  # new_figure has checked that it is there
+
         axes = figure.subplots()
         for index, (name, points) in enumerate(lines.items()):  # lines get markers at different points
             axes.plot(*zip(*points), label=name, ms=6, markevery=(index % step, step), **styles[name])

@@ -23,9 +23,8 @@ class PackedHeader:
     format: str
     shape: Sequence[int]  # of the dense parameter
     dtype: torch.dtype
-    tensors: Mapping[
-        str, torch.Tensor
-    ]  # "packed_mask", ...: mapped, so elements are read from the file when they are used
+    # "packed_mask", ...: mapped, so elements are read from the file when they are used
+    tensors: Mapping[str, torch.Tensor]
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
     def matrix(self, device: str | None = None) -> PackedMatrix:

@@ -59,9 +59,7 @@ class PruneContext:
     calibration: CalibrationSet | None = None  # None if saliency and top-up look at weights alone
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
-    cache: Cache = field(
-        default_factory=Cache
-    )  # prunes with the same calibration sequences and rotation may share one
+    cache: Cache = field(default_factory=Cache)  # shared by prunes with the same calibration sequences and rotation
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
 
