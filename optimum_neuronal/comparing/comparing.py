@@ -23,9 +23,8 @@ from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
 from ..files.records import Records, remove_records
 from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
-from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
+from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
-from ..pruning.rotate import rotated
 from ..trials import Cache
 from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_output
@@ -207,7 +206,7 @@ class Runs:
             cache = self.caches[key]
             cache.start()
             context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
-            with rotated(context, always_undo=True) as facts:
+            with maybe_rotated(context, always_undo=True) as facts:
                 learning = cache.saved
                 outcome = find_changes(context)
                 report = make_report(context, outcome, {}, facts)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,7 @@ def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
-    rotating = nullcontext({}) if context.methods.rotation is None else rotated(context)
-    with ExitStack() as last, rotating as rotation:
+    with ExitStack() as last, maybe_rotated(context) as rotation:
         outcome = find_changes(context)
         dense = token_weights(model) if bits is not None else {}
         head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
@@ -49,6 +48,11 @@ def prune_model(context: PruneContext) -> PruningReport:
         apply_changes(decoder, outcome.changes, head)  # nothing that may fail from here on
         record_sparsity(model, sparsity_config)
     return report
+
+
+def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractContextManager[dict[str, Any]]:
+    """Return the context manager [`rotated`], or one that does nothing and gives an empty dict."""
+    return nullcontext({}) if context.methods.rotation is None else rotated(context, always_undo)
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:

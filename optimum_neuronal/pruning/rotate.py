@@ -25,15 +25,13 @@ TOLERANCE, TOLERANCE_OF_16_BITS = 1e-3, 0.2
 
 @contextmanager
 def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[str, Any]]:
-    """Rotate the model of a context, if its config says so. Restore all weights on an error, or if `always_undo`.
+    """Rotate the model of a context. Restore all weights on an error, or if `always_undo`.
 
     Yield for the report: `objective` before and after, `stream` and `unties_head` (True if the stream was rotated and
-    the head untied), and `nats_changed`, the change of a token's negative log-likelihood. Without a rotation, yield an empty dict.
+    the head untied), and `nats_changed`, the change of a token's negative log-likelihood.
     """
     rotation = context.methods.rotation
-    if rotation is None:
-        yield {}
-        return
+    assert rotation is not None
     weights = find_rotated(context.decoder, rotation.untie)
     originals = Originals(weights)
     done = False
