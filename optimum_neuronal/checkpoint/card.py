@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
+from ..common.connection import TIMEOUT
 from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
@@ -29,7 +30,6 @@ DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the re
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
 QUANTIZED_TAGS = ("quantized", "optimum_neuronal")
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")  # metadata of the dense model's card
-TIMEOUT = 10  # seconds that the Hub may take to answer
 
 
 def make_card(

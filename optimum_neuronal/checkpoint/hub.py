@@ -16,10 +16,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
+from ..common.connection import HTTPError
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
-
-
-HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
 
 
 def find_checkpoint(

@@ -1,5 +1,6 @@
 """The `sparsity_config` in config.json (docs/format.md), checked when it is read."""
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
@@ -51,7 +52,7 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
         for entry in value.get("projections", {}).values():
             validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
     except StrictDataclassError as error:
-        raise ValueError(f"{KEY} is damaged: {str(error)[:300]}. Save the model again.") from error
+        raise ValueError(f"{KEY} is damaged: {textwrap.shorten(str(error), 300)}. Save the model again.") from error
     return value
 
 

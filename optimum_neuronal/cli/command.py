@@ -80,13 +80,20 @@ def check_arguments(args: argparse.Namespace) -> None:
         if path is not None and not os.path.exists(path):
             raise FileNotFoundError(f"--{flag.replace('_', '-')} {path} does not exist.")
     if getattr(args, "model", None) is not None:
-        _check_model(args.model)
+        _check_model(args.model, getattr(args, "revision", None))
 
 
-def _check_model(name: str) -> None:
-    """Raise for a directory without a model, or a path that does not exist."""
+def _check_model(name: str, revision: str | None) -> None:
+    """Raise for a directory without a model, a path that does not exist, or a Hub that cannot be reached."""
     if os.path.isdir(name):
         if not os.path.isfile(os.path.join(name, "config.json")):
             raise FileNotFoundError(f"There is no config.json in {name}: name the directory of a model.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist.")
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        from ..common.connection import check_connection
+
+        if try_to_load_from_cache(name, "config.json", revision=revision) is None:
+            check_connection()

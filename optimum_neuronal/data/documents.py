@@ -4,7 +4,7 @@ A dataset is one of:
 
 - a name in `CALIBRATION_DATASETS`;
 - a Hub dataset: `"id"`, `"id:split"`, `"id:split:column"` or `"id:config:split:column"`;
-- a .txt, .csv, .json, .jsonl or .parquet file, or a folder of such files: `"PATH"` or `"PATH:column"`;
+- a file of text or a .csv, .json, .jsonl or .parquet file, or a folder of such files: `"PATH"` or `"PATH:column"`;
 - a list of strings, or one split of a `datasets.Dataset`.
 
 If no column is named it is `text`, else the only column of strings.
@@ -13,7 +13,9 @@ If no column is named it is `text`, else the only column of strings.
 import glob
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from ..common.validation import did_you_mean
 
 
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
-FILE_SUFFIXES = (".txt", *BUILDERS)
+TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md")
+FILE_SUFFIXES = (*TEXT_SUFFIXES, *BUILDERS)
 ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
 
 
@@ -33,7 +36,7 @@ class TextDataset:
     path: str
     config: str | None = None
     splits: tuple[str, str] = ("train", "test")  # for calibration and for evaluation
-    files: tuple[str | None, str | None] = (None, None)  # for calibration and for evaluation
+    files: tuple[str | None, str | None] = (None, None)  # the same; with a Hub dataset, in its repository
     revision: str | None = None
     column: str | None = None
     separator: str = "\n\n"
@@ -51,7 +54,11 @@ CALIBRATION_DATASETS = {
         test_documents=1100,
         test_windows=256,
     ),
-    "wikitext2": TextDataset("Salesforce/wikitext", "wikitext-2-raw-v1", joined=True),
+    "wikitext2": TextDataset(
+        "Salesforce/wikitext",
+        files=("wikitext-2-raw-v1/train-00000-of-00001.parquet", "wikitext-2-raw-v1/test-00000-of-00001.parquet"),
+        joined=True,
+    ),
     # Its repository holds a loading script, which datasets no longer runs. The Hub's conversion holds the data.
     "ptb": TextDataset(
         "ptb-text-only/ptb_text_only",
@@ -147,28 +154,49 @@ def _load(name: str, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
     found = find_dataset(name)
     split, file, is_folder = found.splits[test], found.files[test], os.path.isabs(found.path)
-    source = f"{name} ({found.path}, split {split})"
-    if is_folder or found.path in ("txt", *BUILDERS.values()):
-        source = Path(file or found.path).name
+    is_local = is_folder or found.path in ("txt", *BUILDERS.values())
+    source = Path(file or found.path).name if is_local else f"{name} ({found.path}, split {split})"
     if found.path == "txt":  # without `datasets`, which takes seconds to import
         files = sorted(Path(file).rglob("*.txt")) if os.path.isdir(file) else [Path(file)]
         return Documents([file.read_text(encoding="utf-8-sig") for file in files], source, joined=len(files) == 1)
     import datasets
 
+    from ..common.connection import check_connection
+
     try:
-        options = {"keep_default_na": False} if found.path == "csv" else {}  # "NA" is a text
+        path = found.path
+        if file and not is_local:  # `datasets` names its cache of such files otherwise without a connection
+            path, file = next(kind for suffix, kind in BUILDERS.items() if suffix in file), _download(found, file)
+        elif not is_local:
+            check_connection()
+        options = {"keep_default_na": False} if path == "csv" else {}  # "NA" is a text
         options |= {"data_files": {split: glob.escape(file)} if file else None, "split": None if is_folder else split}
-        data = datasets.load_dataset(found.path, found.config, revision=found.revision, **options)
+        data = datasets.load_dataset(path, found.config, **options)
         if is_folder:
             data = data[split] if split in data else data["train"]
     except Exception as error:  # no network, no such id or split, a gated dataset, a damaged file
-        reason = " ".join(str(error.__cause__ or error).split())[:300].rstrip(".") or type(error).__name__
+        cause = error if isinstance(error, ConnectionError) else error.__cause__ or error
+        reason = textwrap.shorten(str(cause), 300).rstrip(".") or type(error).__name__
         raise RuntimeError(f"Could not load the dataset {source}: {reason}. Pass {ALTERNATIVES}.") from error
     if test and found.test_documents:
         data = data.select(range(min(found.test_documents, len(data))))
     documents = _column(data, found.column, source)
     windows = found.test_windows if test else None
     return replace(documents, separator=found.separator, joined=found.joined, max_windows=windows)
+
+
+def _download(dataset: TextDataset, file: str) -> str:
+    """Return the path of a file of a Hub dataset in the cache, downloaded if it is not there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from ..common.connection import check_connection
+
+    where = {"repo_type": "dataset", "revision": dataset.revision}
+    with suppress(LocalEntryNotFoundError):
+        return hf_hub_download(dataset.path, file, local_files_only=True, **where)
+    check_connection()
+    return hf_hub_download(dataset.path, file, **where)
 
 
 def _column(data: Any, column: str | None, source: str) -> Documents:

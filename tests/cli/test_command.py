@@ -2,6 +2,7 @@ import argparse
 import io
 import sys
 
+import huggingface_hub
 import pytest
 from optimum.commands.base import CommandInfo
 
@@ -46,6 +47,19 @@ def test_other_errors_and_debug_show_where():
         run(ValueError("bad"), debug=True)
     with pytest.raises(KeyError, match="unforeseen"):
         run(KeyError("unforeseen"))
+
+
+def test_without_a_connection_an_error_comes_at_once(monkeypatch, tmp_path):
+    """Unless the model is in the cache."""
+    for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", tmp_path)):
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    with pytest.raises(SystemExit, match="http://127.0.0.1:1 cannot be reached: .* set HF_HUB_OFFLINE=1"):
+        run(None, model="me/llama")
+    commit = tmp_path / "models--me--llama" / "snapshots" / "abc"
+    commit.mkdir(parents=True)
+    (commit / "config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="at work"):
+        run(ValueError("at work"), model="me/llama", revision="abc")
 
 
 def test_what_is_written_does_not_steer_the_terminal(monkeypatch):

@@ -1,4 +1,5 @@
 import datasets
+import huggingface_hub
 import pytest
 import torch
 from texts import MIXED, document, draw
@@ -28,6 +29,8 @@ def test_txt_is_one_stream(tmp_path, tokenizer):
     result = draw(path, tokenizer)
     assert result.drawn_from == "stream" and result.source == "book.txt"
     assert load_documents(str(path)).joined and list(load_documents(path)) == [text]
+    path.rename(tmp_path / "wiki.test.RAW")
+    assert list(load_documents(tmp_path / "wiki.test.RAW")) == [text]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_folders(tmp_path):
         ("a.csv", "text\n1\n2\n", "Document 0 of a.csv is a int"),
         ("a.parquet", "no parquet", "Could not load the dataset a.parquet"),
         ("a.txt", " ", "a.txt. holds no text"),
-        ("a.docx", "a", "does not exist, or does not end in .txt, .csv"),
+        ("a.docx", "a", "does not exist, or does not end in .txt, .text"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
@@ -89,55 +92,65 @@ def test_names_that_mean_nothing(tmp_path):
             find_dataset(name)
 
 
-C4 = {"train": "en/c4-train.00000-of-01024.json.gz", "validation": "en/c4-validation.00000-of-00008.json.gz"}
-PTB = {split: f"penn_treebank/{split}/0000.parquet" for split in ("train", "test")}
+NAMED = [(name, role) for name in CALIBRATION_DATASETS for role in ("train", "test")]
 HUB = [
-    ("c4", "train", ("allenai/c4", None), "train", C4),
-    ("c4", "test", ("allenai/c4", None), "validation", C4),
-    ("wikitext2", "test", ("Salesforce/wikitext", "wikitext-2-raw-v1"), "test", {}),
-    ("ptb", "train", ("ptb-text-only/ptb_text_only", None), "train", PTB),
-    ("me/data", "test", ("me/data", None), "test", {}),
-    ("me/data:dev", "test", ("me/data", None), "dev", {}),
-    ("me/data:dev:sentence", "train", ("me/data", None), "dev", {}),
-    ("me/data:en:dev:sentence", "train", ("me/data", "en"), "dev", {}),
+    ("me/data", "test", ("me/data", None), "test"),
+    ("me/data:dev", "test", ("me/data", None), "dev"),
+    ("me/data:dev:sentence", "train", ("me/data", None), "dev"),
+    ("me/data:en:dev:sentence", "train", ("me/data", "en"), "dev"),
 ]
 
 
+def put_in_cache(folder, name, is_test):
+    """Write a file of a named dataset where huggingface_hub keeps what was downloaded."""
+    dataset, texts = CALIBRATION_DATASETS[name], [f"{name} {is_test} {i}" for i in range(1200)]
+    repository = folder / f"datasets--{dataset.path.replace('/', '--')}"
+    for path in (reference := repository / "refs" / (dataset.revision or "main"), repository / "snapshots" / "abc"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    reference.write_text("abc")
+    file = repository / "snapshots" / "abc" / dataset.files[is_test]
+    file.parent.mkdir(parents=True)
+    rows = datasets.Dataset.from_dict({dataset.column or "text": texts, "timestamp": ["x"] * len(texts)})
+    rows.to_parquet(file) if file.suffix == ".parquet" else rows.to_json(file, compression="gzip")
+
+
 class TestHub:
-    @pytest.fixture
-    def calls(self, monkeypatch):
-        calls = []
+    @pytest.mark.parametrize(("name", "role"), NAMED)
+    def test_named_datasets_are_read_from_the_cache_without_a_connection(self, tmp_path, monkeypatch, name, role):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", tmp_path)
+        put_in_cache(tmp_path, name, role == "test")
+        documents, dataset = load_documents(name, role), CALIBRATION_DATASETS[name]
+        assert documents[0] == f"{name} {role == 'test'} 0"
+        assert documents.source == f"{name} ({dataset.path}, split {dataset.splits[role == 'test']})"
+        is_test_of_c4 = (name, role) == ("c4", "test")
+        assert (len(documents), documents.max_windows) == ((1100, 256) if is_test_of_c4 else (1200, None))
+        assert documents.joined == (name != "c4") and documents.separator == ("\n\n" if name == "wikitext2" else " ")
 
-        def load_dataset(*args, **kwargs):
-            calls.append((args, kwargs))
-            texts = [f"document {i}" for i in range(1200)]
-            return datasets.Dataset.from_dict({"text": texts, "sentence": texts[::-1]})
+    def test_without_cache_and_connection_an_error_comes_at_once(self, tmp_path, monkeypatch):
+        """huggingface_hub's own retries sleep."""
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", tmp_path)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setattr("time.sleep", None)
+        for name in ("c4", "me/data"):
+            with pytest.raises(RuntimeError, match="http://127.0.0.1:1 cannot be reached: .* set HF_HUB_OFFLINE=1"):
+                load_documents(name)
 
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        return calls
-
-    @pytest.mark.parametrize(("name", "role", "args", "split", "files"), HUB)
-    def test_what_is_loaded(self, calls, name, role, args, split, files):
+    @pytest.mark.parametrize(("name", "role", "args", "split"), HUB)
+    def test_what_is_loaded(self, monkeypatch, name, role, args, split):
+        calls, columns = [], {"text": ["first", "last"], "sentence": ["last", "first"]}
+        data = datasets.Dataset.from_dict(columns)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: calls.append((args, kwargs)) or data)
         documents = load_documents(name, role)
-        data_files = {split: files[split]} if files else None
-        revision = "refs/convert/parquet" if name == "ptb" else None
-        assert calls == [(args, {"data_files": data_files, "revision": revision, "split": split})]
-        assert documents[0] == ("document 1199" if "sentence" in name or name == "ptb" else "document 0")
+        assert calls == [(args, {"data_files": None, "split": split})]
+        assert documents[0] == ("last" if "sentence" in name else "first")
         assert name in documents.source and f"split {split}" in documents.source
-
-    def test_how_it_is_used(self, calls):
-        c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
-        assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
-        found = (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined)
-        assert found == (1200, None, "\n\n", True)
-        assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
-        assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
 
     def test_the_hubs_error_is_one_line(self, monkeypatch):
         def load_dataset(*args, **kwargs):
-            raise ValueError('Unknown split "dev". Should be one of\n["train"].')
+            raise ValueError('Unknown split "dev". Should be one of\n["train"].' + " word" * 100)
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        with pytest.raises(RuntimeError, match=r"me/data:dev .*Unknown split.*\. Pass a local \.txt") as caught:
+        with pytest.raises(RuntimeError, match=r"me/data:dev .*Unknown split.* word \[...\]. Pass") as caught:
             load_documents("me/data:dev")
         assert isinstance(caught.value.__cause__, ValueError) and "\n" not in str(caught.value)

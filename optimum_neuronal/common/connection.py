@@ -1,0 +1,24 @@
+"""Whether the Hub can be reached."""
+
+from huggingface_hub import constants, get_session, is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError
+
+
+TIMEOUT = 10  # seconds that the Hub may take to answer
+HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
+
+
+def check_connection() -> None:
+    """Raise `ConnectionError` if the Hub does not answer. To find that out, huggingface_hub retries for half a minute.
+
+    Offline mode (`HF_HUB_OFFLINE=1`) asks nothing, so this raises nothing.
+    """
+    if is_offline_mode():
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except HTTPError as error:
+        raise ConnectionError(
+            f"{constants.ENDPOINT} cannot be reached: {error or type(error).__name__}. Check the network, or set "
+            "HF_HUB_OFFLINE=1 to use what was downloaded before."
+        ) from error
