@@ -17,7 +17,7 @@ from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
-from .model.load_model import TOKENIZER_KWARGS, load_model, load_streamed
+from .model.load_model import TOKENIZER_KWARGS, checkpoint_dtype, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .report import PruningReport
@@ -106,6 +106,7 @@ class NeuronALPruner(OptimumQuantizer):
         evaluate: Sequence | Mapping[str, Any] = (),
         window: int | None = None,
         format: str | None = None,
+        save_dtype: torch.dtype | None = None,
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
@@ -121,6 +122,8 @@ class NeuronALPruner(OptimumQuantizer):
                 perplexities before and after the prune.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
+            save_dtype (`torch.dtype`, *optional*):
+                Dtype to save in. None: the checkpoint's, also if `from_pretrained` was given another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
         if file_prefix is not None:
@@ -144,7 +147,7 @@ class NeuronALPruner(OptimumQuantizer):
                 for name, ids in windows.items()
             }
             self.report = replace(report, evaluation=evaluation)
-            self.save(model, save_dir, format)
+            self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model))
             remove_records(folder)
         return model
 
@@ -207,7 +210,13 @@ class NeuronALPruner(OptimumQuantizer):
         self._sparsity_config = getattr(model.config, KEY)
         return self.report
 
-    def save(self, model: PreTrainedModel, directory: str | Path, format: str | None = None) -> None:
+    def save(
+        self,
+        model: PreTrainedModel,
+        directory: str | Path,
+        format: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Save the model that this pruner pruned last, or a copy, with tokenizer, report and model card.
 
         Of several processes, the first one writes.
@@ -219,6 +228,7 @@ class NeuronALPruner(OptimumQuantizer):
                 `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, or codes; they load
                 in processes that have imported this package. None: packed if the model computes with packed weights, else
                 dense.
+            dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
 
         Raises:
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
@@ -228,7 +238,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_other_directory(model.config.name_or_path, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, report, self.tokenizer, format)
+            save_pruned(model, directory, report, self.tokenizer, format, dtype=dtype)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:

@@ -42,6 +42,7 @@ class PruningReport:
             `objective` before and after; `stream` and `unties_head`, True if the residual stream was rotated and if head
             and embeddings no longer share weights; `nats_changed`, the change of a token's negative log-likelihood. Empty
             without a rotation.
+        dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         version (`int`): of this format.
     """
 
@@ -63,6 +64,7 @@ class PruningReport:
     bits_per_weight: float | None = None
     head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     rotation: dict[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -55,6 +55,17 @@ def test_magnitude_uniform_equals_torch():
     assert torch.equal(linear.weight, expected)
 
 
+def test_it_computes_in_one_dtype_and_saves_in_the_checkpoints(tmp_path, ids):
+    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "dense")
+    for save_dtype, expected in ((None, torch.bfloat16), (torch.float16, torch.float16)):
+        pruner = NeuronALPruner.from_pretrained(
+            tmp_path / "dense", config=config(topup="uniform"), dtype=torch.float32
+        )
+        model = pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=save_dtype)
+        assert (model.dtype, pruner.report.dtype) == (torch.float32, "float32")
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse").dtype == expected
+
+
 def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))

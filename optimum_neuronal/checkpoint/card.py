@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
@@ -33,9 +34,14 @@ INHERITED = ("license", "license_name", "license_link", "language", "datasets") 
 
 
 def make_card(
-    model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
+    model: PreTrainedModel,
+    report: PruningReport,
+    title: str,
+    format: str = "dense",
+    with_tokenizer: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> str:
-    """Return the card of a pruned model. Without a tokenizer of its own, the card names the dense model's."""
+    """Return the card of a pruned model, saved in a dtype: None: its own. Without a tokenizer, it names the dense model's."""
     title, loader = escaped(title), loading_class(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
@@ -43,7 +49,11 @@ def make_card(
     text = _calibration_text(report)
     methods = [] if quantized else [TOPUPS.get(report.config["topup"]), SALIENCIES.get(report.config["saliency"])]
     command = ["optimum-cli", "neuronal", "prune", "--model", base or DENSE_MODEL, "--config", CONFIG]
-    command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
+    command += ["--dataset", text] if text else []
+    saved = str(dtype or model.dtype).removeprefix("torch.")
+    command += ["--dtype", report.dtype or saved, "--save-dtype", saved, "--format", format]
+    command += ["--trust-remote-code"] if model.is_remote_code() else []
+    command += ["--output", title.rpartition("/")[2]]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     perplexities = [
         [

@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
@@ -30,7 +31,7 @@ from ..packed.sparsify import pack_weight
 from ..report import PruningReport
 from .card import make_card, may_write_card
 from .hub import explained
-from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_FILES, belongs_to_model
+from .names import CONFIG, DENSE_INDEX, FORMATS, MODEL_CARD, SUFFIX, WEIGHT_FILES, belongs_to_model
 from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
 
@@ -46,7 +47,12 @@ PROCESSOR_FILES = (
 
 
 def save_pretrained(
-    model: PreTrainedModel, save_directory: str | Path, format: str = "dense", max_shard_size: int | str = SHARD_SIZE
+    model: PreTrainedModel,
+    save_directory: str | Path,
+    format: str = "dense",
+    max_shard_size: int | str = SHARD_SIZE,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Save a model dense, as transformers does, or packed. A save that fails leaves the directory as it was.
 
@@ -62,6 +68,7 @@ def save_pretrained(
             `"dense"`: ordinary safetensors with zeros. `"packed"`: bitmasks and nonzero values, or codes; all packed
             weights are in memory while they are written.
         max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`.
+        dtype (`torch.dtype`, *optional*): of the files; the model itself keeps its own. None: the model's.
 
     Raises:
         `TypeError`: this is not a transformers model.
@@ -70,7 +77,7 @@ def save_pretrained(
     """
     check_choice("format", format, FORMATS)
     with replaced_checkpoint(check_writable(save_directory, "save to")) as staging:
-        write_model(model, staging, format, max_shard_size)
+        write_model(model, staging, format, max_shard_size, dtype)
 
 
 @contextmanager
@@ -85,25 +92,54 @@ def replaced_checkpoint(path: Path) -> Iterator[Path]:
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
 
 
-def write_model(model: PreTrainedModel, folder: Path, format: str, max_shard_size: int | str = SHARD_SIZE) -> None:
+def write_model(
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    max_shard_size: int | str = SHARD_SIZE,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Write a model's configs and weights into an empty folder."""
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
     if format == "packed":
-        _write_packed(model, folder, max_shard_size)
-    elif any(parameter.is_meta for parameter in model.parameters()):
+        return _write_packed(model, folder, max_shard_size, dtype)
+    if any(parameter.is_meta for parameter in model.parameters()):
         size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
         with hf_private.known_as_offloaded(model):
             model.save_pretrained(folder, max_shard_size=size)
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if dtype is not None:
+        _convert_files(folder, dtype)
 
 
-def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str) -> None:
-    write_packed(folder, *_packed_state(model), max_shard_size)
+def _convert_files(folder: Path, dtype: torch.dtype) -> None:
+    """Convert a dense checkpoint to another dtype, one file after the other. transformers' `save_pretrained` cannot."""
+    total = 0
+    for path in folder.glob(f"*{SUFFIX}"):
+        tensors = {name: _converted(tensor, dtype) for name, tensor in load_file(path).items()}
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, converted := path.with_suffix(".converted"), metadata={"format": "pt"})
+        converted.replace(path)
+    if (index := folder / DENSE_INDEX).exists():
+        found = read_json(index)
+        write_json(index, {**found, "metadata": {**found["metadata"], "total_size": total}})
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def _write_packed(
+    model: PreTrainedModel, folder: Path, max_shard_size: int | str, dtype: torch.dtype | None = None
+) -> None:
+    write_packed(folder, *_packed_state(model, dtype), max_shard_size)
     config = copy.deepcopy(model.config)
-    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
     config.save_pretrained(folder)
@@ -112,16 +148,19 @@ def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | st
         model.generation_config.save_pretrained(folder)
 
 
-def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _packed_state(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
+        return _converted(load_offloaded_parameter(model, name) if tensor.is_meta else tensor, dtype)
 
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     weights = {
-        name: describe_weight(m.format, m.dense_shape, m.dtype, m.transposed) for name, m in packed_modules(model)
+        name: describe_weight(m.format, m.dense_shape, dtype or m.dtype, m.transposed)
+        for name, m in packed_modules(model)
     }
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
@@ -134,7 +173,7 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
         if None not in found.values():  # all weights of an experts module, or none
             for path, matrix in found.items():
                 weight = state.pop(keys[path])
-                weights[path] = describe_weight(matrix.name, weight.shape, weight.dtype, transposed[path])
+                weights[path] = describe_weight(matrix.name, weight.shape, matrix.dtype, transposed[path])
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
     return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights
 
@@ -147,6 +186,7 @@ def save_pruned(
     format: str | None = None,
     title: str | None = None,
     max_shard_size: int | str = SHARD_SIZE,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
 
@@ -157,13 +197,13 @@ def save_pruned(
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
     with replaced_checkpoint(path) as staging:
-        write_model(model, staging, format, max_shard_size)
+        write_model(model, staging, format, max_shard_size, dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         copy_processor(model, staging)
         if with_card:
             (staging / MODEL_CARD).write_text(
-                make_card(model, report, title, format, tokenizer is not None), encoding="utf-8"
+                make_card(model, report, title, format, tokenizer is not None, dtype), encoding="utf-8"
             )
         else:
             logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it stays as it is.")
@@ -191,6 +231,7 @@ def push_pruned(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     format: str | None = None,
+    dtype: torch.dtype | None = None,
     private: bool | None = None,
     token: str | None = None,
     revision: str | None = None,
@@ -202,6 +243,7 @@ def push_pruned(
         model, report, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
         format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
+        dtype (`torch.dtype`, *optional*): of the files. None: the model's.
         private (`bool`, *optional*): True to create a private repository. None: your account's default.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
@@ -221,7 +263,7 @@ def push_pruned(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         with suppress(EntryNotFoundError):  # a README.md of the user's own stays
             api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
-        save_pruned(model, folder, report, tokenizer, format, title=repo_id)
+        save_pruned(model, folder, report, tokenizer, format, title=repo_id, dtype=dtype)
         try:
             commit = api.upload_folder(
                 repo_id=repo_id,

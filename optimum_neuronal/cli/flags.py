@@ -13,6 +13,7 @@ from ..config.config_fields import ConfigFields, kind_of
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
+DTYPES = ("float32", "bfloat16", "float16")
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 
 
@@ -65,9 +66,8 @@ def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = T
     """Add the flags that say which model to load, and how. Rarely needed flags go to a group of their own."""
     rare = rare or parser
     parser.add_argument("--model", required=required, help="Hub id or directory of the model (required)")
-    dtypes = ("auto", "float32", "bfloat16", "float16")
-    dtype = "dtype of the weights; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
-    parser.add_argument("--dtype", choices=dtypes, default="auto", help=dtype)
+    dtype = "dtype to compute in; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
+    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help=dtype)
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
     rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     add_switch(rare, "--trust-remote-code", "run code that comes with the model")

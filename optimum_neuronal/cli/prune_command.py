@@ -43,6 +43,8 @@ class PruneCommand(Command):
         flags.add_overwrite_flag(result)
         format = "packed: small, loads with this package (default: packed if weights are quantized, else dense)"
         result.add_argument("--format", choices=("dense", "packed"), help=format)
+        dtype = "dtype of the saved weights (default: the checkpoint's, whatever --dtype says)"
+        result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
         evaluate = "test text: measure perplexity before and after, for report and model card (default: none)"
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
         flags.add_window_flag(result)
@@ -84,10 +86,12 @@ class PruneCommand(Command):
         return config
 
     def _prune(self, config: Any) -> None:
+        import torch
+
         from ..checkpoint.hub import check_push
         from ..checkpoint.saving import check_output
         from ..common.machine import process_group
-        from ..model.load_model import loading_code
+        from ..model.load_model import checkpoint_dtype, loading_code
         from ..pruner import NeuronALPruner
 
         args, device = self.args, flags.device_of(self.args)
@@ -100,12 +104,14 @@ class PruneCommand(Command):
         ):
             pruner = NeuronALPruner(config, tokenizer)
             pruner.model = dense
+            save_dtype = getattr(torch, args.save_dtype) if args.save_dtype else checkpoint_dtype(dense)
             model = pruner.quantize(
                 args.output,
                 work_dir=self._work_dir,
                 evaluate=args.evaluate,
                 window=args.window,
                 format=args.format,
+                save_dtype=save_dtype,
                 batch_size=args.batch_size,
                 max_hidden_bytes=args.max_hidden_bytes,
             )
@@ -116,7 +122,8 @@ class PruneCommand(Command):
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")
             if args.push_to_hub:
-                url = pruner.push_to_hub(model, args.push_to_hub, format=args.format, private=args.private)
+                how = {"format": args.format, "dtype": save_dtype, "private": args.private}
+                url = pruner.push_to_hub(model, args.push_to_hub, **how)
                 write(f"Published: {url}")
 
     @property

@@ -6,6 +6,7 @@ The model has the class that the checkpoint's config names, with its head.
 import json
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     with torch.device("meta"):
         return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
+
+
+def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Return the dtype that the `config.json` of a loaded model's checkpoint names, by default the model's own."""
+    config = model.config
+    with suppress(OSError, ValueError):  # it was moved, or is no checkpoint of transformers
+        revision = getattr(config, "_commit_hash", None)
+        found, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
+        for part in (found, found.get("text_config") or {}):
+            if name := part.get("dtype") or part.get("torch_dtype"):
+                return getattr(torch, name)
+    return model.dtype
 
 
 def load_streamed(

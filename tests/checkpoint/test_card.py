@@ -9,7 +9,7 @@ import torch
 from conftest import make_model, make_tokenizer
 from huggingface_hub import ModelCard
 from optimum.commands.optimum_cli import main
-from sparse_checkpoints import save_pruned
+from sparse_checkpoints import same, save_pruned
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -61,22 +61,22 @@ def test_what_it_says(pruned, monkeypatch):
 
 def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    make_model("llama", vocab_size=256).save_pretrained("dense")
+    make_model("llama", vocab_size=256).to(torch.bfloat16).save_pretrained("dense")
     make_tokenizer().save_pretrained("dense")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8 " * 80)
     config = NeuronALConfig(
         0.6, saliency="wanda", topup="uniform", num_samples=8, seq_length=8, seed=3, dataset="text.txt"
     )
-    pruner = NeuronALPruner.from_pretrained("dense", config=config)
-    model = pruner.quantize("pruned")
+    pruner = NeuronALPruner.from_pretrained("dense", config=config, dtype=torch.float32)
+    pruner.quantize("pruned", format="packed", save_dtype=torch.float16)
     words = command((tmp_path / "pruned" / "README.md").read_text())
     places = {"path/to/the-dense-model": "dense", "config.json": "pruned/config.json", "path/to/text.txt": "text.txt"}
     words = [places.get(word, word) for word in words]
     words[words.index("--output") + 1] = "again"
     monkeypatch.setattr(sys, "argv", words)
     main()
-    again = AutoModelForCausalLM.from_pretrained("again").state_dict()
-    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+    first, again = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in ("pruned", "again"))
+    assert same(first, again) and "model.layers.0.mlp.up_proj.packed_values" in again
 
 
 @pytest.mark.parametrize("title", ["x'; rm -rf ~; $(touch a) `touch b` \"+__import__('os')+\"", "a\nb", "a b"])

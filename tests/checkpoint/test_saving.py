@@ -1,5 +1,6 @@
 """Saves in both formats: whole or absent, beside the user's own files, and loaded by plain transformers."""
 
+import copy
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained, sparsify
 from optimum_neuronal.checkpoint.card import MARK
+from optimum_neuronal.packed.packed_module import packed_modules
 
 
 FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
@@ -53,6 +55,30 @@ def test_plain_transformers_reloads_it(family, tmp_path):
     with torch.no_grad():
         assert torch.equal(logits, model(torch.arange(1, 33).view(2, 16)).logits)
     assert same(weights, model.state_dict())
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral"], "mixtral"))
+def test_files_of_another_dtype(family, format, tmp_path):
+    """As if the model had that dtype. It keeps its own."""
+    _, model = pruned(family)
+    other = copy.deepcopy(model).to(torch.bfloat16)
+    for name, saved, dtype in (("converted", model, torch.bfloat16), ("expected", other, None)):
+        save_pretrained(saved, tmp_path / name, format, "100KB", dtype=dtype)
+    assert model.dtype == torch.float32 and same(tensors_of(tmp_path / "converted"), tensors_of(tmp_path / "expected"))
+    found, expected = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("converted", "expected"))
+    assert found.dtype == torch.bfloat16 and same(found.state_dict(), expected.state_dict())
+    for index in (tmp_path / "converted").glob("*.index.json"):
+        assert json.loads(index.read_text()) | {"weight_map": {}} == json.loads(
+            (tmp_path / "expected" / index.name).read_text()
+        ) | {"weight_map": {}}
+
+
+def test_low_bit_weights_of_another_dtype(tmp_path):
+    model = sparsify(pruned()[1], embedding_bits=8)
+    save_pretrained(model, tmp_path / "model", "packed", dtype=torch.bfloat16)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert {module.dtype for _, module in packed_modules(found)} == {found.dtype} == {torch.bfloat16}
 
 
 def test_everything_lies_beside_the_weights(tmp_path, tokenizer):

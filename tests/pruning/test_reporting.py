@@ -27,7 +27,8 @@ from optimum_neuronal.topup import Allocation
 
 def report_of(decisions, calibration=None, dataset="c4"):
     block = make_block([[0.0, 1.0, 2.0, 3.0]])
-    decoder = SimpleNamespace(blocks=[block], projections=block.projections)
+    model = SimpleNamespace(dtype=torch.bfloat16)
+    decoder = SimpleNamespace(model=model, blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
     outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
     context = PruneContext(decoder, config, calibration=calibration)
@@ -45,6 +46,7 @@ def test_what_was_asked_for_and_what_was_found():
     assert report.decisions == {"block": {"lambda": 0.125}, "row": {"lambda": 0.0}}
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
     assert report.seconds == {"pruning": 2.0} and report.config["topup"] == "neuronal" and report.calibration == {}
+    assert report.dtype == "bfloat16"
 
 
 def test_what_is_published_names_no_folder(tmp_path):
