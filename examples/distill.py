@@ -42,7 +42,8 @@ ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=Fal
 windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
 how = {"max_steps": args.steps, "per_device_train_batch_size": 8, "learning_rate": 5e-4, "lr_scheduler_type": "cosine"}
 how |= {"warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}
-arguments = TrainingArguments(args.output / "checkpoints", **how)
+how |= {"use_cache": True}  # Trainer would set it to false in config.json
+arguments = TrainingArguments(args.output, **how)
 teacher = AutoModelForCausalLM.from_pretrained(args.teacher, dtype="auto").to(arguments.device).eval()
 data = [{"input_ids": window, "labels": window} for window in windows]
 trainer = Distiller(model, arguments, train_dataset=data, callbacks=[SparsityCallback()])

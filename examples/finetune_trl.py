@@ -37,7 +37,8 @@ if args.lora or args.packed:  # not by SFTTrainer's peft_config: keep_lora_spars
     model = get_peft_model(model, config)
     model = model if args.packed else neuronal.keep_lora_sparse(model)
 arguments = SFTConfig(
-    args.output / "checkpoints",
+    args.output,
+    use_cache=True,  # Trainer would set it to false in config.json
     max_steps=args.steps,
     max_length=args.length,
     packing=True,

@@ -30,7 +30,8 @@ print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, 
 ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
 windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
 arguments = TrainingArguments(
-    args.output / "checkpoints",
+    args.output,
+    use_cache=True,  # Trainer would set it to false in config.json
     max_steps=args.steps,
     per_device_train_batch_size=8,
     learning_rate=5e-4,

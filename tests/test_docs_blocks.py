@@ -1,11 +1,13 @@
-"""Every block of Python and `sh` in the documentation runs as it is written, on tiny models.
+"""Every block of Python, YAML and `sh` in the documentation runs as it is written, on tiny models.
 
 The names that a page uses without making them (`model`, `tokenizer`, `data`, ...) exist, and so do the directories and texts
 that its commands read: `Qwen/Qwen3-0.6B` is a local directory, and Hub datasets are a made-up text.
 """
 
+import json
 import shutil
 import sys
+from pathlib import Path
 
 import datasets
 import huggingface_hub
@@ -17,12 +19,17 @@ from markdown_files import DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
+from optimum_neuronal.data import documents
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
 TEXT = " ".join(f"w{(i * i + 3 * i) % 60}" for i in range(600))
+QUESTIONS = {
+    "boolq.jsonl": {"question": "w1", "passage": "w2 w3", "label": 1},
+    "arc_easy.jsonl": {"question": "w1", "choices": {"text": ["w2", "w3"], "label": ["A", "B"]}, "answerKey": "B"},
+}
 QUICK = {"speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1", "evaluate": "--max-windows 2"}
 QUICK["compare"] = QUICK["evaluate"]  # flags that make commands quick, beside those of the page
 
@@ -33,6 +40,7 @@ def tiny(family: str) -> transformers.PreTrainedModel:
 
 def magnitude_pruned() -> tuple[NeuronALPruner, transformers.PreTrainedModel]:
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), make_tokenizer())
+    pruner.tokenizer.eos_token = "<unk>"  # lm-eval needs one
     return pruner, pruner.prune(tiny("llama"))
 
 
@@ -46,6 +54,8 @@ def files(tmp_path_factory):
     convert_checkpoint(folder / "qwen3-70", "packed", folder / "qwen3-70-packed")
     for name in ("my-text.txt", "my-test.txt"):
         (folder / name).write_text(TEXT)
+    for name, question in QUESTIONS.items():
+        (folder / name).write_text(json.dumps(question))
     return folder
 
 
@@ -63,13 +73,13 @@ def cheap(monkeypatch):
         check(config)
 
     def load_dataset(path, *args, **kwargs):
-        local = path in ("text", "csv", "json", "parquet")
-        return (
-            load(path, *args, **kwargs) if local else datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
-        )
+        if kwargs.get("data_files"):
+            return load(path, *args, **kwargs)
+        return datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(documents, "_download", lambda *_: None)
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)
     for owner in (NeuronALPruner, transformers.PreTrainedModel):
         monkeypatch.setattr(owner, "push_to_hub", lambda *_, **__: None)
@@ -100,6 +110,10 @@ def test_blocks_run(path, files, cheap, tmp_path, monkeypatch):
     for number, block in enumerate(blocks(path)):
         if block.language == "python" and not block.reason:
             exec(compile(block.code, f"{path.name}, block {number}", "exec"), namespace)
+        elif block.language == "yaml" and block.code.startswith("# "):  # a file, whose name is its first line
+            file = Path(block.code.splitlines()[0].removeprefix("# "))
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.code)
         elif block.language == "sh" and not block.reason:
             for words in commands(block.code):
                 assert words[:2] == ["optimum-cli", "neuronal"], words

@@ -101,7 +101,8 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, command):
     printed = capsys.readouterr().out
     before, after = (float(printed.partition(f"{when}: perplexity ")[2].split()[0]) for when in ("before", "after"))
     assert after < before
-    assert same_zeros(AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32"), zeros)
+    tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
+    assert same_zeros(tuned, zeros) and tuned.config.use_cache and not (tmp_path / "tuned" / "checkpoints").exists()
 
 
 def test_gradual_pruning(tmp_path, monkeypatch, text):

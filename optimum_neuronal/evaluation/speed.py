@@ -49,10 +49,10 @@ class SpeedReport:
             for t in self.timings
         ]
         sizes = self.dense_bytes, self.packed_bytes
-        memory = ["model", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
+        memory = ["weights and buffers", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
         title = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
-        table = format_table(["tokens per second", "dense", "packed", "times", "lowest and highest"], rows)
-        return f"{title}\n\n{table}\n\n{format_table(['memory', 'dense', 'packed', 'times'], [memory])}"
+        table = format_table(["tokens per second", "dense", "packed", "packed / dense", "lowest and highest"], rows)
+        return f"{title}\n\n{table}\n\n{format_table(['memory', 'dense', 'packed', 'packed / dense'], [memory])}"
 
 
 def measure_speed(
