@@ -1,6 +1,7 @@
 """Flags of the commands of `optimum-cli neuronal`. Those of the config are derived from its fields."""
 
 import argparse
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,7 +108,12 @@ def add_test_flags(parser: Flags) -> None:
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model."""
-    return {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
+    from ..common.connection import is_connected
+
+    # Without a connection, transformers retries for a minute even if all files are in the cache.
+    only_cached = not os.path.isdir(args.model) and not is_connected()
+    options = {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
+    return {**options, **({"local_files_only": True} if only_cached else {})}
 
 
 @contextmanager
@@ -118,7 +124,7 @@ def loaded(args: argparse.Namespace, device, output: Path, rank: int = 0) -> Ite
     from ..pruning.prune import find_tokenizer
 
     options = load_options(args)
-    tokenizer = find_tokenizer(args.model, **{name: options[name] for name in ("revision", "trust_remote_code")})
+    tokenizer = find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
     if not args.stream and not args.device_map:
         yield load_model(args.model, **options).to(device), tokenizer
         return

@@ -22,3 +22,12 @@ def check_connection() -> None:
             f"{constants.ENDPOINT} cannot be reached: {error or type(error).__name__}. Check the network, or set "
             "HF_HUB_OFFLINE=1 to use what was downloaded before."
         ) from error
+
+
+def is_connected() -> bool:
+    """Return False if the Hub does not answer, True if it does or in offline mode."""
+    try:
+        check_connection()
+    except ConnectionError:
+        return False
+    return True
