@@ -65,7 +65,11 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 
     def work(self) -> None:
+        from ..checkpoint.saving import check_output
+
         config = self._config()
+        if self.args.output is not None:
+            check_output(self.args.output, self.args.overwrite, self.args.model)
         if self.args.dry_run:
             from ..pruning.dry_run import plan_prune
 
@@ -89,13 +93,11 @@ class PruneCommand(Command):
         import torch
 
         from ..checkpoint.hub import check_push
-        from ..checkpoint.saving import check_output
         from ..common.machine import process_group
         from ..model.load_model import checkpoint_dtype, loading_code
         from ..pruner import NeuronALPruner
 
         args, device = self.args, flags.device_of(self.args)
-        check_output(args.output, args.overwrite, args.model)
         if args.push_to_hub:
             check_push(args.push_to_hub)
         with (

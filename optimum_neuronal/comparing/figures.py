@@ -70,7 +70,9 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
             style.show_round_numbers(axes.yaxis)
         style.show_round_numbers(all_axes[0].xaxis)
         shown = {run.label: styles[run.label] | POINT | {"marker": "o"} for run in results}
-        shown |= {name: POINT | {"color": "#666666", "marker": marker} for name, marker in markers.items()}
+        if len(markers) > 1:
+            gray = POINT | {"color": "#666666"}
+            shown |= {f"saliency {name}": gray | {"marker": marker} for name, marker in markers.items()}
         shown[f"dense model: {dense.mean_perplexity:.4g}"] = DENSE_LINE
         style.add_legend(figure, [axes.plot([], [], label=name, **look)[0] for name, look in shown.items()])
     return path

@@ -136,7 +136,7 @@ def find_dataset(name: str) -> TextDataset:
         return TextDataset("txt", files=(path, path)) if texts else TextDataset(os.path.abspath(path), column=column)
     if os.path.isfile(path) and suffix in FILE_SUFFIXES:
         return TextDataset(BUILDERS.get(suffix, "txt"), files=(path, path), column=column)
-    if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)):
+    if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)) or os.path.isfile(path):
         raise FileNotFoundError(f"The dataset {path!r} does not exist, or does not end in {', '.join(FILE_SUFFIXES)}.")
     hub_id, *parts = name.split(":")
     hint = "" if "/" in hub_id else did_you_mean(hub_id.lower(), CALIBRATION_DATASETS)

@@ -29,6 +29,9 @@ from .refit import RUNS
 from .reporting import PackedSize, packed_size
 
 
+UNCOUNTED = "rotation, evaluation, reading and saving"
+
+
 @dataclass(frozen=True)
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
@@ -38,7 +41,7 @@ class PrunePlan:
     bytes_saved: int  # in the packed format
     hidden_bytes: int  # of the calibration sequences' hidden states
     block_forwards: int  # on one sequence, roughly
-    seconds: float  # roughly, without a rotation, reading and saving
+    seconds: float  # roughly, without `UNCOUNTED`
 
     def __str__(self) -> str:
         config, decoder, model = self.context.config, self.context.decoder, self.context.model
@@ -55,7 +58,7 @@ class PrunePlan:
             ["size", f"{format_bytes(in_memory)}, packed {packed}"],
             ["hidden states", format_bytes(self.hidden_bytes)],
             ["block forwards", f"about {format_count(self.block_forwards)}, each on one sequence"],
-            ["time, rough", f"{format_duration(self.seconds)}, without rotation, reading and saving"],
+            ["time, a rough estimate", f"{format_duration(self.seconds)}, without {UNCOUNTED}"],
         ]
         return format_table(["", "plan"], rows)
 

@@ -74,8 +74,8 @@ class TopUp(ABC):
         """Return roughly how often `allocate` runs a block on one sequence, of so many alignment and calibration sequences."""
         return 0
 
-    def solves(self, saliency: Saliency) -> int:
-        """Return roughly how often `allocate` masks or solves each projection."""
+    def solves(self, saliency: Saliency) -> float:
+        """Return roughly how often `allocate` masks or solves each projection; a quick solve counts as a part of one."""
         return 0
 
     @abstractmethod

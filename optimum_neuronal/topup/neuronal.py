@@ -113,8 +113,11 @@ class NeuronAL(TopUp):
         runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
         return len(decoder.blocks) * (runs + samples * (self._made_of(saliency) == "solved"))
 
-    def solves(self, saliency: Saliency) -> int:
-        return {"solved": len(SOLVED), "wanda": 0, "exact": self._count(saliency)}[self._made_of(saliency)]
+    def solves(self, saliency: Saliency) -> float:
+        made_of = self._made_of(saliency)
+        if made_of == "solved":
+            return len(SOLVED) * saliency.quick_share(ROUGH)
+        return self._count(saliency) if made_of == "exact" else 0
 
     def _count(self, saliency: Saliency) -> int:
         rows = self.steps != "block" and saliency.knows_rows

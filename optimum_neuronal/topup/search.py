@@ -76,8 +76,8 @@ class Search(TopUp):
         passes = self.budget or (SOLVED_BUDGET if self._solves_first(saliency) else BUDGET)
         return aligned * len(decoder.blocks) * passes
 
-    def solves(self, saliency) -> int:
-        return len(SHARES) if self._solves_first(saliency) else self.budget or BUDGET
+    def solves(self, saliency) -> float:
+        return len(SHARES) * saliency.quick_share() if self._solves_first(saliency) else self.budget or BUDGET
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         space = Space.of(trials.decoder, sparsity)

@@ -13,6 +13,7 @@ COMMANDS = (
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
+    ((*PRUNE, "--dry-run", "--evaluate", "notes.xyz"), "'notes.xyz' does not exist, or does not end in .txt"),
     ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone does not exist"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
@@ -38,6 +39,7 @@ def test_mistakes_and_help_need_nothing_heavy(tmp_path):
     (tmp_path / "dense").mkdir()
     (tmp_path / "dense" / "config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.xyz").write_text("text of an unknown kind")
     words = [*(words for words, _ in COMMANDS), ("prune", "--help")]
     result = subprocess.run(
         [sys.executable, "-c", CODE, json.dumps(words)], capture_output=True, text=True, cwd=tmp_path

@@ -10,8 +10,10 @@ from optimum_neuronal.comparing.results import Result
 def test_one_panel_per_sparsity_one_name_per_method():
     written = by_seconds(results((0.8, 0.625)))
     assert [text for text in written if text.endswith("sparsity")] == ["62.5% sparsity", "80% sparsity"]
-    for name in {name for method in METHODS for name in method}:
+    saliencies, topups = zip(*METHODS)
+    for name in {f"saliency {saliency}" for saliency in saliencies} | set(topups):
         assert written.count(name) == 1
+    assert not [text for text in by_seconds([run(), run()]) if "saliency" in text], "one needs no gray marker"
     assert "llama: geometric mean of perplexities on c4, wikitext2" in written and "dense model: 10" in written
 
 

@@ -10,7 +10,12 @@ from .conftest import SMALL, config_of, saved
 
 def test_without_calibration_no_block_runs(tmp_path, llama):
     plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", saliency="magnitude"))
-    assert plan.block_forwards == 0 and plan.hidden_bytes == 0 and "rough" in str(plan)
+    assert (
+        plan.block_forwards == 0
+        and plan.hidden_bytes == 0
+        and "a rough estimate" in str(plan)
+        and "without rotation, evaluation" in str(plan)
+    )
 
 
 @pytest.mark.parametrize("family", FEW)
@@ -41,6 +46,12 @@ def test_block_forwards_are_roughly_those_of_the_prune(saliency, topup, tmp_path
     pruner = NeuronALPruner(config)
     pruner.prune(model, ids[:8])
     assert plan.block_forwards == pytest.approx(pruner.report.block_forwards, rel=0.4)
+
+
+def test_quick_solves_count_as_parts():
+    alps = config_of(saliency="alps", topup="neuronal").methods
+    assert alps.topup.solves(alps.saliency) == pytest.approx(3 * 20 / 300)
+    assert config_of(topup="neuronal").methods.topup.solves(alps.saliency.quick(20)) == 3, "which are as quick"
 
 
 def test_bits(tmp_path, llama):
