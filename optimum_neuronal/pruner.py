@@ -17,7 +17,7 @@ from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
-from .model.load_model import TOKENIZER_KWARGS, checkpoint_dtype, load_model, load_streamed
+from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .report import PruningReport
@@ -74,7 +74,7 @@ class NeuronALPruner(OptimumQuantizer):
         """Load a dense model, of the class that its config names. [`~NeuronALPruner.quantize`] prunes and saves it.
 
         Args:
-            model_or_path (`str` or `Path`): Hub id or directory of the dense model.
+            model_or_path (`str` or `Path`): Hub id or directory of the dense model, or a GGUF file.
             file_name: part of optimum's interface; a model is more than one file, so it must be None.
             config ([`NeuronALConfig`]): how to prune.
             tokenizer (*optional*): as for the class; None: the checkpoint's own.
@@ -87,6 +87,7 @@ class NeuronALPruner(OptimumQuantizer):
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner = cls(config, tokenizer)
+        check_unquantized(model_or_path, model_kwargs)
         if stream_to is None:
             pruner.model = load_model(model_or_path, **model_kwargs)
         else:

@@ -43,6 +43,7 @@ class PruningReport:
             and embeddings no longer share weights; `nats_changed`, the change of a token's negative log-likelihood. Empty
             without a rotation.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
+        gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         version (`int`): of this format.
     """
 
@@ -65,6 +66,7 @@ class PruningReport:
     head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     rotation: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
+    gguf_file: str | None = None
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class PruningReport:
             yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
         else:
             yield from self._rate_rows()
+        if self.gguf_file:
+            yield ["dense model", f"{self.gguf_file}, whose weights had been quantized before"]
         yield ["method", method_text(self.config)]
         if self.rotation:
             text = "residual stream and attention heads" if self.rotation["stream"] else "attention heads"

@@ -48,7 +48,8 @@ def make_card(
     quantized = report.config.get("bits_per_weight") is not None
     text = _calibration_text(report)
     methods = [] if quantized else [TOPUPS.get(report.config["topup"]), SALIENCIES.get(report.config["saliency"])]
-    command = ["optimum-cli", "neuronal", "prune", "--model", base or DENSE_MODEL, "--config", CONFIG]
+    source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
+    command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
     command += ["--dataset", text] if text else []
     saved = str(dtype or model.dtype).removeprefix("torch.")
     command += ["--dtype", report.dtype or saved, "--save-dtype", saved, "--format", format]

@@ -9,6 +9,7 @@ from optimum.commands.base import BaseOptimumCLICommand
 
 from ..common.display import escaped
 from ..data.documents import check_datasets
+from ..model.sources import GGUF, check_directory, find_gguf
 from ..transformers_plugin import register
 from .flags import add_switch, describe
 
@@ -86,8 +87,13 @@ def check_arguments(args: argparse.Namespace) -> None:
 def _check_model(name: str, revision: str | None) -> None:
     """Raise for a directory without a model, a path that does not exist, or a Hub that cannot be reached."""
     if os.path.isdir(name):
-        if not os.path.isfile(os.path.join(name, "config.json")):
-            raise FileNotFoundError(f"There is no config.json in {name}: name the directory of a model.")
+        check_directory(name)
+    elif find_gguf(name) is not None:
+        return
+    elif os.path.isfile(name):
+        raise ValueError(f"{name} is a file: name the directory of a model, a Hub id or a {GGUF} file.")
+    elif name.lower().endswith(GGUF):
+        raise FileNotFoundError(f"The file {name} does not exist.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist.")
     else:

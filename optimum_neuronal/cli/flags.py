@@ -66,7 +66,9 @@ def add_switch(parser: Flags, flag: str, meaning: str) -> None:
 def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = True) -> None:
     """Add the flags that say which model to load, and how. Rarely needed flags go to a group of their own."""
     rare = rare or parser
-    parser.add_argument("--model", required=required, help="Hub id or directory of the model (required)")
+    parser.add_argument(
+        "--model", required=required, help="Hub id or directory of the model, or a GGUF file (required)"
+    )
     dtype = "dtype to compute in; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help=dtype)
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
@@ -111,19 +113,23 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     from ..common.connection import is_connected
 
     # Without a connection, transformers retries for a minute even if all files are in the cache.
-    only_cached = not os.path.isdir(args.model) and not is_connected()
+    only_cached = not os.path.exists(args.model) and not is_connected()
     options = {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
     return {**options, **({"local_files_only": True} if only_cached else {})}
 
 
 @contextmanager
-def loaded(args: argparse.Namespace, device, output: Path, rank: int = 0) -> Iterator[tuple[Any, Any]]:
+def loaded(
+    args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
+) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
     from ..files.atomic import scratch_directory
-    from ..model.load_model import load_model, load_streamed
+    from ..model.load_model import check_unquantized, load_model, load_streamed
     from ..pruning.prune import find_tokenizer
 
     options = load_options(args)
+    if prunes:
+        check_unquantized(args.model, options)
     tokenizer = find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
     if not args.stream and not args.device_map:
         yield load_model(args.model, **options).to(device), tokenizer

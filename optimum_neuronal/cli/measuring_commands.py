@@ -39,7 +39,8 @@ class EvaluateCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is flags.loaded
-        with flags.loaded(args, device, Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}") as (model, tokenizer):
+        scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
+        with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
             rows = []
             for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
                 windows = load_windows(model.config, tokenizer, dataset, args.window, args.max_windows)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ..compat import hf_private
 from .find_blocks import check_kind, find_decoder
+from .sources import locate
 
 
 # Arguments of `from_pretrained` that locate the files of a tokenizer, and of a config.
@@ -23,13 +24,38 @@ TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
+DENSE_WHEN_LOADED = ("neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
-    """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`)."""
+    """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
+
+    A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`.
+    """
+    model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
     loader, _ = _checked_loader(model_or_path, model_kwargs)
-    return loader.from_pretrained(model_or_path, **model_kwargs)
+    if (gguf_file := model_kwargs.get("gguf_file")) is None:
+        return loader.from_pretrained(model_or_path, **model_kwargs)
+    dequantized = transformers.GgufConfig(dequantize=True)
+    model = loader.from_pretrained(model_or_path, **{"quantization_config": dequantized, **model_kwargs})
+    model.gguf_file = gguf_file
+    return model
+
+
+def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a checkpoint that cannot be pruned since its weights are quantized. Only its config is read."""
+    model_or_path, kwargs = locate(model_or_path, kwargs)
+    if "gguf_file" in kwargs or "quantization_config" in kwargs:
+        return
+    found, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
+    quantized = found.get("quantization_config") or (found.get("text_config") or {}).get("quantization_config") or {}
+    method = quantized.get("quant_method", "a quantization_config")
+    if quantized and method not in DENSE_WHEN_LOADED:
+        raise ValueError(
+            f"{model_or_path} is quantized already ({method}): prune the original model in 16 or 32 bits, and quantize the "
+            "result."
+        )
 
 
 def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
@@ -58,6 +84,7 @@ def _chosen(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
     """Return the model on the meta device. Only its config is read. `dtype="auto"`: the config's, or else float32."""
+    model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32

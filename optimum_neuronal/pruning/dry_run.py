@@ -16,7 +16,7 @@ from ..common.machine import default_device, time_on
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..model.load_model import load_skeleton
+from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder, token_weights
 from ..packed.formats.quantized import quantized_bytes
 from ..report import method_text
@@ -70,6 +70,7 @@ def plan_prune(
 
     A block is timed on `device`; `options` are for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
     """
+    check_unquantized(model_or_path, options)
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, methods = context.decoder, context.methods
     rates = methods.topup.even(decoder) if isinstance(methods.topup, Rates) else None

@@ -19,6 +19,7 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records
 from ..model.projections import Decoder, stored_names, token_weights
+from ..model.sources import locate
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..topup import TopUp
@@ -138,14 +139,16 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
     if not origin:
         raise ValueError(f"{wanted}, or save one beside the model.")
+    gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     try:
-        return AutoTokenizer.from_pretrained(origin, revision=revision or "main")
+        return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
     except (OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
 
 def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
+    model_or_path, options = locate(model_or_path, options)
     with suppress(OSError, ValueError):
         return AutoTokenizer.from_pretrained(model_or_path, **options)
     return None

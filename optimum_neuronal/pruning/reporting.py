@@ -81,6 +81,7 @@ def make_report(
         bits_per_weight=size.bits_per_weight,
         head_roundings=dict(head_roundings),
         rotation=dict(rotation),
+        gguf_file=getattr(decoder.model, "gguf_file", None),
         dtype=str(context.model.dtype).removeprefix("torch."),
     )
 

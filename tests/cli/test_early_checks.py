@@ -17,6 +17,10 @@ COMMANDS = (
     ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone does not exist"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
+    (("prune", *PRUNE[1:-1], "gone.gguf"), "The file gone.gguf does not exist"),
+    (("prune", *PRUNE[1:-1], "notes.xyz"), "notes.xyz is a file: name the directory of a model, a Hub id or a .gguf"),
+    (("prune", *PRUNE[1:-1], "adapter"), "adapter is a PEFT adapter: merge it into its model"),
+    (("prune", *PRUNE[1:-1], "pipeline"), "pipeline is a diffusers pipeline, not a language model"),
     (("inspect", "./gone"), "The directory ./gone does not exist"),
 )
 CODE = """
@@ -39,6 +43,9 @@ def test_mistakes_and_help_need_nothing_heavy(tmp_path):
     (tmp_path / "dense").mkdir()
     (tmp_path / "dense" / "config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    for name, file in (("adapter", "adapter_config.json"), ("pipeline", "model_index.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
     (tmp_path / "notes.xyz").write_text("text of an unknown kind")
     words = [*(words for words, _ in COMMANDS), ("prune", "--help")]
     result = subprocess.run(

@@ -1,0 +1,52 @@
+"""Where a model is read from: a directory, a Hub id or a GGUF file. Nothing heavy is imported and nothing is loaded."""
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+GGUF = ".gguf"
+# A file of directories that hold something else than a model -> what to do.
+OTHERS = {
+    "adapter_config.json": "{} is a PEFT adapter: merge it into its model (merge_and_unload), save that, and name the result.",
+    "model_index.json": "{} is a diffusers pipeline, not a language model: name the directory of its text encoder.",
+}
+
+
+def check_directory(path: str | os.PathLike[str]) -> None:
+    """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return
+    for name, problem in OTHERS.items():
+        if (folder / name).is_file():
+            raise ValueError(problem.format(path))
+    if find_gguf(folder) is None:
+        raise FileNotFoundError(f"There is no config.json in {path}: name the directory of a model.")
+
+
+def find_gguf(path: str | os.PathLike[str]) -> Path | None:
+    """Return the GGUF file that a path names, itself or as the only one of a directory without config.json; else None."""
+    found = Path(path)
+    if found.is_file():
+        return found if found.suffix.lower() == GGUF else None
+    if not found.is_dir() or (found / "config.json").is_file():
+        return None
+    files = sorted(file for file in found.iterdir() if file.suffix.lower() == GGUF)
+    if len(files) > 1:
+        raise ValueError(f"{path} holds {len(files)} GGUF files: name one of them, such as {files[0]}.")
+    return files[0] if files else None
+
+
+def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
+    """Return the directory or Hub id of a model, and options of `from_pretrained`, with `gguf_file` for a GGUF file."""
+    if os.path.isdir(path):
+        check_directory(path)
+    file, options = find_gguf(path), dict(options)
+    if file is not None:
+        path, options = file.parent, options | {"gguf_file": file.name}
+    if options.get("gguf_file") and find_spec("gguf") is None:
+        raise ImportError(f"Reading {options['gguf_file']} needs gguf: pip install optimum-neuronal[gguf]")
+    return path, options

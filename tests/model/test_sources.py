@@ -1,0 +1,89 @@
+import json
+
+import pytest
+import torch
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.model import sources
+from optimum_neuronal.model.load_model import load_model
+from optimum_neuronal.model.sources import locate
+from optimum_neuronal.pruning.dry_run import plan_prune
+
+
+CONFIG = NeuronALConfig(0.5, saliency="magnitude", topup="uniform")
+COUNTS = {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64, "head_count": 2}
+
+
+@pytest.fixture
+def gguf_file(tmp_path):
+    """A Llama model of two blocks and 48 tokens, with weights of 8 bits."""
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "tiny" / "tiny.Q8_0.gguf"
+    file.parent.mkdir()
+    writer = gguf.GGUFWriter(file, "llama")
+    for name, value in COUNTS.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(48)
+    shapes = {"token_embd": (48, 32), "output": (48, 32), "output_norm": (32,)}
+    for block in range(2):
+        shapes |= {f"blk.{block}.{name}_norm": (32,) for name in ("attn", "ffn")}
+        shapes |= {f"blk.{block}.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
+        shapes |= {
+            f"blk.{block}.ffn_gate": (64, 32),
+            f"blk.{block}.ffn_up": (64, 32),
+            f"blk.{block}.ffn_down": (32, 64),
+        }
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(len(name))).numpy()
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values)
+        else:
+            writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_gguf_file_is_pruned_and_report_and_card_say_what_it_was(gguf_file, tmp_path):
+    assert "2 blocks" in str(plan_prune(gguf_file, CONFIG))
+    for path in (gguf_file, gguf_file.parent):
+        pruner = NeuronALPruner.from_pretrained(path, config=CONFIG)
+        pruner.quantize(tmp_path / "sparse")
+        assert "tiny.Q8_0.gguf, whose weights had been quantized before" in str(pruner.report)
+        card = (tmp_path / "sparse" / "README.md").read_text()
+        assert "`tiny.Q8_0.gguf`, whose weights had been quantized before" in card
+        assert "--model path/to/tiny.Q8_0.gguf" in card
+    found, dense = load_model(tmp_path / "sparse"), load_model(gguf_file)
+    assert not hasattr(found, "gguf_file") and type(found) is type(dense)
+    pairs = zip(found.parameters(), dense.parameters())
+    assert all(torch.equal(sparse[sparse != 0], own[sparse != 0]) for sparse, own in pairs)
+
+
+def test_what_a_directory_names(tmp_path, monkeypatch):
+    (tmp_path / "a.gguf").touch()
+    monkeypatch.setattr(sources, "find_spec", lambda name: name)
+    assert locate(tmp_path, {"revision": "main"}) == (tmp_path, {"revision": "main", "gguf_file": "a.gguf"})
+    assert locate("owner/name", {}) == ("owner/name", {})
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"Reading a.gguf needs gguf: pip install optimum-neuronal\[gguf\]"):
+        locate(tmp_path / "a.gguf", {})
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(ValueError, match="holds 2 GGUF files: name one of them, such as .*a.gguf"):
+        locate(tmp_path, {})
+
+
+def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
+    for method in ("gptq", "fp8", "bitsandbytes"):
+        config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for use in (
+            lambda: NeuronALPruner.from_pretrained(tmp_path, config=CONFIG),
+            lambda: plan_prune(tmp_path, CONFIG),
+        ):
+            with pytest.raises(ValueError, match=rf"is quantized already \({method}\): prune the original model"):
+                use()
