@@ -56,12 +56,18 @@ class Methods:
     pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
     reconstruct: str | None = None  # "dense" or "block"; None: as the saliency says
     rotation: Rotation | None = None
+    refits: bool = False
 
     @property
-    def needs_dense_stream(self) -> bool:
-        """True if weights are fitted to the outputs of the dense model, whose stream then runs beside."""
+    def solves_toward_dense(self) -> bool:
+        """True if the saliency fits weights to the outputs of the dense model."""
         saliency = self.saliency
         return isinstance(saliency, Solver) and (self.reconstruct or saliency.reconstruct) == "dense"
+
+    @property
+    def refits_toward_dense(self) -> bool:
+        """True if a refit fits blocks to the outputs of the dense model."""
+        return self.refits and self.reconstruct != "block"
 
     @property
     def needs_calibration(self) -> bool:
@@ -160,7 +166,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
         rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
-        return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None)
+        rotation = rotation if self.rotate else None
+        return Methods(saliency, topup, pattern, self.reconstruct, rotation, self.refit_epochs > 0)
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..blocks.block_inputs import Call, Streams
+from ..blocks.block_inputs import Call, Stream, Streams
 from ..blocks.offload import change_offloaded
 from ..blocks.paired_inputs import PairedRuns
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
@@ -35,7 +35,8 @@ class FinalPruning:
 
     With `toward_dense`, the dense model's stream runs beside the sparse one. A block's projections are then solved in the
     order in which they run, on the inputs that the sparse ones before them produce, toward their outputs in the dense
-    model: `min ||W X_dense - V X||^2`, see [`dense_target`].
+    model: `min ||W X_dense - V X||^2`, see [`dense_target`]. With `refit_toward_dense`, a refit fits each block to the
+    output of the dense model's block on the dense stream, and otherwise on the sparse stream.
     """
 
     trials: Trials
@@ -44,10 +45,12 @@ class FinalPruning:
     statistic: type[SquaredNorms] = SquaredNorms  # of the inputs that `refine` needs
     refit: Refit | None = None
     toward_dense: bool = False
+    refit_toward_dense: bool = False
 
     def find(self) -> tuple[dict[str, Change], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
         trials, found, starved = self.trials, {}, []
+        runs_dense = self.toward_dense or self.refit_toward_dense
 
         def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
             value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
@@ -58,7 +61,12 @@ class FinalPruning:
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             runs = PairedRuns(trials.runner, block, *streams, calls) if self.toward_dense else None
-            take(index, block, partial(self._fit_block, block, calls, streams, runs))
+
+            @cache
+            def dense_output() -> Stream:
+                return trials.runner.output(block, streams[-1], calls) if runs is None else runs.output(1)
+
+            take(index, block, partial(self._fit_block, block, calls, streams, runs, dense_output))
             if block is trials.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
@@ -66,12 +74,12 @@ class FinalPruning:
                     sparse = trials.runner.output(block, streams[0], calls)
                 else:
                     sparse = runs.output(0)
-            return [sparse] if runs is None else [sparse, runs.output(1)]
+            return [sparse, dense_output()] if runs_dense else [sparse]
 
         if trials.saliency.uses_activations or self._statistic is not SquaredNorms:
             trials.cache.release()
             inputs = trials.capture_all(self._statistic, self.refit and self.refit.batch_size(trials.ids.shape[1]))
-            trials.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
+            trials.runner.run(inputs, 1 + runs_dense, visit, "Pruning", release=True)
         else:
             trials.runner.for_each_block(
                 lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), "Pruning"
@@ -82,15 +90,21 @@ class FinalPruning:
     def _statistic(self) -> type[SquaredNorms]:
         return most_specific(self.trials.statistic, self.statistic)
 
-    def _fit_block(self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None) -> Finding:
-        """Return the finding of [`prune_block`], with fitted values if there is a refit."""
+    def _fit_block(
+        self,
+        block: Block,
+        calls: Sequence[Call],
+        streams: Streams,
+        runs: PairedRuns | None,
+        expected: Callable[[], Stream],
+    ) -> Finding:
+        """Return the finding of [`prune_block`]. A refit fits its values to the `expected` output of the block."""
         found, tensors = self.prune_block(block, calls, streams, runs)
         if self.refit is None or not block.pruned:
             return found, tensors
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
-        expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
         runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
-        fitted = self.refit.fit(block, changes, streams[0], expected, calls)
+        fitted = self.refit.fit(block, changes, streams[0], expected(), calls)
         for projection in block.pruned:
             name, change = projection.name, changes[projection.name]
             kept = change.unpack_mask().to(projection.weight.device)

@@ -1,4 +1,4 @@
-"""Refit: the kept weights of a block are fitted to the dense block's output by gradients (Guo et al., EBFT, 2024).
+"""Refit: the kept weights of a block are fitted to the dense model by gradients (Guo et al., EBFT, 2024).
 
 Masks, norms, biases and everything else stay as they are.
 """
@@ -17,9 +17,8 @@ from ..model.projections import Block, TrialWeights
 from ..packed.change import Change
 
 
-SEQUENCES_PER_STEP = 8
-TOKENS_PER_FORWARD = 2048  # of which gradients are computed together
-HELD_OUT = 8  # one batch of this many, at the end, is held out to choose the best epoch
+SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 2048  # at most
+HELD_OUT = 8  # one step of this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
@@ -34,8 +33,8 @@ class Refit:
 
     @staticmethod
     def batch_size(tokens: int) -> int:
-        """Return the number of sequences in a forward pass. It is part of the method, and changes the result."""
-        return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
+        """Return the number of sequences in a step. It is part of the method, and changes the result."""
+        return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_STEP // tokens))
 
     def fit(
         self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
@@ -47,7 +46,8 @@ class Refit:
         norms = replay(block, inputs.batches, calls)[1]
         weights = _Weights(block, changes, norms)
         batches = list(zip(inputs, expected, calls))
-        steps, heldout = _split(batches)
+        count = max(1, len(batches) // HELD_OUT)
+        steps, heldout = batches[:-count], batches[-count:]
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
         rates = [self.learning_rate * size for size in weights.sizes()]
         optimizer = torch.optim.Adam([{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)])
@@ -68,14 +68,6 @@ class Refit:
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how the block is called
-
-
-def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
-    """Return the batches by step, and the held-out ones."""
-    count = max(1, len(batches) // HELD_OUT)
-    own, heldout = batches[:-count], list(batches[-count:])
-    size = max(1, SEQUENCES_PER_STEP // len(batches[0][0]))
-    return [list(own[start : start + size]) for start in range(0, len(own), size)], heldout
 
 
 def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -110,13 +102,13 @@ class _Weights:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         return output_with(block, own, states, call)
 
-    def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
-        """Take a step of the optimizer by the error of all batches together. Only the masters get gradients."""
+    def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch, scale: float) -> None:
+        """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
+        states, expected, call = batch
         optimizer.zero_grad()
-        for states, expected, call in batches:
-            with torch.enable_grad():
-                error = _squared(self.run(block, states, call), expected) / (scale * len(batches))
-                error.backward(inputs=self.masters)
+        with torch.enable_grad():
+            error = _squared(self.run(block, states, call), expected) / scale
+            error.backward(inputs=self.masters)
         before = [master.detach().clone() for master in self.masters]
         optimizer.step()
         with torch.no_grad():

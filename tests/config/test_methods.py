@@ -35,7 +35,7 @@ class TestMethodsThatGoTogether:
             NeuronALConfig(sparsity=0.7, saliency="wanda", reconstruct=reconstruct)
         for saliency in ("alps", "sparsegpt"):
             methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).methods
-            assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")
+            assert methods.reconstruct == reconstruct and methods.solves_toward_dense == (reconstruct == "dense")
 
     def test_a_pattern_raises_with_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
@@ -50,7 +50,7 @@ class TestMethodsThatGoTogether:
 
 def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
     needed = {
-        name: NeuronALConfig(0.7, name, topup="uniform").methods.needs_dense_stream for name in SALIENCIES.names()
+        name: NeuronALConfig(0.7, name, topup="uniform").methods.solves_toward_dense for name in SALIENCIES.names()
     }
     assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
 

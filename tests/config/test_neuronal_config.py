@@ -15,7 +15,7 @@ def test_fields_have_plain_defaults():
     config = NeuronALConfig(0.7)
     assert (config.saliency, config.topup, config.refit_epochs, config.rotate) == ("alps", "neuronal", 0, False)
     assert (config.num_samples, config.num_alignment_samples, config.seed, config.dataset) == (128, 8, 0, "c4")
-    assert config.methods.needs_dense_stream
+    assert config.methods.solves_toward_dense
     assert replace(config, num_samples=4).num_alignment_samples == 8, "all four are used"
 
 
@@ -157,7 +157,7 @@ def test_bits_in_place_of_a_sparsity(topup, by):
     config = NeuronALConfig(bits_per_weight=2.4, topup=topup)
     methods = config.methods
     assert (methods.topup.budget, methods.topup.by, config.amount) == (2.4, by, 2.4)
-    assert methods.needs_calibration and methods.needs_dense_stream and config.default_format == "packed"
+    assert methods.needs_calibration and methods.solves_toward_dense and config.default_format == "packed"
     assert NeuronALConfig(0.5).default_format == "dense"
 
 

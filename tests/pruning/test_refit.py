@@ -49,7 +49,7 @@ class TestFit:
             assert weight.shape == fitted.sparse[name].shape
             assert torch.equal(weight == 0, fitted.sparse[name] == 0), name
         assert any(not torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
-        assert fitted.error(fitted.found, LAST) < 0.9 * fitted.error(fitted.sparse, LAST)
+        assert fitted.error(fitted.found, LAST) < 0.95 * fitted.error(fitted.sparse, LAST)
         assert unchanged(fitted.model, fitted.before)
         assert all(p.grad is None and p.requires_grad for p in fitted.model.parameters())
 
@@ -113,7 +113,7 @@ def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, me
     assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
 
 
-@pytest.mark.parametrize(("reconstruct", "beside"), [("dense", True), ("block", False)])
+@pytest.mark.parametrize(("reconstruct", "beside"), [(None, True), ("dense", True), ("block", False)])
 def test_what_a_block_should_put_out(reconstruct, beside, ids, monkeypatch):
     """The dense model's own output, or what the dense block makes of the sparse model's hidden states."""
     dense, seen, fit = make_model("llama"), [], Refit.fit
