@@ -91,7 +91,7 @@ class ConfigFields:
         "outputs that updated weights should match: dense, those of the dense model; or block, those of the dense block on "
         "inputs from the sparse blocks before it",
         choices=("dense", "block"),
-        unset="as the saliency is published, dense for alps and block for sparsegpt",
+        unset="as the saliency is published, dense for alps and block for sparsegpt; a refit takes dense",
     )
     refit_epochs: int = _field(
         0,
