@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
+from .common.notes import get_logger
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
@@ -21,6 +22,11 @@ from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dt
 from .pruning.context import Clock, PruneContext, check, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
 from .report import PruningReport
+
+
+logger = get_logger(__name__)
+
+HELD_OUT = "held-out calibration text"  # name of the test set if the user gives none
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -120,7 +126,8 @@ class NeuronALPruner(OptimumQuantizer):
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set. Report and model card show the
-                perplexities before and after the prune.
+                perplexities before and after the prune. Without any, those of a few sequences of the calibration text
+                that are not used otherwise, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
             save_dtype (`torch.dtype`, *optional*):
@@ -136,18 +143,25 @@ class NeuronALPruner(OptimumQuantizer):
         format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         with work_directory(work_dir) as folder:
-            context = check(model, self.config, batch_size, max_hidden_bytes)
+            context = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
             windows = {name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()}
+            held_out = context.calibration and context.calibration.held_out
+            if not windows and held_out is not None and model.can_generate():
+                windows = {HELD_OUT: held_out}
+            found: dict[str, dict[str, float]] = {name: {"window": ids.shape[1]} for name, ids in windows.items()}
 
-            def measure() -> dict[str, float]:
-                return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}
+            def measure(when: str) -> None:
+                for name, ids in windows.items():
+                    found[name][when] = evaluate_perplexity(model, None, ids)
+                    context.clock.lap("evaluation")
 
-            before, report, after = measure(), self._prune(context, dataset, folder), measure()
-            evaluation = {
-                name: {"dense": before[name], "pruned": after[name], "window": ids.shape[1]}
-                for name, ids in windows.items()
-            }
-            self.report = replace(report, evaluation=evaluation)
+            measure("dense")
+            report = self._prune(context, folder)
+            try:
+                measure("pruned")
+            except ValueError as error:  # the pruned model is saved all the same
+                logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+            self.report = replace(report, evaluation=found, seconds=dict(context.clock.seconds))
             self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model))
             remove_records(folder)
         return model
@@ -194,17 +208,21 @@ class NeuronALPruner(OptimumQuantizer):
             `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder:
-            self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
+            self._prune(self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset), folder)
         return model
 
-    def _prune(self, context: PruneContext, dataset: Any, folder: Path | None) -> PruningReport:
+    def _calibrated(self, context: PruneContext, dataset: Any) -> PruneContext:
+        """Return the context with calibration sequences, and a clock that starts with their drawing."""
         model, clock = context.model, Clock()
         reset_peak_memory()
         tokenizer = self._given or (self._own if model is self.model else None)
         calibration = draw_calibration(model, self.config, tokenizer, dataset)
         self._last = tokenizer or (calibration and calibration.tokenizer)
         clock.lap("calibration data")
-        context = replace(context, calibration=calibration, clock=clock)
+        return replace(context, calibration=calibration, clock=clock)
+
+    def _prune(self, context: PruneContext, folder: Path | None) -> PruningReport:
+        model = context.model
         with exclusive(model):
             context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
             self.report = prune_model(context)

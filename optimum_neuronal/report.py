@@ -69,6 +69,11 @@ class PruningReport:
     gguf_file: str | None = None
     version: int = VERSION
 
+    @property
+    def lost_most(self) -> bool:
+        """True if a perplexity more than doubled."""
+        return any(own.get("pruned", 0) > 2 * own["dense"] for own in self.evaluation.values() if "dense" in own)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report, JSON-serializable."""
         return asdict(self)

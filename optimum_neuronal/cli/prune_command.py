@@ -45,8 +45,11 @@ class PruneCommand(Command):
         result.add_argument("--format", choices=("dense", "packed"), help=format)
         dtype = "dtype of the saved weights (default: the checkpoint's, whatever --dtype says)"
         result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
-        evaluate = "test text: measure perplexity before and after, for report and model card (default: none)"
+        evaluate = "test text: measure perplexity before and after (default: a little unused calibration text)"
         result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
+        result.add_argument(
+            "--sample", metavar="PROMPT", help="show the model's answer before and after (default: no)"
+        )
         flags.add_window_flag(result)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         flags.add_switch(result, "--private", "make that repository private")
@@ -106,6 +109,7 @@ class PruneCommand(Command):
         ):
             pruner = NeuronALPruner(config, tokenizer)
             pruner.model = dense
+            answers = [_answer(dense, tokenizer, args.sample)] if args.sample else []
             save_dtype = getattr(torch, args.save_dtype) if args.save_dtype else checkpoint_dtype(dense)
             model = pruner.quantize(
                 args.output,
@@ -117,9 +121,17 @@ class PruneCommand(Command):
                 batch_size=args.batch_size,
                 max_hidden_bytes=args.max_hidden_bytes,
             )
+            answers += [_answer(model, tokenizer, args.sample)] if args.sample else []
             if processes.rank > 0:
                 return
-            write(f"\n{pruner.report}\n\nSaved to {args.output}. Load it with:")
+            write(f"\n{pruner.report}")
+            for when, answer in zip(("dense", "pruned"), answers):
+                write(f"\nAnswer to {args.sample!r} ({when}):\n{answer}")
+            if pruner.report.lost_most:
+                write(f"\nThis model has lost most of its ability; try {_milder(config)}.")
+            elif not pruner.report.evaluation:
+                write("\nPerplexity was not measured, since no calibration text was left: name some with --evaluate.")
+            write(f"\nSaved to {args.output}. Load it with:")
             if (args.format or config.default_format) == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")
@@ -137,3 +149,25 @@ class PruneCommand(Command):
         if not self.args.output or not Path(self._work_dir).exists():
             return ""
         return f": the same command resumes from here; to start over, delete {self._work_dir}"
+
+
+def _milder(config: Any) -> str:
+    """Return flags that lose less than a config does."""
+    return "--sparsity 0.3 or --preset best" if config.bits_per_weight is None else "more --bits-per-weight"
+
+
+def _answer(model: Any, tokenizer: Any, prompt: str) -> str:
+    """Return a model's most likely answer to a prompt, or its continuation if there is no chat template."""
+    from ..compat.hf_private import execution_device
+
+    if tokenizer is None or not model.can_generate():
+        raise ValueError("--sample needs a model that generates text, and its tokenizer.")
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": prompt}]
+        options = {"add_generation_prompt": True, "return_dict": True}
+        inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", **options)
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt")
+    inputs = inputs.to(execution_device(model.get_input_embeddings()))
+    tokens = model.generate(**inputs, do_sample=False, max_new_tokens=80)[0, inputs["input_ids"].shape[1] :]
+    return tokenizer.decode(tokens, skip_special_tokens=True)

@@ -13,6 +13,8 @@ from .documents import Documents, load_documents
 
 # Families (`model_type`) whose position ids start after the padding id.
 POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
+HELD_OUT = 4  # further windows that are drawn, to measure the model on
+SPAN = 16  # tokens: windows that share as many, or a quarter of them, at an end of one overlap
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class CalibrationSet:
     drawn_from: str  # "documents", "stream" (the joined text) or "token ids" (from the caller)
     seed: int | None = None  # of the draw; None if nothing was drawn
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)  # that made the ids
+    held_out: torch.Tensor | None = field(default=None, repr=False, compare=False)  # other windows, or None
 
     def to_dict(self) -> dict:
         """Return the origin for a report, in JSON types, with a `sha256` of the ids."""
@@ -55,7 +58,8 @@ def draw_windows(
     Documents are visited in random order. Each one that is long enough gives one random window. If these are too few,
     the long documents give further windows, provided that they hold `num_samples * seq_length` tokens together.
     Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give
-    equal ids. In each of the three cases the first sequences do not depend on `num_samples`.
+    equal ids. In each of the three cases the first sequences do not depend on `num_samples`. Further windows that overlap
+    with none of these are `held_out`.
     """
     documents, windows, route = load_documents(dataset), None, "documents"
     if not documents.joined:
@@ -68,28 +72,40 @@ def draw_windows(
                 f"need {num_samples * seq_length}: give more text, or lower num_samples or seq_length."
             )
         rng = random.Random(seed)
-        windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples)]
-    calibration = CalibrationSet(torch.tensor(windows), documents.source, route, seed, tokenizer)
-    check_vocabulary(calibration.ids, vocab_size)
-    return calibration
+        windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples + HELD_OUT)]
+    ids, others = torch.tensor(windows).split([num_samples, HELD_OUT])
+    check_vocabulary(torch.cat([ids, others]), vocab_size)
+    return CalibrationSet(ids, documents.source, route, seed, tokenizer, _apart(others, ids))
+
+
+def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:
+    """Return the windows, (N, L), that overlap with no used one, (M, L), or None if all do."""
+    span = min(SPAN, max(1, used.shape[1] // 4))
+    spans = used.unfold(1, span, 1)
+
+    def overlaps(window: torch.Tensor) -> bool:
+        return any(bool((spans == end).all(dim=-1).any()) for end in (window[:span], window[-span:]))
+
+    apart = [window for window in windows if not overlaps(window)]
+    return torch.stack(apart) if apart else None
 
 
 def _draw_from_documents(
     documents: Documents, tokenizer, num_samples: int, seq_length: int, rng: random.Random
 ) -> list[list[int]] | None:
-    """Return random windows of the documents that are long enough, None if these hold too little text."""
+    """Return `num_samples + HELD_OUT` random windows of documents that are long enough, None if these hold too little."""
     windows, long = [], []
     for index in rng.sample(range(len(documents)), len(documents)):
         ids = tokenize(documents[index], tokenizer)
         if len(ids) >= seq_length:
             long.append(ids)
             windows.append(_random_window(ids, seq_length, rng))
-            if len(windows) == num_samples:
+            if len(windows) == num_samples + HELD_OUT:
                 return windows
     lengths = [len(ids) for ids in long]
     if sum(lengths) < num_samples * seq_length:
         return None
-    while len(windows) < num_samples:
+    while len(windows) < num_samples + HELD_OUT:
         windows.append(_random_window(rng.choices(long, lengths)[0], seq_length, rng))
     return windows
 

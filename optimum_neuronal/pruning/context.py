@@ -44,9 +44,9 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase, and begin the next one."""
+        """End a phase, or a part of it, and begin the next one."""
         now = time.perf_counter()
-        self.seconds[phase] = now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from optimum_neuronal import pruner
 from optimum_neuronal.evaluation import perplexity
 
 
@@ -42,6 +43,43 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     assert lines[1].split()[:3] == ["dataset", "perplexity", "windows"]
     _, value, windows, tokens = lines[3].split()
     assert float(value) > 1 and (windows, tokens) == ("3", "16")
+
+
+@pytest.mark.parametrize("sparsity, dense_value", [(0.9, 1.01), (0.5, 1e9)])
+def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_path, monkeypatch):
+    """Without --evaluate, on sequences that the prune did not use. Only the dense model's perplexity is made up."""
+    words = torch.randint(60, (2000,), generator=torch.Generator().manual_seed(0))
+    (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
+    measured, measure = [], pruner.evaluate_perplexity
+
+    def first_is_made_up(model, tokenizer, ids):
+        measured.append(ids)
+        return dense_value if len(measured) == 1 else measure(model, tokenizer, ids)
+
+    monkeypatch.setattr(pruner, "evaluate_perplexity", first_is_made_up)
+    given = (
+        "--model",
+        dense,
+        "--dataset",
+        tmp_path / "words.txt",
+        *SMALL,
+        "--saliency",
+        "wanda",
+        "--topup",
+        "uniform",
+    )
+    shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
+    assert len(measured) == 2 and measured[0].shape[1] == 16
+    assert "perplexity, held-out calibration text, windows of 16 tokens" in shown
+    assert ("lost most of its ability; try --sparsity 0.3 or --preset best" in shown) == (dense_value < 2)
+    answers = shown.split("Answer to 'w1 w2 w3' (")
+    assert [answer.partition(")")[0] for answer in answers[1:]] == ["dense", "pruned"]
+    assert all(len(answer.split()) > 5 for answer in answers[1:])
+
+
+def test_without_calibration_the_summary_says_that_nothing_was_measured(run, dense, tmp_path):
+    shown = run("prune", "--model", dense, "--sparsity", 0.5, *PLAIN, "--output", tmp_path / "sparse")
+    assert "Perplexity was not measured" in shown and "--evaluate" in shown
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):

@@ -48,6 +48,13 @@ class TestDocuments:
             assert result.drawn_from == route and result.ids.shape == (num_samples, 8)
             assert not consecutive or (result.ids.diff(dim=1) == 1).all()
 
+    def test_held_out_windows_overlap_with_no_drawn_one(self, tokenizer):
+        for dataset in (MIXED, [document(0, 300)]):
+            found = draw(dataset, tokenizer, num_samples=4)
+            used, held_out = (set(ids.flatten().tolist()) for ids in (found.ids, found.held_out))
+            assert held_out and not held_out & used
+        assert draw([document(0, 16)], tokenizer, num_samples=2).held_out is None, "all windows overlap"
+
 
 class TestMistakes:
     def test_text(self, tokenizer):
