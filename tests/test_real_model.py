@@ -1,10 +1,12 @@
-"""benchmarks/real_model.py: its rows, resumed; its figure; and the hash of the weights that it takes."""
+"""benchmarks/real_model.py: its rows, resumed; its figure; the hash of the weights that it takes."""
 
 import hashlib
 import json
+import shutil
 import zipfile
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from benchmarks import real_model
 from optimum_neuronal.demo.run import TINY_MODEL
@@ -41,6 +43,19 @@ def test_a_method_names_fields_of_the_config():
     assert (config.saliency, config.topup, config.reconstruct) == ("sparsegpt", "owl", "dense")
     assert config.topup_args["half_width"] == 0.1
     assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"
+    assert real_model.make_config("bits_per_weight=3", 0.0).bits_per_weight == 3
+
+
+def test_pruned_models_are_saved_and_answer(tmp_path, run):
+    model, results, saved = tmp_path / "model", tmp_path / "real.jsonl", tmp_path / "saved"
+    shutil.copytree(TINY_MODEL, model)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    texts = ["--dataset", TINY_MODEL / "calibration.txt", "--evaluate", TINY_MODEL / "heldout.txt"]
+    run("measure", model, results, "magnitude", *texts, *SIZES, "--save", saved)
+    dense, magnitude = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(dense["answers"]) == len(real_model.PROMPTS) and dense["answers"] != magnitude["answers"]
+    kept = AutoModelForCausalLM.from_pretrained(saved / "60%-magnitude")
+    assert (kept.model.layers[0].mlp.up_proj.weight == 0).float().mean() > 0.4
 
 
 def test_weights_with_another_hash_raise(tmp_path):
