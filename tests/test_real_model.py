@@ -39,8 +39,11 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
 
 
 def test_a_method_names_fields_of_the_config():
-    config = real_model.make_config("sparsegpt+owl:half_width=0.1+reconstruct=dense", sparsity=0.5)
+    config = real_model.make_config(
+        "sparsegpt+owl:half_width=0.1+reconstruct=dense+refit_epochs=2", 0.5, num_samples=16
+    )
     assert (config.saliency, config.topup, config.reconstruct) == ("sparsegpt", "owl", "dense")
+    assert config.refit_epochs == 2
     assert config.topup_args["half_width"] == 0.1
     assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"
     assert real_model.make_config("bits_per_weight=3", 0.0).bits_per_weight == 3
