@@ -4,7 +4,7 @@ All candidates visit a block together, so that its weights are read once and com
 """
 
 import re
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from transformers.utils import logging
 
+from ..common.progress import progress
 from ..model.experts import RecordingExperts
 from ..model.projections import Block, Decoder, Projection
 from .block_inputs import (
@@ -46,7 +46,8 @@ class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
     `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
-    between blocks. `block_forwards` counts runs of one block on one sequence.
+    between blocks. `block_forwards` counts runs of one block on one sequence. `steps` are the labels of the steps that
+    progress counts; None stands for all labels that are not named.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class BlockRunner:
         device: torch.device | str = "cpu",
         max_hidden_bytes: int | None = None,
         quiet: bool = False,
+        steps: Sequence[str | None] = (),
     ):
         self.decoder, self.batch_size, self.device = decoder, batch_size, device
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
-        self._shown, self._bar_is_shown = None, False
+        self._steps, self._parts, self._is_shown = steps, Counter(), False
         self.loader = BlockLoader(decoder.blocks)
         self.block_forwards = 0
 
@@ -130,18 +132,18 @@ class BlockRunner:
         return found
 
     def progress(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
-        """Yield indices while a progress bar with this label is shown. Without a terminal, the label is written once."""
-        if label is None or self._quiet or not logging.is_progress_bar_enabled():
+        """Yield indices while [`progress`] shows this label, with the number of its step, unless it shows another one."""
+        if label is None or self._quiet or self._is_shown:
             yield from indices
             return
-        before, self._shown = self._shown, label
-        if before != label and not sys.stderr.isatty():
-            sys.stderr.write(f"{label}\n")
-        nested, self._bar_is_shown = self._bar_is_shown, True
+        self._parts[label] += 1
+        step = label if label in self._steps else None
+        number = f"step {self._steps.index(step) + 1} of {len(self._steps)}: " if step in self._steps else ""
+        self._is_shown = True
         try:
-            yield from logging.tqdm(indices, desc=label, unit=unit, leave=False, disable=nested or None)
+            yield from progress(indices, number + label, unit, self._parts[label])
         finally:
-            self._bar_is_shown = nested
+            self._is_shown = False
 
     def replay(
         self,

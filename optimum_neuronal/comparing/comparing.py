@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from ..common.machine import reset_peak_memory
 from ..common.notes import get_logger
+from ..common.progress import progress
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
@@ -117,7 +117,7 @@ def _run_all(runs: "Runs", combinations: Combinations, output: str | Path | None
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
     comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows)
-    for result, own in logging.tqdm(combinations, "Comparing", unit="combination", disable=None):
+    for result, own in progress(combinations, "comparing", "combination"):
         if own is not None:
             depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]
             result = _recorded(records, depends_on, partial(runs.run, result, own))

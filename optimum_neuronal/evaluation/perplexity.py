@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from ..blocks.block_inputs import inference
+from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
@@ -102,7 +102,7 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
     """Return the mean NLL in nats of all tokens except the first of each window."""
     total, starts = 0.0, range(0, len(windows), batch_size)
-    for start in logging.tqdm(starts, desc="Perplexity", unit="batch", leave=False, disable=None):
+    for start in progress(starts, "measuring perplexity", "batch"):
         ids = windows[start : start + batch_size].to(device)
         logits = model(input_ids=ids, use_cache=False).logits
         targets = ids[:, 1:].flatten().to(logits.device)

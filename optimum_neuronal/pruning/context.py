@@ -25,9 +25,11 @@ from ..model.projections import Decoder, Projection, token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
+from ..rotation.learning import LABEL as ROTATING
 from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
+from .final_pass import LABEL as PRUNING
 
 
 _in_use: set[nn.Parameter] = set()
@@ -80,7 +82,13 @@ class PruneContext:
         batch_size = batch_size or self.batch_size or default_batch_size(self.ids.shape[1])
         device = execution_device(self.model.get_input_embeddings())
         quiet = quiet or self.records.processes.rank > 0
-        return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet)
+        return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet, self.steps)
+
+    @property
+    def steps(self) -> tuple[str | None, ...]:
+        """The labels of the steps of a prune. None stands for the top-up, which has labels of its own."""
+        rotation = (ROTATING,) if self.methods.rotation is not None else ()
+        return (*rotation, *(None,) * self.methods.topup.decides, PRUNING)
 
 
 def default_batch_size(tokens: int) -> int:

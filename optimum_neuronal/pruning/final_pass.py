@@ -29,6 +29,9 @@ from ..trials import Trials
 from .refit import RUNS, Refit
 
 
+LABEL = "changing the weights, block by block"
+
+
 @dataclass(frozen=True)
 class FinalPruning:
     """Finds the masks of a plan, and new or quantized weights if the saliency makes them. No weight is changed.
@@ -79,10 +82,10 @@ class FinalPruning:
         if trials.saliency.uses_activations or self._statistic is not SquaredNorms:
             trials.cache.release()
             inputs = trials.capture_all(self._statistic, self.refit and self.refit.batch_size(trials.ids.shape[1]))
-            trials.runner.run(inputs, 1 + runs_dense, visit, "Pruning", release=True)
+            trials.runner.run(inputs, 1 + runs_dense, visit, LABEL, release=True)
         else:
             trials.runner.for_each_block(
-                lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), "Pruning"
+                lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), LABEL
             )
         return found, starved
 

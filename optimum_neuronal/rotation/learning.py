@@ -24,7 +24,7 @@ from .objective import LOOK_EVERY, Term, block_loss, divide_rows, find_terms
 from .rotated_weights import RotatedWeights
 
 
-LABEL = "Rotation"  # of the progress bar
+LABEL = "learning a rotation"
 BACKWARD = 2  # block forwards that take as long as one with gradients
 CUTS = (0.5, 0.9)  # least and largest default of `cut`: a threshold at the target sparsity works best
 ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has features; fewer gave worse rotations

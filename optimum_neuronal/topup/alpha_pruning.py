@@ -51,7 +51,7 @@ class AlphaPruning(TopUp):
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [estimate(spectrum, self.bins) for spectrum in spectra]
 
-        spectra = trials.weight_scores(exponents, f"Spectra in {self.bins} bins, {self.variant}")
+        spectra = trials.weight_scores(exponents, f"measuring spectra of weights ({self.bins} bins, {self.variant})")
         alphas, blocks = block_alphas([found for found in spectra if found]), pruned_blocks(trials.decoder)
         factors, sizes = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread), block_sizes(blocks)
         if self.variant == "authors":

@@ -44,7 +44,7 @@ class ATP(TopUp):
         plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = trials.output_errors(plans, "nll", label="ATP", reference="dense")
+        errors = trials.output_errors(plans, "nll", label="comparing sparsities by block (ATP)", reference="dense")
         best = errors.index(min(errors))
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})

@@ -17,7 +17,7 @@ from ..trials import Trials
 from .base import BASELINE_VARIANTS, Allocation, TopUp, bisect, register_topup, rounded, shift_to_mean, uniform_plan
 
 
-LABEL = "BESA"
+LABEL = "learning sparsities by projection (BESA)"
 SCALE = 2.0**16  # of the loss: small gradients would vanish in the weights' dtype; a power of two is exact
 
 

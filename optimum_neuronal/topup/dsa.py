@@ -187,7 +187,14 @@ class DSA(TopUp):
 
             functions = distinct(untried, count, ATTEMPTS * count)
             found = [plans[function] for function in functions]
-            errors.update(zip(functions, trials.output_errors(found, "nll", label="DSA", reference="dense")))
+            errors.update(
+                zip(
+                    functions,
+                    trials.output_errors(
+                        found, "nll", label="comparing allocation functions (DSA)", reference="dense"
+                    ),
+                )
+            )
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -217,7 +224,7 @@ class DSA(TopUp):
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*trials.dense_scores(_scores, "DSA statistics"))
+    by_pair = zip(*trials.dense_scores(_scores, "measuring the importance of blocks (DSA)"))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

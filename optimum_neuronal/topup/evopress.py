@@ -79,7 +79,13 @@ class EvoPress(TopUp):
 
         def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            errors = trials.output_errors(plans, "kl", label="EvoPress", reference="dense", sequences=sequences)
+            errors = trials.output_errors(
+                plans,
+                "kl",
+                label="exchanging sparsity between blocks (EvoPress)",
+                reference="dense",
+                sequences=sequences,
+            )
             return sorted(zip(errors, candidates), key=lambda found: found[0])
 
         ((error, parent),) = ranked([parent])

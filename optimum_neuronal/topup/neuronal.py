@@ -36,6 +36,7 @@ LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.1
 PRINTED = tuple(lam for lam in LAMBDAS if lam != 0.04)  # as the paper's appendix lists them; its tables have 0.04
 STEPS = ("both", "block", "row")
 CANDIDATES = ("solved", "wanda", "exact")
+BLOCK_STEP, ROW_STEP = "comparing sparsities by block", "comparing sparsities by row"
 ROUGH = 20  # iterations of ALPS, which rank candidates as more do
 SOLVED = (1.4, 1.0, 0.6)  # kept weights of solved candidates, relative to those kept at the target sparsity
 RECONSTRUCTION = "reconstruction"
@@ -157,7 +158,7 @@ class NeuronAL(TopUp):
             lambdas = lambdas[:-1]
         make = neuronal_authors.block_plan if self.variant == "authors" else block_plan
         plans = [make(trials.decoder, sparsity, lam, self.schedule) for lam in lambdas]
-        errors = self._errors(trials, [rounded(trials, plan, self.variant) for plan in plans], "Block step")
+        errors = self._errors(trials, [rounded(trials, plan, self.variant) for plan in plans], BLOCK_STEP)
         return _decide(plans, lambdas, errors)
 
     def _errors(
@@ -183,13 +184,13 @@ class NeuronAL(TopUp):
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
         plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
-        deviation = trials.deviation(plan, *self._measured_on, label="Row deviations", kind=kind)
+        deviation = trials.deviation(plan, *self._measured_on, label="measuring how rows deviate", kind=kind)
         make = neuronal_authors.row_plan if self.variant == "authors" else row_plan
         plans = [make(trials.decoder, base, lam, deviation) for lam in lambdas]
         if self.variant != "authors":  # lambda 0 is the plan without rows, which the others must beat
             plans = [own if lam else plan for lam, own in zip(lambdas, plans)]
             known = {index: deviation.error for index, lam in enumerate(lambdas) if not lam}
-        return _decide(plans, lambdas, self._errors(trials, plans, "Row step", known))
+        return _decide(plans, lambdas, self._errors(trials, plans, ROW_STEP, known))
 
 
 def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:

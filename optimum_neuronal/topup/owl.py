@@ -39,7 +39,7 @@ class OWL(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
-        ratios = trials.dense_scores(score, f"OWL outliers above {self.outlier_factor:g}")
+        ratios = trials.dense_scores(score, f"counting outliers above {self.outlier_factor:g} means (OWL)")
         values = torch.tensor(ratios, dtype=torch.float64)
         plan = spread(trials, sparsity, self.half_width, values, self.variant)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})

@@ -14,7 +14,7 @@ from ..trials.solved import SolvedRates
 from .base import Allocation, TopUp
 
 
-LABEL = "Divergence"
+LABEL = "measuring what each projection's rounding costs"
 RATES = (2, 3, 4, 5, 6, 7, 8)  # bits
 FALL = 4.0  # of the divergence for each bit: half the distance between levels, a quarter of the squared error
 
@@ -33,6 +33,10 @@ class Rates(TopUp):
 
     budget: float  # bits per weight of all projections together, for codes and scales
     by: str = "divergence"  # or "uniform": rates are as equal as the budget allows
+
+    @property
+    def decides(self) -> bool:
+        return self.by != "uniform"
 
     def suited_to(self, decoder: Decoder) -> "Rates":
         units = _Units(decoder.projections.values())
@@ -64,10 +68,13 @@ class Rates(TopUp):
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
         dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
         solved = trials.solve(SolvedRates((RATES[0],)))
-        for block in trials.decoder.blocks:  # together, so that no more streams exist than a block has units
-            members = _Units(block.pruned).members
+        blocks = trials.decoder.blocks
+        for index in trials.runner.progress(
+            range(len(blocks)), LABEL
+        ):  # together, so that no more streams exist than a block has units
+            members = _Units(blocks[index].pruned).members
             plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
-            errors = trials.output_errors(plans, "kl", LABEL, solved) if plans else []
+            errors = trials.output_errors(plans, "kl", None, solved) if plans else []
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
         units = _Units(trials.decoder.projections.values())
         plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))

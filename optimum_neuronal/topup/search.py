@@ -16,7 +16,7 @@ from ..trials.solved import SHARES, SolvedSparsities, SolvedWeights
 from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
 
 
-LABEL = "Search"
+LABEL = "searching sparsities by projection"
 FIRST_STEP, LAST_STEP = 0.1, 0.015  # change of sparsity by a probe: in the first rounds, and at least
 # Length of a candidate on a round's line, in steps -> factor of the next step if this candidate is best.
 LENGTHS = {0.6: 0.7, 1.2: 1.0, 2.1: 1.4}

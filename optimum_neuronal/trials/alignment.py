@@ -223,7 +223,7 @@ def run_stream(
         per_block.append(norms)
         return [output]
 
-    label = "Dense activations" if plan is None else None
+    label = "running the dense model" if plan is None else None
     (output,) = runner.run(trials.alignment_inputs(), 1, visit, label)
     return per_block, output
 

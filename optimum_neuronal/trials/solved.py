@@ -138,7 +138,7 @@ def solve_weights(trials: "Trials", wanted: SolvedWeights, inputs: BlockInputs) 
             solved.records.put(name, None, found)
         return [output]
 
-    runner.run(inputs, 1, visit, "Solved weights", release=True)
+    runner.run(inputs, 1, visit, "solving the weights that candidates are made of", release=True)
     return solved
 
 

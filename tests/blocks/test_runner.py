@@ -13,6 +13,7 @@ from trial_helpers import state, unchanged
 from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
+from optimum_neuronal.common import progress
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
 
@@ -57,7 +58,7 @@ def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
     """A run inside another one shows no bar."""
     shown = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    runner = make_runner()
+    runner = make_runner(steps=("rotating", None, "pruning"))
 
     def visit(index, block, calls, streams):
         return runner.run(make_inputs(), 1, adding(1), "Dense activations") if index == 1 else streams
@@ -69,7 +70,22 @@ def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
     if terminal:
         assert "Search" in written and "Dense" not in written and "\x1b" not in written and "\n" not in written
     else:
-        assert written.split("\n") == ["Search", "Dense activations", "Search", "Dense activations", ""]
+        assert written == "step 2 of 3: Search\n", "once for all runs of a step"
+
+
+def test_quarters_of_a_step_in_a_log(monkeypatch):
+    """With a clock that a block takes ten minutes of, but for the first one."""
+    shown, seconds = io.StringIO(), iter([0, 5, 605, 1205, 1805])
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(seconds))
+    assert list(progress.progress(range(4), "pruning", "block")) == [0, 1, 2, 3]
+    assert shown.getvalue().split("\n") == [
+        "pruning",
+        "pruning: 50% after 10.1 minutes, 10.1 minutes left",
+        "pruning: 75% after 20.1 minutes, 6.7 minutes left",
+        "pruning: 100% after 30.1 minutes, nothing left",
+        "",
+    ]
 
 
 def test_forwards_are_counted_by_sequence(llama, ids):

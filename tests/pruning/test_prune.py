@@ -38,3 +38,14 @@ def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
     find(llama, ids, saliency="alps")
     find(llama, ids[:1, :8], num_samples=1, num_alignment_samples=1)
     assert len(said) == 1, "enough; and a saliency that fits nothing"
+
+
+def test_a_log_names_and_counts_the_steps(llama, ids, capsys):
+    neuronal = ["comparing sparsities by block", "measuring how rows deviate", "comparing sparsities by row"]
+    final = "changing the weights, block by block"
+    for topup, expected in (
+        ("uniform", [f"step 1 of 1: {final}"]),
+        ("neuronal:steps=both", [*(f"step 1 of 2: {label}" for label in neuronal), f"step 2 of 2: {final}"]),
+    ):
+        find(llama, ids, saliency="wanda", topup=topup)
+        assert capsys.readouterr().err.splitlines() == expected

@@ -17,7 +17,7 @@ from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL, block_plan, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
 
@@ -60,19 +60,19 @@ def test_schedules_by_hand(llama, schedule, middle):
     assert found == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
     assert sum(found) / 3 == pytest.approx(0.7)
     assert all(plan.sparsity[name] == own for b, own in zip(decoder.blocks, found) for name in b.pruned_names)
-    trials = FakeTrials(decoder, {"Block step": [1.0], "base": 0.7})
+    trials = FakeTrials(decoder, {BLOCK_STEP: [1.0], "base": 0.7})
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
     ((_, (asked,)),) = trials.asked
     assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):
-    errors = {"Block step": [3.0, 1.0, 1.0], "Row step": [0.9, 0.5], "base": 0.7}
+    errors = {BLOCK_STEP: [3.0, 1.0, 1.0], ROW_STEP: [0.9, 0.5], "base": 0.7}
     trials = FakeTrials(find_decoder(llama), errors)
     allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(trials, 0.7)
     assert allocation.decisions["block"]["lambda"] == 0.1 and allocation.decisions["row"]["lambda"] == 0.2
     assert [c["error"] for c in allocation.decisions["row"]["candidates"]] == [0.7, 0.9, 0.5]
-    assert [label for label, _ in trials.asked] == ["Block step", "Row step"]
+    assert [label for label, _ in trials.asked] == [BLOCK_STEP, ROW_STEP]
     assert allocation.plan is trials.asked[1][1][1]
 
 
@@ -103,7 +103,7 @@ def test_row_step_everywhere(any_model, ids):
 
 
 def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
-    trials = FakeTrials(find_decoder(llama), {"Block step": [1.0]})
+    trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0]})
     trials.decoder.config.num_attention_heads = 5
     found = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
     assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
@@ -145,7 +145,7 @@ def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
-    fake = FakeTrials(find_decoder(llama), {"Block step": [1.0] * 14})
+    fake = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0] * 14})
     fake.saliency = SparseGPT()
     found = NeuronAL(steps="both", candidates="exact").allocate(fake, 0.7)
     assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]

@@ -16,13 +16,13 @@ from optimum_neuronal.saliency.prune_projections import trial_changes
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import TOPUPS, get_dist, neuronal_authors
-from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL, block_plan
 from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
 
 from .test_neuronal import FakeTrials
 
 
-ERRORS = {"Block step": [1.0] * 14, "Row step": [1.0] * 15, "base": 2.0}
+ERRORS = {BLOCK_STEP: [1.0] * 14, ROW_STEP: [1.0] * 15, "base": 2.0}
 
 
 class TestPrinted:

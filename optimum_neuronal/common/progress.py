@@ -1,0 +1,38 @@
+"""Progress of long loops: a bar on a terminal, lines in a log."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from transformers.utils import logging
+
+from .display import format_duration
+
+
+SHORT = 10.0  # seconds: a quarter that ends earlier gets no line
+
+Item = TypeVar("Item")
+
+
+def progress(items: Sequence[Item], label: str, unit: str, part: int = 1) -> Iterator[Item]:
+    """Yield items while a bar with this label is shown. Without a terminal, write a line first, and one per quarter.
+
+    `part` counts loops of one label. Only the first one gets the first line.
+    """
+    if not logging.is_progress_bar_enabled():
+        yield from items
+        return
+    if sys.stderr.isatty():
+        yield from logging.tqdm(items, desc=label, unit=unit, leave=False)
+        return
+    if part == 1:
+        sys.stderr.write(f"{label}\n")
+    title, start = label if part == 1 else f"{label}, part {part}", time.perf_counter()
+    for done, item in enumerate(items, start=1):
+        yield item
+        seconds = time.perf_counter() - start
+        if seconds > SHORT and 4 * done // len(items) > 4 * (done - 1) // len(items):
+            left = format_duration(seconds / done * (len(items) - done)) if done < len(items) else "nothing"
+            sys.stderr.write(f"{title}: {done / len(items):.0%} after {format_duration(seconds)}, {left} left\n")
+            sys.stderr.flush()
