@@ -123,7 +123,7 @@ def read(results: Path) -> list[dict]:
 def draw(args: argparse.Namespace) -> None:
     """Draw the excess of each method at one sparsity to a PNG or SVG file."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
-    rows = [row for row in rows if row["sparsity"] == args.sparsity]
+    rows = [row for row in rows if (row["sparsity"], row["sizes"]["num_samples"]) == (args.sparsity, args.num_samples)]
     names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
     with style.new_figure(args.image, 1 + 0.5 * len(rows), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
@@ -149,6 +149,7 @@ def main() -> None:
     drawing.set_defaults(run=draw)
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
+    drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")
     drawing.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
     args = parser.parse_args()
     args.run(args)
