@@ -1,0 +1,93 @@
+"""Count and time what a prune does: block forwards beside the least possible number, seconds by stage and in the solver.
+
+    python -m benchmarks.prune_speed MODEL fast best wanda alps+neuronal [--sparsity 0.6] [--num-samples 128]
+
+A method is a preset or a text of `real_model.py`, such as alps:iterations=60+uniform. MODEL is a folder or an id on the Hub.
+Figures are those of the reports, but for the solver's seconds, which the standard library's profiler measures on the CPU.
+
+The least possible number repeats no forward: in the final pass one dense and one sparse forward of a sequence, and those of a
+refit; in NeuronAL one dense forward and one for each candidate, in each step; in a search the passes that it spent. Other
+top-ups count as in a dry run. Reports do not count the forwards of a rotation, so neither number has them.
+"""
+
+import argparse
+import cProfile
+import pstats
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from benchmarks.real_model import make_config
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.config.presets import PRESETS
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import Decoder
+from optimum_neuronal.pruning.refit import RUNS
+from optimum_neuronal.report import PruningReport
+
+
+STAGES = ("calibration data", "rotation", "allocation", "pruning")
+SOLVER = (
+    "prune_projections",
+    "trial_changes",
+    "_sparse",
+)  # functions that make masks and weights, none within another
+HEADER = ("method", "block forwards", "at least", "ratio", *(f"{stage}, s" for stage in STAGES), "solver, s", "all, s")
+
+
+def method_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
+    """Return the config of a preset, with its own sparsity if it has one, or of a method's text."""
+    if method not in PRESETS:
+        return make_config(method, sparsity, **fields)
+    own = {} if PRESETS[method].keys() & {"sparsity", "bits_per_weight"} else {"sparsity": sparsity}
+    return NeuronALConfig.preset(method, **own, **fields)
+
+
+def least_forwards(report: PruningReport, config: NeuronALConfig, decoder: Decoder) -> int:
+    """Return the least possible number of runs of a block on one sequence, see the top of the file."""
+    samples, blocks, methods = report.calibration.get("num_samples", 0), len(decoder.blocks), config.methods
+    aligned, found = min(config.num_alignment_samples, samples), report.decisions
+    if "search" in found:
+        passes = aligned * blocks * found["search"]["spent"]
+    elif steps := [step for step in found.values() if "lambda" in step]:
+        passes = aligned * blocks * sum(1 + len(step["candidates"]) for step in steps)
+    else:
+        passes = methods.topup.forwards(decoder, methods.saliency, aligned, samples)
+    final = (2 * blocks - 1) * methods.needs_final_runs + RUNS * config.refit_epochs * blocks
+    return round(passes + samples * final)
+
+
+def measure(method: str, args: argparse.Namespace) -> list[str]:
+    """Prune a fresh model, and return a row of the table."""
+    sizes = {name: getattr(args, name) for name in ("dataset", "num_samples", "seq_length", "num_alignment_samples")}
+    config = method_config(method, args.sparsity, **sizes)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    decoder = find_decoder(model, config.targets, config.ignore)
+    pruner, profile = NeuronALPruner(config, AutoTokenizer.from_pretrained(args.model)), cProfile.Profile()
+    profile.runcall(pruner.prune, model)
+    called, report = pstats.Stats(profile).get_stats_profile().func_profiles, pruner.report
+    count, least = report.block_forwards, least_forwards(report, config, decoder)
+    times = [report.seconds.get(stage, 0) for stage in STAGES]
+    times += [sum(called[name].cumtime for name in SOLVER if name in called), sum(report.seconds.values())]
+    ratio = f"{count / least:.2f}" if least else ""
+    return [method, f"{count:,}", f"{least:,}", ratio, *(f"{seconds:.1f}" for seconds in times)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder or Hub id")
+    parser.add_argument("methods", nargs="+", help=f"texts, or presets: {', '.join(PRESETS)}")
+    parser.add_argument("--sparsity", type=float, default=0.6, help="unless a preset has one (default: 0.6)")
+    parser.add_argument("--dataset", default="c4", help="(default: c4)")
+    parser.add_argument("--num-samples", type=int, default=128, help="(default: 128)")
+    parser.add_argument("--seq-length", type=int, help="(default: 2048, or the model's longest sequence)")
+    parser.add_argument("--num-alignment-samples", type=int, default=8, help="(default: 8)")
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    print(format_markdown(HEADER, [measure(method, args) for method in args.methods]))
+
+
+if __name__ == "__main__":
+    main()
