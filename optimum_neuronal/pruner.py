@@ -145,7 +145,7 @@ class NeuronALPruner(OptimumQuantizer):
         with work_directory(work_dir) as folder:
             context = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
             windows = {name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()}
-            held_out = context.calibration and context.calibration.held_out
+            held_out = None if context.calibration is None else context.calibration.held_out
             if not windows and held_out is not None and model.can_generate():
                 windows = {HELD_OUT: held_out}
             found: dict[str, dict[str, float]] = {name: {"window": ids.shape[1]} for name, ids in windows.items()}

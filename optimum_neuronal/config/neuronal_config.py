@@ -166,8 +166,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
         rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
-        rotation = rotation if self.rotate else None
-        return Methods(saliency, topup, pattern, self.reconstruct, rotation, self.refit_epochs > 0)
+        refits = self.refit_epochs > 0
+        return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None, refits)
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
