@@ -9,8 +9,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import datasets
 import pytest
-import torch
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,6 +19,7 @@ from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
 
 
 def run(name, monkeypatch, *arguments):
@@ -132,17 +133,29 @@ def run_notebook(name, **parameters):
 
 def small(folder):
     *_, test, _, _ = prepare(folder, 6_000)
-    return {"MODEL": f"{folder}/dense", "TEST": str(test), "WINDOWS": 4, "LENGTH": 32, "OUTPUT": f"{folder}/sparse"}
+    calibration = str(TINY_MODEL / "calibration.txt")
+    sizes = {"CALIBRATION": calibration, "SAMPLES": 8, "LENGTH": 32, "TEST": str(test), "WINDOWS": 4}
+    return {"MODEL": f"{folder}/dense", **sizes, "OUTPUT": f"{folder}/small"}
 
 
-def test_prune_and_compare(tmp_path):
-    found = run_notebook("prune_and_compare.ipynb", SAMPLES=8, TOPUPS=["uniform", "owl"], **small(tmp_path))
-    assert [len(found["comparison"].results), len(found["comparison"].failed)] == [4, 0]
-    assert found["pruner"].report.achieved_sparsity == pytest.approx(0.7, abs=5e-3)  # whole weights per row
-    assert same_zeros(found["reloaded"], zeros_of(found["model"]))
+def test_prune_with_neuronal(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.chdir(TASKS)  # the task's file is named relative to it
+    own = {"TASKS": ["neuronal_words"], "QUESTIONS": 2, "TASK_FILES": TASKS, "STEPS": 2}
+    text = {"path": "text", "data_files": str(TINY_MODEL / "heldout.txt"), "split": "train[:400]"}
+    found = run_notebook("prune_with_neuronal.ipynb", TRAIN=text, **own, **small(tmp_path))
+    assert set(found["pruner"].report.decisions) == {"block", "row"}
+    assert [len(found["comparison"].results), len(found["comparison"].failed)] == [3, 0]
+    assert found["tuned"] < found["pruned"] and found["zeros"] == pytest.approx(0.5, abs=5e-3)  # whole weights per row
+    assert (tmp_path / "small" / "README.md").exists() and (tmp_path / "small-tuned" / "model.safetensors").exists()
 
 
-def test_run_faster_and_fine_tune(tmp_path):
-    found = run_notebook("run_faster_and_fine_tune.ipynb", STEPS=2, WIDTH=256, **small(tmp_path))
-    assert found["tuned"] < found["pruned"] and found["zeros"] == pytest.approx(0.7, abs=1e-3)
-    assert found["packed"].packing.packed == 7 and found["wide"].lm_head.weight.dtype == torch.bfloat16
+@pytest.mark.parametrize("size", [{"bits_per_weight": 5, "topup": "uniform"}, {"sparsity": 0.6}])
+def test_run_on_a_laptop(tmp_path, size):
+    options = small(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(options["MODEL"])
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(options["MODEL"])
+    found = run_notebook("run_on_a_laptop.ipynb", SIZE=size, TOKENS=2, ROUNDS=1, **options)
+    assert found["packed"].packing.packed == 15 and found["weights"] > 0

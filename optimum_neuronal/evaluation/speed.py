@@ -31,7 +31,7 @@ class Timing:
     highest: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SpeedReport:
     """Outcome of [`measure_speed`]. `print(report)` shows it as a table. Bytes are of parameters and buffers."""
 
@@ -43,7 +43,7 @@ class SpeedReport:
     dense_bytes: int
     packed_bytes: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [
             [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
             for t in self.timings

@@ -24,7 +24,7 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert (three.dense, three.lowest, three.highest) == (6.0, 1.0, 1.0)
     assert (prefill.work, prefill.dense, prefill.packed, prefill.ratio) == ("prefill, 20 tokens", 20.0, 5.0, 0.25)
     assert report.packed_bytes < report.dense_bytes and report.threads >= 1
-    table = str(report)
+    table = repr(report)  # which a notebook shows
     assert "0.25" in table and table.count("packed / dense") == 2 and "weights and buffers" in table
     assert models[0].training, "modes are restored"
 
