@@ -84,7 +84,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@dataclass
+@dataclass(repr=False)
 class PackingSummary:
     """What a model holds packed: `model.packing`. It prints as a sentence."""
 
@@ -93,7 +93,7 @@ class PackingSummary:
     dense_bytes: int = 0  # that the same weights would take dense
     left_dense: dict[str, str] = field(default_factory=dict)  # modules that stay dense -> why
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         text = f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
         if self.left_dense:
             text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())

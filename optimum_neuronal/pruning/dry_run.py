@@ -32,7 +32,7 @@ from .reporting import PackedSize, packed_size
 UNCOUNTED = "rotation, evaluation, reading and saving"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
 
@@ -43,7 +43,7 @@ class PrunePlan:
     block_forwards: int  # on one sequence, roughly
     seconds: float  # roughly, without `UNCOUNTED`
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         config, decoder, model = self.context.config, self.context.decoder, self.context.model
         weights = format_count(sum(weight.numel() for weight in model.parameters()))
         amount = f"{self.size.bits_per_weight:.3f} bits per weight"

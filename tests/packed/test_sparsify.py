@@ -49,7 +49,7 @@ def test_what_is_left_dense_is_named(caplog, ids):
         "model.layers.1.self_attn.q_proj": "shares its weight with another module",
         "model.layers.1.self_attn.k_proj": "shares its weight with another module",
     }
-    assert type(up) is nn.Linear and "up_proj (not smaller packed)" in str(model.packing)
+    assert type(up) is nn.Linear and "up_proj (not smaller packed)" in repr(model.packing)
     assert_close(logits(model, ids), expected)
     assert any("17 weights packed" in record.getMessage() for record in caplog.records)
 

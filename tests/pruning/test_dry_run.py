@@ -13,7 +13,7 @@ def test_without_calibration_no_block_runs(tmp_path, llama):
     assert (
         plan.block_forwards == 0
         and plan.hidden_bytes == 0
-        and "a rough estimate" in str(plan)
+        and "a rough estimate" in repr(plan)
         and "without rotation, evaluation" in str(plan)
     )
 
