@@ -91,8 +91,9 @@ class SpeedCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
-        dense = densify(load_model(args.model, **flags.load_options(args))).to(device)
-        packed = load_model(args.model, **flags.load_options(args))
+        options = flags.load_options(args)
+        dense = densify(load_model(args.model, **options)).to(device)
+        packed = load_model(args.model, **options)
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)

@@ -70,6 +70,11 @@ class Methods:
         return self.refits and self.reconstruct != "block"
 
     @property
+    def needs_dense_stream(self) -> bool:
+        """True if the dense model's stream runs beside the sparse one."""
+        return self.solves_toward_dense or self.refits_toward_dense
+
+    @property
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
         measures = self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines

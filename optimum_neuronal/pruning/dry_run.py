@@ -83,8 +83,7 @@ def plan_prune(
     if methods.needs_calibration:
         tokens = resolve_seq_length(context.model.config, config.seq_length)
         sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
-        dense = methods.solves_toward_dense or methods.refits_toward_dense
-        hidden = (1 + dense) * config.num_samples * sequence_bytes
+        hidden = (1 + methods.needs_dense_stream) * config.num_samples * sequence_bytes
         plan = rates or uniform_plan(decoder, config.sparsity)
         forward, solve = _time_block(context, plan, tokens, device or default_device())
         seconds = forwards * forward + (1 + methods.topup.solves(methods.saliency)) * solve

@@ -64,6 +64,9 @@ class ALPS(WeightUpdate):
     def quick(self, iterations: int = QUICK) -> "ALPS":
         return replace(self, iterations=min(self.iterations, iterations))
 
+    def quick_share(self, iterations: int = QUICK) -> float:
+        return min(self.iterations, iterations) / self.iterations
+
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first
 

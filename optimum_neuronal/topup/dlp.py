@@ -31,9 +31,8 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        medians = torch.tensor(
-            trials.dense_scores(median_metric, "measuring medians of blocks (DLP)"), dtype=torch.float64
-        )
+        found = trials.dense_scores(median_metric, "measuring medians of blocks (DLP)")
+        medians = torch.tensor(found, dtype=torch.float64)
         # -U has the order and the proportions of the relative importance; nothing else counts.
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)
         return Allocation(plan, {"dlp": {"medians": medians.tolist()}})

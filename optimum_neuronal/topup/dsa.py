@@ -17,6 +17,7 @@ from .base import BASELINE_VARIANTS, Allocation, TopUp, distinct, draw, register
 from .neuronal_authors import spread
 
 
+LABEL = "comparing allocation functions (DSA)"
 MOST_TRANSFORMS = 2
 WINDOW = 0.08  # half the width in the authors' code
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
@@ -187,14 +188,7 @@ class DSA(TopUp):
 
             functions = distinct(untried, count, ATTEMPTS * count)
             found = [plans[function] for function in functions]
-            errors.update(
-                zip(
-                    functions,
-                    trials.output_errors(
-                        found, "nll", label="comparing allocation functions (DSA)", reference="dense"
-                    ),
-                )
-            )
+            errors.update(zip(functions, trials.output_errors(found, "nll", label=LABEL, reference="dense")))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):

@@ -13,6 +13,7 @@ from ..trials import Trials
 from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup
 
 
+LABEL = "exchanging sparsity between blocks (EvoPress)"
 UNITS = ("block", "projection")
 SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to 3 of them, hence mostly one
 ATTEMPTS = 20  # draws per offspring before fewer are taken: small models have few neighbours
@@ -79,13 +80,7 @@ class EvoPress(TopUp):
 
         def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            errors = trials.output_errors(
-                plans,
-                "kl",
-                label="exchanging sparsity between blocks (EvoPress)",
-                reference="dense",
-                sequences=sequences,
-            )
+            errors = trials.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
             return sorted(zip(errors, candidates), key=lambda found: found[0])
 
         ((error, parent),) = ranked([parent])

@@ -69,9 +69,8 @@ class Rates(TopUp):
         dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
         solved = trials.solve(SolvedRates((RATES[0],)))
         blocks = trials.decoder.blocks
-        for index in trials.runner.progress(
-            range(len(blocks)), LABEL
-        ):  # together, so that no more streams exist than a block has units
+        for index in trials.runner.progress(range(len(blocks)), LABEL):
+            # The units of a block together, so that no more streams exist than these.
             members = _Units(blocks[index].pruned).members
             plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
             errors = trials.output_errors(plans, "kl", None, solved) if plans else []
