@@ -33,6 +33,6 @@ def progress(items: Sequence[Item], label: str, unit: str, part: int = 1) -> Ite
         yield item
         seconds = time.perf_counter() - start
         if seconds > SHORT and 4 * done // len(items) > 4 * (done - 1) // len(items):
-            left = format_duration(seconds / done * (len(items) - done)) if done < len(items) else "nothing"
-            sys.stderr.write(f"{title}: {done / len(items):.0%} after {format_duration(seconds)}, {left} left\n")
+            left = f", {format_duration(seconds / done * (len(items) - done))} left" if done < len(items) else ""
+            sys.stderr.write(f"{title}: {done / len(items):.0%} after {format_duration(seconds)}{left}\n")
             sys.stderr.flush()

@@ -83,7 +83,7 @@ def test_quarters_of_a_step_in_a_log(monkeypatch):
         "pruning",
         "pruning: 50% after 10.1 minutes, 10.1 minutes left",
         "pruning: 75% after 20.1 minutes, 6.7 minutes left",
-        "pruning: 100% after 30.1 minutes, nothing left",
+        "pruning: 100% after 30.1 minutes",
         "",
     ]
 
