@@ -50,12 +50,12 @@ class PrunePlan:
         if config.sparsity is not None:
             amount = f"{config.sparsity:.2%} zeros"
         in_memory = model.get_memory_footprint()
-        packed = format_bytes(in_memory - self.bytes_saved)
+        packed, dtype = format_bytes(in_memory - self.bytes_saved), str(model.dtype).removeprefix("torch.")
         rows = [
-            ["model", f"{decoder.config.model_type}, {weights} weights in {model.dtype}"],
+            ["model", f"{decoder.config.model_type}, {weights} weights"],
             ["method", method_text(config.to_dict())],
             ["pruned", f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks: {amount}"],
-            ["size", f"{format_bytes(in_memory)}, packed {packed}"],
+            [f"size in {dtype}", f"{format_bytes(in_memory)}, packed {packed}"],
             ["hidden states", format_bytes(self.hidden_bytes)],
             ["block forwards", f"about {format_count(self.block_forwards)}, each on one sequence"],
             ["time, a rough estimate", f"{format_duration(self.seconds)}, without {UNCOUNTED}"],

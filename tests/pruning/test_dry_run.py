@@ -10,12 +10,8 @@ from .conftest import SMALL, config_of, saved
 
 def test_without_calibration_no_block_runs(tmp_path, llama):
     plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", saliency="magnitude"))
-    assert (
-        plan.block_forwards == 0
-        and plan.hidden_bytes == 0
-        and "a rough estimate" in repr(plan)
-        and "without rotation, evaluation" in str(plan)
-    )
+    assert plan.block_forwards == 0 and plan.hidden_bytes == 0
+    assert all(text in str(plan) for text in ("size in float32", "a rough estimate", "without rotation, evaluation"))
 
 
 @pytest.mark.parametrize("family", FEW)
@@ -30,11 +26,7 @@ def test_sizes_are_those_of_the_model_and_of_its_prune(family, tmp_path):
     assert plan.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
-METHODS = [("wanda", name) for name in TOPUPS.names()] + [
-    ("alps", "uniform"),
-    ("alps", "search"),
-    ("alps", "neuronal"),
-]
+METHODS = [("wanda", name) for name in TOPUPS.names()] + [("alps", name) for name in ("uniform", "search", "neuronal")]
 
 
 @pytest.mark.parametrize("saliency, topup", METHODS)
