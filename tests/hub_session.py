@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,6 +59,14 @@ computing.push_to_hub("me/pushed-packed")
 outcome["packed modules pushed"] = same(packed, "me/pushed-packed")
 converted = convert_checkpoint("me/packed", "dense", Path(sys.argv[1]).with_name("converted"))
 outcome["converted"] = [same(packed, converted), sorted(path.name for path in converted.iterdir())]
+
+for kind in ("dense", "packed"):  # as docs/guides/publish.md says
+    folder = Path(sys.argv[1]).with_name(kind)
+    packed_pruner.save(packed, folder, format=kind)
+    hf = Path(sys.executable).with_name("hf")
+    subprocess.run([hf, "upload", f"me/uploaded-{kind}", folder], check=True, capture_output=True)
+loaded = AutoModelForCausalLM.from_pretrained("me/uploaded-packed")
+outcome["uploaded"] = [same(packed, "me/uploaded-dense"), len(list(packed_modules(loaded)))]
 
 other_pruner, other = pruned(0.5)
 other_pruner.push_to_hub(other, "me/packed", commit_message="Dense now")

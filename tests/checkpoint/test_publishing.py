@@ -49,6 +49,10 @@ def test_packed(session):
     assert same and {"model.safetensors", "tokenizer.json", "neuronal_report.json"} <= set(names)
 
 
+def test_a_saved_folder_is_published_by_hf_upload(session):
+    assert session[0]["uploaded"] == [True, 21]
+
+
 def test_a_push_again_leaves_nothing_of_the_old_model(session):
     outcome, hub = session
     assert outcome["other format"] == [True, "dense"] and outcome["branches"] == [True, True]
