@@ -30,6 +30,8 @@ def find_checkpoint(
     """Return the directory of a checkpoint, downloaded if it is on the Hub. `whole`: not only config and weights."""
     if os.path.isdir(directory_or_id):
         return Path(directory_or_id)
+    if os.path.isfile(directory_or_id):
+        raise NotADirectoryError(f"{directory_or_id} is a file: name the directory of a model, or its id on the Hub.")
     try:
         found = snapshot_download(
             str(directory_or_id),

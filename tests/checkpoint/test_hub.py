@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from optimum_neuronal.checkpoint.hub import HTTPError, check_push
+from optimum_neuronal.checkpoint.hub import HTTPError, check_push, find_checkpoint
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch):
@@ -20,3 +20,9 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
         ):
             check_push("me/llama")
     assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError
+
+
+def test_a_file_is_not_looked_up_on_the_hub(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(NotADirectoryError, match="model.gguf is a file: name the directory of a model, or its id"):
+        find_checkpoint(tmp_path / "model.gguf")
