@@ -1,5 +1,6 @@
 """Private names of transformers and accelerate: a release that changes one breaks only this module."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,7 +214,7 @@ def execution_device(module: nn.Module) -> torch.device:
     """Return the device on which a module with weights computes, wherever its weights are."""
     if is_offloaded(module):
         return torch.device(offload_hook(module).execution_device)
-    return next(module.parameters()).device
+    return next(itertools.chain(module.parameters(), module.buffers())).device  # packed weights are buffers
 
 
 def own_forward(module: nn.Module) -> Callable:

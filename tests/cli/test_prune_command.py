@@ -93,7 +93,7 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
 def test_the_packed_format_and_quantized_weights(run, dense, tmp_path):
     text = tmp_path / "text.txt"
     packed = ("--sparsity", 0.7, *PLAIN, "--format", "packed")
-    bits = ("--bits-per-weight", 6, "--topup", "uniform", *SMALL)
+    bits = ("--bits-per-weight", 6, "--embedding-bits", 8, "--topup", "uniform", *SMALL, "--sample", "w1 w2")
     for name, flags in (("packed", packed), ("bits", bits)):
         shown = run("prune", "--model", dense, "--dataset", text, *flags, "--output", tmp_path / name)
         assert "import optimum_neuronal" in shown
