@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..blocks.block_inputs import inference
 from ..common.display import format_bytes, format_table
 from ..common.machine import time_on
+from ..common.progress import progress
 from ..common.validation import check_count
 from ..pruning.reporting import public_name
 
@@ -80,7 +81,8 @@ def measure_speed(
         work.append((f"prefill, {prompt_tokens} tokens", prompt_tokens, prefill_seconds, (prompt_tokens,)))
         timings = []
         for name, tokens, seconds, sizes in work:
-            times = [[seconds(model, *sizes) for model in (dense, packed)] for _ in range(rounds + 1)]
+            turns = progress(range(rounds + 1), f"timing {name}", "round")
+            times = [[seconds(model, *sizes) for model in (dense, packed)] for _ in turns]
             timings.append(_summarize(name, tokens, times[1:]))
     return SpeedReport(
         model=public_name(dense),

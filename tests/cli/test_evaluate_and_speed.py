@@ -37,6 +37,7 @@ def test_speed(run, tmp_path, format):
     few = ("--batches", 1, 2, "--prompt-tokens", 8, "--new-tokens", 2, "--rounds", 1)
     shown = run("speed", "--model", tmp_path / "sparse", *few)
     assert all(work in shown for work in ("decode, batch 1", "decode, batch 2", "prefill, 8 tokens"))
+    assert "timing decode, batch 2\n" in run.err
     assert float(shown.split()[-1]) < 0.9, "the packed model's share of the memory"
 
 
