@@ -1,0 +1,29 @@
+"""benchmarks/against_llm_compressor.py, with another of our methods in llm-compressor's place, which tests do not install."""
+
+import argparse
+
+import torch
+
+from benchmarks import against_llm_compressor as benchmark
+from optimum_neuronal.demo.run import TINY_MODEL
+
+
+def test_a_row_of_the_table():
+    text = str(TINY_MODEL / "heldout.txt")
+    args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
+    ids = torch.arange(4 * 16).view(4, 16)
+
+    def other(model, method, sparsity, ids):
+        benchmark.prune_here(model, "magnitude", sparsity, ids)
+
+    same, changed = (
+        benchmark.compare("wanda", args, ids, (benchmark.prune_here, prune)) for prune in (benchmark.prune_here, other)
+    )
+    assert [len(row) for row in (same, changed)] == [len(benchmark.HEADER)] * 2
+    assert same[4] == same[5] == changed[4] != changed[5] and same[6] == "0.00%"
+    assert 0 < float(changed[6].rstrip("%")) < 50
+
+
+def test_the_share_of_zeros_elsewhere():
+    own, other = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    assert benchmark.share_elsewhere({"a": own, "b": own}, {"a": other, "b": own}) == 2 / 8
