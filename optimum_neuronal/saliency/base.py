@@ -169,12 +169,13 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
 
     The computation is in float64: errors of float32 differ between processors and would change the masks.
     """
-    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
+    # With rows and columns in reverse order, U^-1 is the lower factor, so the inverse itself is not needed.
+    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)).flip(0, 1))
     if bool(failed):
         return None
-    inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    inverse = inverse.to(matrix.dtype)
-    return None if bool(failed) or not bool(torch.isfinite(inverse).all()) else inverse
+    identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
+    return inverse if bool(torch.isfinite(inverse).all()) else None
 
 
 def dense_target(

@@ -69,14 +69,17 @@ class SparseGPT(WeightUpdate):
         self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
     ) -> torch.Tensor:
         """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
-        scale, errors = inverse.diagonal(), torch.zeros_like(weight)
-        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
-        for column in range(weight.shape[1]):
-            if pattern and column % pattern.group == 0:
-                columns = slice(column, column + pattern.group)
-                mask[:, columns] = mask_groups((weight[:, columns] / scale[columns]).square(), pattern)
-            kept = torch.where(mask[:, column], weight[:, column], 0)
-            errors[:, column] = (weight[:, column] - kept) / scale[column]
-            weight[:, column:] -= torch.outer(errors[:, column], inverse[column, column:])
-            weight[:, column] = kept
-        return errors
+        scale, columns = inverse.diagonal(), weight.T.contiguous()  # rows of a contiguous tensor are fast to update
+        errors, mask = torch.empty_like(columns), torch.ones_like(columns, dtype=torch.bool)
+        if pattern is None:
+            mask = mask_whole((weight / scale).square(), count).T.contiguous()
+        for index in range(len(columns)):
+            if pattern and index % pattern.group == 0:
+                group = slice(index, index + pattern.group)
+                mask[group] = mask_groups((columns[group].T / scale[group]).square(), pattern).T
+            kept = torch.where(mask[index], columns[index], 0)
+            errors[index] = (columns[index] - kept) / scale[index]
+            columns[index:] -= torch.outer(inverse[index, index:], errors[index])
+            columns[index] = kept
+        weight.copy_(columns.T)
+        return errors.T.contiguous()
