@@ -42,7 +42,7 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("version") != VERSION:
-        raise ValueError(f"{KEY} is {str(value)[:80]}: expected an object with version {VERSION}.")
+        raise ValueError(f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}.")
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
     try:

@@ -60,3 +60,10 @@ def test_what_cannot_be_read_raises(written, value):
     whole = written | value if isinstance(value, dict) and "version" not in value and value else value
     with pytest.raises(ValueError, match="sparsity_config"):
         read_sparsity_config({"sparsity_config": whole})
+
+
+def test_messages_are_not_cut_in_a_word(written):
+    long = "a value of many words " * 40
+    for value in (long, written | {"projections": {"q": {"sparsity": long}}}):
+        with pytest.raises(ValueError, match=r" (a|value|of|many|words) \[\.\.\.\]"):
+            read_sparsity_config({"sparsity_config": value})

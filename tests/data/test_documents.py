@@ -80,6 +80,16 @@ def test_bad_files(tmp_path, name, content, message):
         load_documents(str(tmp_path / name)).join()
 
 
+def test_a_long_reason_is_not_cut_in_a_word(tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ValueError("several words " * 40)
+
+    (tmp_path / "a.jsonl").touch()
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(RuntimeError, match=r" (several|words) \[\.\.\.\]\. Pass "):
+        load_documents(str(tmp_path / "a.jsonl"))
+
+
 def test_names_that_mean_nothing(tmp_path):
     for name in (str(tmp_path / "gone.txt"), "gone.jsonl:code", "./gone"):
         with pytest.raises(FileNotFoundError, match="does not exist"):
