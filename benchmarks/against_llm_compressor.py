@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
@@ -51,9 +51,15 @@ def share_elsewhere(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
     return sum(int((own[name] ^ other[name]).sum()) for name in own) / sum(mask.numel() for mask in own.values())
 
 
-def compare(method: str, args: argparse.Namespace, ids: torch.Tensor, prunes: tuple[Prune, Prune]) -> list[str]:
+def compare(
+    method: str,
+    args: argparse.Namespace,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: torch.Tensor,
+    prunes: tuple[Prune, Prune],
+) -> list[str]:
     """Return a row of the table; `prunes` are this package's and the other's."""
-    tokenizer, seconds, perplexities, zeros = AutoTokenizer.from_pretrained(args.model), [], [], []
+    seconds, perplexities, zeros = [], [], []
     for prune in prunes:
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
         start = time.perf_counter()
@@ -82,7 +88,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     sizes = {"num_samples": args.num_samples, "seq_length": args.seq_length, "seed": 0, "vocab_size": len(tokenizer)}
     ids = draw_windows(args.dataset, tokenizer, **sizes).ids
-    rows = [compare(method, args, ids, (prune_here, prune_there)) for method in args.methods]
+    rows = [compare(method, args, tokenizer, ids, (prune_here, prune_there)) for method in args.methods]
     print(format_markdown(HEADER, rows))
 
 

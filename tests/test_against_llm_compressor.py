@@ -3,6 +3,7 @@
 import argparse
 
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks import against_llm_compressor as benchmark
 from optimum_neuronal.demo.run import TINY_MODEL
@@ -11,13 +12,14 @@ from optimum_neuronal.demo.run import TINY_MODEL
 def test_a_row_of_the_table():
     text = str(TINY_MODEL / "heldout.txt")
     args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
-    ids = torch.arange(4 * 16).view(4, 16)
+    tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
 
     def other(model, method, sparsity, ids):
         benchmark.prune_here(model, "magnitude", sparsity, ids)
 
     same, changed = (
-        benchmark.compare("wanda", args, ids, (benchmark.prune_here, prune)) for prune in (benchmark.prune_here, other)
+        benchmark.compare("wanda", args, tokenizer, ids, (benchmark.prune_here, prune))
+        for prune in (benchmark.prune_here, other)
     )
     assert [len(row) for row in (same, changed)] == [len(benchmark.HEADER)] * 2
     assert same[4] == same[5] == changed[4] != changed[5] and same[6] == "0.00%"

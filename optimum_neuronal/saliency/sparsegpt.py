@@ -70,9 +70,8 @@ class SparseGPT(WeightUpdate):
     ) -> torch.Tensor:
         """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
         scale, columns = inverse.diagonal(), weight.T.contiguous()  # rows of a contiguous tensor are fast to update
-        errors, mask = torch.empty_like(columns), torch.ones_like(columns, dtype=torch.bool)
-        if pattern is None:
-            mask = mask_whole((weight / scale).square(), count).T.contiguous()
+        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
+        errors, mask = torch.empty_like(columns), mask.T.contiguous()
         for index in range(len(columns)):
             if pattern and index % pattern.group == 0:
                 group = slice(index, index + pattern.group)
