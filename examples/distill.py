@@ -1,9 +1,10 @@
 """Retrain a sparse model toward the predictions of its dense teacher (KL divergence of the next-token distributions).
 
-python examples/distill.py --model qwen3-70 --teacher Qwen/Qwen3-0.6B --train train.txt --evaluate wikitext2 --output tuned
+python examples/distill.py --model qwen3-70 --teacher Qwen/Qwen3-0.6B --train c4 --evaluate wikitext2 --output tuned
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -11,21 +12,27 @@ from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import SparsityCallback, evaluate_perplexity
+from optimum_neuronal.data.calibration import draw_windows
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--model", required=True, help="Hub id or directory of a sparse model")
 parser.add_argument("--teacher", required=True, help="Hub id or directory of the dense model")
-parser.add_argument("--train", type=Path, required=True, help="file with training text")
+parser.add_argument("--train", default="c4", help="training text: a name, Hub id or file (default: c4)")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
+parser.add_argument("--window", type=int, help="tokens of a test window (default: 2048, or the model's limit)")
+parser.add_argument("--windows", type=int, help="test windows (default: all)")
 parser.add_argument("--output", type=Path, required=True, help="directory for the retrained model")
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--batch", type=int, default=8, help="sequences per step (default: 8)")
+parser.add_argument("--learning-rate", type=float, default=5e-4, help="(default: 5e-4)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 args = parser.parse_args()
 
 model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  # AdamW's small steps need the precision
 tokenizer = AutoTokenizer.from_pretrained(args.model)
-print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+test = {"dataset": args.evaluate, "seq_length": args.window, "max_windows": args.windows}
+print(f"before: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")
 
 
 class Distiller(Trainer):
@@ -38,18 +45,20 @@ class Distiller(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
-how = {"max_steps": args.steps, "per_device_train_batch_size": 8, "learning_rate": 5e-4, "lr_scheduler_type": "cosine"}
-how |= {"warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}
+sizes = {"num_samples": args.steps * args.batch, "seq_length": args.length, "seed": 0, "vocab_size": len(tokenizer)}
+windows = draw_windows(args.train, tokenizer, **sizes).ids
+how = {"max_steps": args.steps, "per_device_train_batch_size": args.batch, "learning_rate": args.learning_rate}
+how |= {"lr_scheduler_type": "cosine", "warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}
 how |= {"use_cache": True}  # Trainer would set it to false in config.json
 arguments = TrainingArguments(args.output, **how)
 teacher = AutoModelForCausalLM.from_pretrained(args.teacher, dtype="auto").to(arguments.device).eval()
 data = [{"input_ids": window, "labels": window} for window in windows]
 trainer = Distiller(model, arguments, train_dataset=data, callbacks=[SparsityCallback()])
 trainer.model_accepts_loss_kwargs = False  # the loss is a mean, so Trainer averages accumulated ones
+start = time.perf_counter()
 trainer.train()
+print(f"trained for {(time.perf_counter() - start) / 60:.1f} minutes")
 
-print(f"after: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+print(f"after: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")
 model.save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)
