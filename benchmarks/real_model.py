@@ -70,7 +70,7 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
 
 
 def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
-    """Make the config of a method's text, such as `"alps+owl+reconstruct=block"` or `"bits_per_weight=3"`."""
+    """Make the config of a method's text, such as `"alps+owl+seed=1"` or `"bits_per_weight=3"`."""
     if method.startswith(BITS):
         return NeuronALConfig(bits_per_weight=float(method.removeprefix(BITS)), **fields)
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")

@@ -1,18 +1,14 @@
-"""What several benchmarks use: random, trained and packed models, and resident memory."""
+"""What several benchmarks use: random and packed models, and resident memory."""
 
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from optimum_neuronal import sparsify
-from optimum_neuronal.data.calibration import draw_windows
-from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
-from optimum_neuronal.evaluation.perplexity import load_windows
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.replacing import packable_parameter, packable_paths, put_packed
 from optimum_neuronal.packed.sparsify import finish_packing
-from tests import authors
 
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc returns freed memory at once
@@ -55,17 +51,3 @@ def pack(model: PreTrainedModel, bits: int | None) -> PreTrainedModel:
         put_packed(model, path, QuantizedWeight.nearest(packable_parameter(model, path), bits))
     finish_packing(model)
     return model
-
-
-def load_trained(name: str):
-    """Return model, calibration ids and test sets of "demo", "reference", or a directory of `train_tiny_model.py`."""
-    if name == "reference":
-        tests = {test: authors.load_ids(f"test_ids_{test}") for test in authors.TESTS}
-        return authors.load_model(), authors.load_ids("calibration_ids"), tests
-    folder = TINY_MODEL if name == "demo" else Path(name)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = str(folder / "calibration.txt")
-    drawn = draw_windows(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
-    test = load_windows(model.config, tokenizer, str(folder / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
-    return model, drawn.ids, {"heldout": test}

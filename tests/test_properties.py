@@ -33,7 +33,6 @@ SENSIBLE = {
     "seed": st.integers(0, 2**40),
     "ignore": st.none() | st.lists(st.sampled_from(["q_proj", "down", "layers.[0-3]"]), max_size=2),
     "pattern": st.sampled_from([None, None, "2:4", "4:8", "4:2"]),
-    "reconstruct": st.sampled_from([None, "dense", "block"]),
     "refit_epochs": st.integers(0, 3),
     "bits_per_weight": st.none() | st.floats(1, 10),
 }
@@ -108,7 +107,7 @@ def test_training_keeps_zeros_or_raises_whatever_a_config_says(checkpoint, data)
 METHODS = {
     "neuronal": {"saliency": "wanda", "topup": "neuronal:block_lambdas=[0.1,0.2],row_lambdas=[0,0.1]"},
     "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "num_samples": 8},
-    "dense targets": {"saliency": "sparsegpt", "topup": "owl", "reconstruct": "dense"},
+    "owl": {"saliency": "sparsegpt", "topup": "owl"},
 }
 
 

@@ -28,7 +28,7 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
     results, image = tmp_path / "real.jsonl", tmp_path / "real.png"
     texts = ["--dataset", TINY_MODEL / "calibration.txt", "--evaluate", TINY_MODEL / "heldout.txt"]
     run("measure", TINY_MODEL, results, "magnitude", *texts, *SIZES)
-    run("measure", TINY_MODEL, results, "magnitude", "sparsegpt+owl:half_width=0.1+reconstruct=dense", *texts, *SIZES)
+    run("measure", TINY_MODEL, results, "magnitude", "sparsegpt+owl:half_width=0.1+seed=1", *texts, *SIZES)
     dense, magnitude, sparsegpt = [json.loads(line) for line in results.read_text().splitlines()]
     assert (dense["method"], dense["excess"], magnitude["method"]) == ("dense", 0, "magnitude")
     assert magnitude["excess"] > 0.1 and magnitude["achieved_sparsity"] == pytest.approx(0.6, abs=1e-3)
@@ -39,10 +39,8 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
 
 
 def test_a_method_names_fields_of_the_config():
-    config = real_model.make_config(
-        "sparsegpt+owl:half_width=0.1+reconstruct=dense+refit_epochs=2", 0.5, num_samples=16
-    )
-    assert (config.saliency, config.topup, config.reconstruct) == ("sparsegpt", "owl", "dense")
+    config = real_model.make_config("sparsegpt+owl:half_width=0.1+seed=1+refit_epochs=2", 0.5, num_samples=16)
+    assert (config.saliency, config.topup, config.seed) == ("sparsegpt", "owl", 1)
     assert config.refit_epochs == 2
     assert config.topup_args["half_width"] == 0.1
     assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"

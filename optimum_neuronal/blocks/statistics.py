@@ -66,14 +66,12 @@ class InputSums(SquaredNorms):
 class Hessian(SquaredNorms):
     """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 
-    Sequences are added one after the other, so that batches do not change the sum. `cross`, from
-    [`Hessian.update_pair`], is the sum of `x_dense x^T`, shape (in, in).
+    Sequences are added one after the other, so that batches do not change the sum.
     """
 
     def __init__(self):
         super().__init__()
         self.hessian: torch.Tensor | None = None
-        self.cross: torch.Tensor | None = None
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         super().update(inputs, sequences)
@@ -83,16 +81,6 @@ class Hessian(SquaredNorms):
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         super().update_routed(inputs, rows, tokens)
         self._add_products(inputs.float())
-
-    def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
-        """Add a batch of inputs and the dense model's inputs for the same tokens, both shaped as for `update`."""
-        self.update(inputs, sequences)
-        if self.cross is None:
-            self.cross = torch.zeros_like(self.hessian)
-        pairs = (own.reshape(sequences, -1, own.shape[-1]).float() for own in (inputs, dense))
-        with full_precision():
-            for own, other in zip(*pairs):
-                self.cross.addmm_(other.T, own)
 
     def _add_products(self, inputs: torch.Tensor) -> None:
         if self.hessian is None:

@@ -69,6 +69,8 @@ class Registry(Generic[Method]):
     def get(self, name: str) -> type[Method]:
         """Return the class registered as `name`, or raise `ValueError` with the known names. A hyphen may stand for `_`."""
         known = self.names()
+        if not isinstance(name, str):
+            raise TypeError(f"{self.kind} is {name!r}: expected one of {', '.join(known)}.")
         name = name if name in known else name.replace("-", "_")
         if name not in known:
             hint = did_you_mean(name, known)

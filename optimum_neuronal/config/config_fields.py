@@ -86,13 +86,6 @@ class ConfigFields:
         unset="zeros may be anywhere in a row",
         metavar="N:M",
     )
-    reconstruct: str | None = _field(
-        None,
-        "outputs that updated weights should match: dense, those of the dense model; or block, those of the dense block on "
-        "inputs from the sparse blocks before it",
-        choices=("dense", "block"),
-        unset="as the saliency is published, dense for alps and block for sparsegpt; a refit takes dense",
-    )
     refit_epochs: int = _field(
         0,
         "epochs in which gradients fit the kept weights of each block, with a saliency that updates weights; 0: no refit",

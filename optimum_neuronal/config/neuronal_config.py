@@ -21,7 +21,6 @@ from ..common.validation import (
 )
 from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES, Saliency
-from ..saliency.base import Solver
 from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
@@ -37,7 +36,6 @@ OF_ZEROS = (
     "saliency_args",
     "topup_args",
     "pattern",
-    "reconstruct",
     "refit_epochs",
     "rotate",
     "rotate_args",
@@ -54,25 +52,8 @@ class Methods:
     saliency: Saliency
     topup: TopUp
     pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
-    reconstruct: str | None = None  # "dense" or "block"; None: as the saliency says
     rotation: Rotation | None = None
     refits: bool = False
-
-    @property
-    def solves_toward_dense(self) -> bool:
-        """True if the saliency fits weights to the outputs of the dense model."""
-        saliency = self.saliency
-        return isinstance(saliency, Solver) and (self.reconstruct or saliency.reconstruct) == "dense"
-
-    @property
-    def refits_toward_dense(self) -> bool:
-        """True if a refit fits blocks to the outputs of the dense model."""
-        return self.refits and self.reconstruct != "block"
-
-    @property
-    def needs_dense_stream(self) -> bool:
-        """True if the dense model's stream runs beside the sparse one."""
-        return self.solves_toward_dense or self.refits_toward_dense
 
     @property
     def needs_calibration(self) -> bool:
@@ -172,7 +153,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
         rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
         refits = self.refit_epochs > 0
-        return Methods(saliency, topup, pattern, self.reconstruct, rotation if self.rotate else None, refits)
+        return Methods(saliency, topup, pattern, rotation if self.rotate else None, refits)
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
@@ -181,12 +162,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"The top-up {topup.name!r} needs the kept weights to stay as they are, but the saliency "
                 f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
-        for name in ("reconstruct", "refit_epochs"):
-            if (value := getattr(self, name)) and not saliency.updates_weights:
-                raise ValueError(
-                    f"{name} is {value!r}, but the saliency {saliency.name!r} does not update weights: choose one that "
-                    f"does, such as 'alps', or leave {name} out."
-                )
+        if self.refit_epochs and not saliency.updates_weights:
+            raise ValueError(
+                f"refit_epochs is {self.refit_epochs}, but the saliency {saliency.name!r} does not update weights: choose one "
+                "that does, such as 'alps', or leave refit_epochs out."
+            )
         if self.refit_epochs and self.num_samples < FEWEST:
             raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {FEWEST}.")
         if pattern is not None and topup.decides:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from ..blocks.block_inputs import Call, Stream, Streams
 from ..blocks.offload import change_offloaded
-from ..blocks.paired_inputs import PairedRuns
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
-from ..model.projections import Block, Decoder, Projection, TrialWeights, token_weights, trial_weights
+from ..model.projections import Block, Decoder, Projection, token_weights, trial_weights
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
-from ..packed.formats.sparse import StoredChange, has_parts, of_parts, parts_of
+from ..packed.formats.sparse import StoredChange, of_parts, parts_of
 from ..packed.packed_embedding import is_embedding, is_head
 from ..packed.packed_module import packed_modules
 from ..packed.replacing import has_own_forward, put_packed
@@ -36,10 +35,7 @@ LABEL = "changing the weights, block by block"
 class FinalPruning:
     """Finds the masks of a plan, and new or quantized weights if the saliency makes them. No weight is changed.
 
-    With `toward_dense`, the dense model's stream runs beside the sparse one. A block's projections are then solved in the
-    order in which they run, on the inputs that the sparse ones before them produce, toward their outputs in the dense
-    model: `min ||W X_dense - V X||^2`, see [`dense_target`]. With `refit_toward_dense`, a refit fits each block to the
-    output of the dense model's block on the dense stream, and otherwise on the sparse stream.
+    For a refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
 
     trials: Trials
@@ -47,13 +43,10 @@ class FinalPruning:
     refine: Refine | None = None  # edits every mask, see TopUp.refine
     statistic: type[SquaredNorms] = SquaredNorms  # of the inputs that `refine` needs
     refit: Refit | None = None
-    toward_dense: bool = False
-    refit_toward_dense: bool = False
 
     def find(self) -> tuple[dict[str, Change], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
         trials, found, starved = self.trials, {}, []
-        runs_dense = self.toward_dense or self.refit_toward_dense
 
         def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
             value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
@@ -63,26 +56,17 @@ class FinalPruning:
                 found[p.name] = stored_change(p, tensors).to(device)
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            runs = PairedRuns(trials.runner, block, *streams, calls) if self.toward_dense else None
-
-            @cache
-            def dense_output() -> Stream:
-                return trials.runner.output(block, streams[-1], calls) if runs is None else runs.output(1)
-
-            take(index, block, partial(self._fit_block, block, calls, streams, runs, dense_output))
+            dense = [trials.runner.output(block, stream, calls) for stream in streams[1:]]
+            take(index, block, partial(self._fit_block, block, calls, streams[0], *dense))
             if block is trials.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
-                if runs is None or self.refit is not None:  # a refit changes the weights that `runs` has seen
-                    sparse = trials.runner.output(block, streams[0], calls)
-                else:
-                    sparse = runs.output(0)
-            return [sparse, dense_output()] if runs_dense else [sparse]
+                return [trials.runner.output(block, streams[0], calls), *dense]
 
         if trials.saliency.uses_activations or self._statistic is not SquaredNorms:
             trials.cache.release()
             inputs = trials.capture_all(self._statistic, self.refit and self.refit.batch_size(trials.ids.shape[1]))
-            trials.runner.run(inputs, 1 + runs_dense, visit, LABEL, release=True)
+            trials.runner.run(inputs, 1 if self.refit is None else 2, visit, LABEL, release=True)
         else:
             trials.runner.for_each_block(
                 lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), LABEL
@@ -94,41 +78,25 @@ class FinalPruning:
         return most_specific(self.trials.statistic, self.statistic)
 
     def _fit_block(
-        self,
-        block: Block,
-        calls: Sequence[Call],
-        streams: Streams,
-        runs: PairedRuns | None,
-        expected: Callable[[], Stream],
+        self, block: Block, calls: Sequence[Call], inputs: Stream, expected: Stream | None = None
     ) -> Finding:
         """Return the finding of [`prune_block`]. A refit fits its values to the `expected` output of the block."""
-        found, tensors = self.prune_block(block, calls, streams, runs)
-        if self.refit is None or not block.pruned:
+        found, tensors = self.prune_block(block, calls, inputs)
+        if self.refit is None or expected is None or not block.pruned:
             return found, tensors
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
-        runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
-        fitted = self.refit.fit(block, changes, streams[0], expected(), calls)
+        runner.block_forwards += RUNS * self.refit.epochs * inputs.sequences
+        fitted = self.refit.fit(block, changes, inputs, expected, calls)
         for projection in block.pruned:
             name, change = projection.name, changes[projection.name]
             kept = change.unpack_mask().to(projection.weight.device)
             tensors |= parts_of(replace(change, values=fitted[name][kept]), projection.weight, name)
         return found, tensors
 
-    def prune_block(
-        self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None = None
-    ) -> Finding:
-        """Return the starved experts of a block, and the packed parts of its masks or weights; `streams` enter it."""
-        if runs is None:
-            norms = self.trials.runner.inputs_of(block, streams[0], calls, self._statistic)
-            return self._solve(block, block.pruned, self.trials.joined(norms, self._statistic))
-        starved, tensors = [], {}
-        for stage in runs.stages:
-            solved = {p: stored_change(p, tensors) for p in block.pruned if has_parts(tensors, p.name)}
-            norms = runs.inputs(stage, TrialWeights(list(solved), solved.__getitem__))
-            found, own = self._solve(block, stage, norms)
-            starved += found["starved"]
-            tensors |= own
-        return {"starved": starved}, tensors
+    def prune_block(self, block: Block, calls: Sequence[Call], inputs: Stream) -> Finding:
+        """Return the starved experts of a block, and the packed parts of its masks or weights; `inputs` enter it."""
+        norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
+        return self._solve(block, block.pruned, self.trials.joined(norms, self._statistic))
 
     def _solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
         """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""

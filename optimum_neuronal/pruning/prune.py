@@ -78,16 +78,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         allocation = topup.allocate(trials, config.amount)
         context.clock.lap("allocation")
         trials = replace(trials, norms=allocation.norms)
-        final = FinalPruning(
-            trials,
-            allocation.plan,
-            refine,
-            topup.statistic,
-            refit,
-            toward_dense=methods.solves_toward_dense,
-            refit_toward_dense=methods.refits_toward_dense,
-        )
-        changes, starved = final.find()
+        changes, starved = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit).find()
         context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 

@@ -42,7 +42,6 @@ class ALPS(WeightUpdate):
         "Meng et al., ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for LLMs, NeurIPS 2024"
     )
     knows_rows: ClassVar[bool] = True
-    reconstruct: ClassVar[str] = "dense"
 
     iterations: int = hyper(300, 1)
     refinements: int = hyper(10, 0)

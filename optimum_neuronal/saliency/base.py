@@ -8,7 +8,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
-from ..common.machine import full_precision
 from ..common.notes import get_logger
 from ..common.registry import Registry
 from ..packed.change import Change, NewWeight
@@ -65,7 +64,6 @@ class Solver(Saliency):
     """A method that computes new weights, so that the projection's outputs change least."""
 
     updates_weights: ClassVar[bool] = True
-    reconstruct: ClassVar[str] = "block"  # default of the config's field: "dense" or "block"
     statistic: ClassVar[type[SquaredNorms]] = Hessian
     dampening: ClassVar[float] = 0.01  # share of the mean diagonal; a hyper-parameter of some methods
 
@@ -176,27 +174,3 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
     identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
     return inverse if bool(torch.isfinite(inverse).all()) else None
-
-
-def dense_target(
-    weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, dampening: float, name: str
-) -> torch.Tensor:
-    """Return `W' = W C H^-1`, (out, in): the best weight for outputs of the dense model from inputs of the sparse model.
-
-    `||W X_dense - V X||^2` and `||(W' - V) X||^2` differ by a constant, so a method can prune W' instead of W. `hessian`
-    is `H = X X^T`, `cross` is `C = X_dense X^T`, both (in, in).
-    """
-    if not bool(torch.isfinite(cross).all()):
-        raise ValueError(f"The inputs of {name} are not finite in the dense model: they overflow in its dtype.")
-
-    def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if bool(failed):
-            return None
-        # Computed as a correction to W, because a small correction has small rounding errors.
-        added = matrix.diagonal() - hessian.diagonal()
-        missing = weight @ (cross + torch.diag(added) - matrix)
-        return weight + torch.cholesky_solve(missing.T, factor).T
-
-    with full_precision():
-        return solve_dampened(hessian, dampening, name, attempt)

@@ -39,7 +39,6 @@ class LowBit(Solver):
 
     name: ClassVar[str] = "low-bit"
     knows_rows: ClassVar[bool] = False
-    reconstruct: ClassVar[str] = "dense"
 
     paths: bool = True  # False for trials, which take half the work
 

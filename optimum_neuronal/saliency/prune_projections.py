@@ -8,7 +8,7 @@ import torch
 from ..blocks.statistics import Norms, SquaredNorms, activation
 from ..model.projections import Block, ChangeOf, Projection
 from ..packed.change import Change, NewWeight, Zeros
-from .base import Saliency, dense_target
+from .base import Saliency
 from .plan import ColumnPattern, Cut, Plan, SparsityPlan, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
 
 
@@ -64,7 +64,7 @@ def prune_projections(
 ) -> tuple[dict[str, Change], list[str]]:
     """Return the changes of a block's projections by name, and the names of starved experts' projections.
 
-    `norms` may be None if the saliency uses no activations. With a `cross`, weights match the dense model's outputs.
+    `norms` may be None if the saliency uses no activations.
     """
     activations, starved = ({}, []) if norms is None else find_activations(projections, norms, min_tokens)
     if saliency.updates_weights:
@@ -136,9 +136,6 @@ def _solve(
         first = members[0]
         hessian = torch.diag(activations[first.name].square()) if first.name in starved else statistic.hessian
         weights = {p.name: p.weight.to(torch.float32, copy=True) for p in members}
-        if statistic.cross is not None:
-            cross, dampening = statistic.cross, saliency.dampening
-            weights = {name: dense_target(w, hessian, cross, dampening, name) for name, w in weights.items()}
         dtype, shared = first.owner.dtype, first.expert is not None
         found |= saliency.solve(weights, hessian, plan.amounts, dtype, pattern, shared)
     return found

@@ -26,19 +26,6 @@ def test_only_the_routed_tokens_of_a_sequence_count():
     assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
-def test_pairs_of_inputs_by_hand():
-    """The rows of the cross sum are the dense model's inputs, its columns the sparse model's."""
-    inputs, dense = torch.tensor([[[1.0, 2.0]], [[0.0, 1.0]]]), torch.tensor([[[3.0, 0.0]], [[5.0, 7.0]]])
-    statistic = Hessian()
-    assert statistic.cross is None
-    statistic.update_pair(inputs, dense, 2)
-    assert statistic.hessian.tolist() == [[1.0, 2.0], [2.0, 5.0]]
-    assert statistic.cross.tolist() == [[3.0, 11.0], [0.0, 7.0]]
-    assert statistic.value.tolist() == [[1.0, 4.0], [0.0, 1.0]] and statistic.tokens == 2
-    statistic.update_pair(inputs.flatten(0, 1), dense.flatten(0, 1), 2)  # as OPT's MLP receives them
-    assert statistic.cross.tolist() == [[6.0, 22.0], [0.0, 14.0]] and statistic.tokens == 4
-
-
 def test_no_bit_of_them_depends_on_the_batches():
     for statistic, field in [(SquaredNorms, "value"), (Hessian, "hessian"), (InputSums, "sums")]:
         inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))

@@ -38,7 +38,7 @@ def test_a_preset_with_an_amount_of_its_own_is_run_once():
 
 
 def test_fields_of_sparse_prunes_are_left_out_of_quantized_ones():
-    config = {"reconstruct": "dense", "refit_epochs": 2, "rotate": True}
+    config = {"refit_epochs": 2, "rotate": True}
     sparse, quantized = find(saliencies=["alps"], bits_per_weight=[2.4], config=config)
     assert sparse[1].rotate and not quantized[1].rotate
 

@@ -2,7 +2,6 @@ import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.neuronal_config import Methods
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.plan import ColumnPattern
 from optimum_neuronal.saliency.ria import RIA
@@ -27,16 +26,6 @@ class TestMethodsThatGoTogether:
             with pytest.raises(ValueError, match="'alps' updates them"):
                 NeuronALConfig(sparsity=0.7, saliency="alps", topup=topup)
 
-    @pytest.mark.parametrize("reconstruct", ["dense", "block"])
-    def test_only_what_updates_weights_reconstructs(self, reconstruct):
-        with pytest.raises(
-            ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' does not update"
-        ):
-            NeuronALConfig(sparsity=0.7, saliency="wanda", reconstruct=reconstruct)
-        for saliency in ("alps", "sparsegpt"):
-            methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).methods
-            assert methods.reconstruct == reconstruct and methods.solves_toward_dense == (reconstruct == "dense")
-
     def test_a_pattern_raises_with_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
             NeuronALConfig(sparsity=0.5, pattern="2:4", topup="search")
@@ -46,13 +35,6 @@ class TestMethodsThatGoTogether:
             NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform", saliency="wanda")
         config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform", saliency="wanda")
         assert NeuronALConfig.from_dict(config.to_dict()) == config
-
-
-def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
-    needed = {
-        name: NeuronALConfig(0.7, name, topup="uniform").methods.solves_toward_dense for name in SALIENCIES.names()
-    }
-    assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
 
 
 @pytest.mark.parametrize(
@@ -71,5 +53,5 @@ def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, neede
 def test_methods_are_made_of_names_and_hyper_parameters():
     methods = NeuronALConfig(0.5, "ria:power=1.0", topup="uniform", pattern="2:4").methods
     assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
-    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").methods
-    assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
+    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform").methods
+    assert methods == Methods(ALPS(iterations=7), Uniform())

@@ -15,7 +15,6 @@ def test_fields_have_plain_defaults():
     config = NeuronALConfig(0.7)
     assert (config.saliency, config.topup, config.refit_epochs, config.rotate) == ("alps", "neuronal", 0, False)
     assert (config.num_samples, config.num_alignment_samples, config.seed, config.dataset) == (128, 8, 0, "c4")
-    assert config.methods.solves_toward_dense
     assert replace(config, num_samples=4).num_alignment_samples == 8, "all four are used"
 
 
@@ -52,7 +51,7 @@ class TestPresets:
 
 CONFIGS = [
     {"saliency": "multiflow", "topup": "neuronal", "topup_args": {"steps": "block", "block_lambdas": (0.1, 0.2)}},
-    {"saliency": "alps", "reconstruct": "block", "refit_epochs": 3, "refit_learning_rate": 1e-4, "targets": ["mlp"]},
+    {"saliency": "alps", "refit_epochs": 3, "refit_learning_rate": 1e-4, "targets": ["mlp"]},
     {"rotate": True, "rotate_args": {"steps": 3, "untie": False}},
     {"sparsity": None, "bits_per_weight": 2.4, "embedding_bits": 8, "topup": "uniform"},
 ]
@@ -97,8 +96,6 @@ BAD_VALUES = [
     ({"num_samples": 0}, "num_samples is 0: expected a whole number of at least 1"),
     ({"seq_length": 1}, "seq_length is 1: expected a whole number of at least 2"),
     ({"targets": ["mlp", "("]}, "targets\\[1\\] is not a valid regular expression: '\\('"),
-    ({"reconstruct": "dens"}, "reconstruct is 'dens': expected one of 'dense', 'block'.*Did you mean 'dense'"),
-    ({"reconstruct": "dense"}, "reconstruct is 'dense', but the saliency 'wanda'"),
     ({"refit_epochs": 2}, "refit_epochs is 2, but the saliency 'wanda' does not update weights"),
     ({"refit_epochs": 1, "saliency": "alps", "num_samples": 15}, "num_samples is 15: a refit needs at least 16"),
     ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
@@ -117,6 +114,7 @@ BAD_VALUES = [
     ({"rotate": True, "rotate_args": {"cut": 1.1}}, "cut is 1.1: expected a number above 0, at most 1"),
 ]  # fmt: skip
 BAD_TYPES = [
+    ({"saliency": None}, "saliency is None: expected one of alps"),
     ({"sparsity": "0.7"}, "sparsity is '0.7': expected a share"),
     ({"sparsity": None}, "needs sparsity, such as 0.7"),
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
@@ -157,7 +155,7 @@ def test_bits_in_place_of_a_sparsity(topup, by):
     config = NeuronALConfig(bits_per_weight=2.4, topup=topup)
     methods = config.methods
     assert (methods.topup.budget, methods.topup.by, config.amount) == (2.4, by, 2.4)
-    assert methods.needs_calibration and methods.solves_toward_dense and config.default_format == "packed"
+    assert methods.needs_calibration and config.default_format == "packed"
     assert NeuronALConfig(0.5).default_format == "dense"
 
 

@@ -24,8 +24,8 @@ SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updat
 SPARSEGPT = {"saliency": "sparsegpt", "topup": "uniform"}
 METHODS = {
     "sparsegpt, search": {"saliency": "sparsegpt", "topup": "search", "topup_args": {"budget": 20}},
-    "sparsegpt, dense targets": {**SPARSEGPT, "reconstruct": "dense"},
-    "alps, dense targets": {"saliency": "alps", "saliency_args": {"iterations": 9}, "topup": "uniform"},
+    "sparsegpt": SPARSEGPT,
+    "alps": {"saliency": "alps", "saliency_args": {"iterations": 9}, "topup": "uniform"},
     "wanda, dsnot": {"topup": "dsnot"},
     "wanda, search": {"topup": "search", "topup_args": {"budget": 20}},
 }

@@ -13,8 +13,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import packed_modules
-from optimum_neuronal.saliency.base import dense_target
-from optimum_neuronal.saliency.low_bit import LowBit, Quantizer
+from optimum_neuronal.saliency.low_bit import Quantizer
 
 
 def pruner_of(bits=6.0, **fields):
@@ -69,8 +68,7 @@ def test_the_first_projections_are_quantised_on_the_dense_models_inputs(ids):
     for name, matrix in found.items():
         hessian = norms[name].hessian
         weight = decoder.projections[name].weight.detach()
-        target = dense_target(weight, hessian, hessian, LowBit.dampening, name)
-        codes, scales, _ = Quantizer(hessian).quantize(target, matrix.bits)
+        codes, scales, _ = Quantizer(hessian).quantize(weight, matrix.bits)
         rows = QuantizedWeight.encode(codes, matrix.bits, scales, None, torch.float32)
         assert torch.equal(matrix.codes, rows.codes) and torch.equal(matrix.scales, rows.scales)
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from random_layers import inputs, weights
+from random_layers import weights
 
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.base import dense_target, solve_dampened
+from optimum_neuronal.saliency.base import solve_dampened
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())
@@ -44,31 +44,9 @@ class TestSolveDampened:
             solve_dampened(2 * torch.eye(2), 0.01, "fc1", lambda matrix: None)
 
 
-class TestDenseTarget:
-    def test_the_same_inputs_give_the_weight_back(self):
-        x, weight = inputs(12), weights(5, 12)
-        assert torch.equal(dense_target(weight, x.T @ x, x.T @ x, 0.01, "fc1"), weight)
-        x[:, 2] = 0
-        torch.testing.assert_close(dense_target(weight, x.T @ x, x.T @ x, 0.01, "fc1"), weight)
-
-    def test_it_solves_the_least_squares_problem(self):
-        """`min ||W X_dense - V X||^2`, for inputs that determine V."""
-        dense, weight = inputs(10), weights(5, 10)
-        sparse = dense + 0.5 * inputs(10, seed=3)
-        exact = torch.linalg.lstsq(sparse.double(), dense.double() @ weight.double().T).solution.T
-        found = dense_target(weight, sparse.T @ sparse, dense.T @ sparse, 1e-9, "fc1").double()
-        torch.testing.assert_close(found, exact, atol=1e-2, rtol=1e-2)
-        error, least = (
-            (dense.double() @ weight.double().T - sparse.double() @ own.T).square().sum() for own in (found, exact)
-        )
-        assert error <= 1.0001 * least
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_an_error(bad):
     matrix = torch.eye(4)
     matrix[1, 1] = bad
     with pytest.raises(ValueError, match="The Hessian of model.fc1 is not finite: its inputs overflow"):
         solve_dampened(matrix, 0.01, "model.fc1", torch.clone)
-    with pytest.raises(ValueError, match="The inputs of fc1 are not finite in the dense model"):
-        dense_target(weights(3, 4), torch.eye(4), matrix, 0.01, "fc1")

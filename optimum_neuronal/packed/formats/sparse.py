@@ -225,9 +225,3 @@ def of_parts(
         if found:
             return kind.of_tensors(found, shape, dtype)
     raise KeyError(name)
-
-
-def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
-    """Return True if a change is among tensors."""
-    kinds = map(FORMATS.get, FORMATS.names())
-    return name + MASK in tensors or any(f"{name}.{kind.name}.{kind.names[0]}" in tensors for kind in kinds)

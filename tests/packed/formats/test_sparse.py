@@ -15,7 +15,6 @@ from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.formats.sparse import (
     SparseWeight,
     count_kept,
-    has_parts,
     of_parts,
     parts_of,
     sparse_bytes,
@@ -105,7 +104,6 @@ STEPPED = QuantizedWeight.encode(
 def test_changes_as_tensors_and_back(change):
     other = parts_of(QuantizedWeight.nearest(WEIGHT, 4), WEIGHT, "a.b.c")
     tensors = parts_of(change, WEIGHT, "a.b") | other
-    assert has_parts(tensors, "a.b") and not has_parts(tensors, "a") and not has_parts(other, "a.b")
     found = of_parts(tensors, "a.b", (70, 9), torch.bfloat16)
     assert torch.equal(found.applied(WEIGHT), change.applied(WEIGHT))
     if isinstance(change, QuantizedWeight):
