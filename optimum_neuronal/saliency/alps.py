@@ -60,11 +60,11 @@ class ALPS(WeightUpdate):
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
         return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
 
-    def quick(self, iterations: int = QUICK) -> "ALPS":
-        return replace(self, iterations=min(self.iterations, iterations))
+    def quick(self) -> "ALPS":
+        return replace(self, iterations=min(self.iterations, QUICK))
 
-    def quick_share(self, iterations: int = QUICK) -> float:
-        return min(self.iterations, iterations) / self.iterations
+    def quick_share(self) -> float:
+        return min(self.iterations, QUICK) / self.iterations
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first

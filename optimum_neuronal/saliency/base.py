@@ -87,11 +87,11 @@ class Solver(Saliency):
         parameter also holds the weights of other experts.
         """
 
-    def quick(self, iterations: int = QUICK) -> "Solver":
-        """Return a cheaper variant of this method for trials, with at most so many iterations if it has any."""
+    def quick(self) -> "Solver":
+        """Return a cheaper variant of this method for trials, with at most `QUICK` iterations if it has any."""
         return self
 
-    def quick_share(self, iterations: int = QUICK) -> float:
+    def quick_share(self) -> float:
         """Return roughly the time that the quick variant takes, as a share of this method's."""
         return 1.0
 

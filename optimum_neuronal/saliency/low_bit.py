@@ -14,7 +14,7 @@ import torch
 from ..common.machine import full_precision
 from ..packed.change import Change
 from ..packed.formats.quantized import QuantizedWeight
-from .base import QUICK, Solver, inverse_factor, solve_dampened
+from .base import Solver, inverse_factor, solve_dampened
 
 
 BLOCK = 64  # columns whose updates are applied to later ones at once
@@ -50,7 +50,7 @@ class LowBit(Solver):
             changes[name] = QuantizedWeight.encode(codes, bits, scales, steps, dtype)
         return changes
 
-    def quick(self, iterations: int = QUICK) -> "LowBit":
+    def quick(self) -> "LowBit":
         return replace(self, paths=False)
 
 

@@ -16,7 +16,6 @@ from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
-from ..trials.solved import SolvedSparsities
 from ..trials.trials import REFERENCES
 from . import neuronal_authors
 from .base import (
@@ -35,19 +34,16 @@ from .base import (
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 PRINTED = tuple(lam for lam in LAMBDAS if lam != 0.04)  # as the paper's appendix lists them; its tables have 0.04
 STEPS = ("both", "block", "row")
-CANDIDATES = ("solved", "wanda", "exact")
 BLOCK_STEP, ROW_STEP = "comparing sparsities by block", "comparing sparsities by row"
-ROUGH = 20  # iterations of ALPS, which rank candidates as more do
-SOLVED = (1.4, 1.0, 0.6)  # kept weights of solved candidates, relative to those kept at the target sparsity
 RECONSTRUCTION = "reconstruction"
 
 
 # What a variant decides unless the user does.
-FIELDS = ("steps", "reference", "alignment_scope", "block_lambdas", "row_lambdas", "candidates")
+FIELDS = ("steps", "reference", "alignment_scope", "block_lambdas", "row_lambdas")
 VARIANTS: dict[str, tuple] = {
-    "sequence": ("block", "sparse-stream", "sequence", LAMBDAS, (0.0, *LAMBDAS), "solved"),
-    "authors": ("both", "sparse-stream", "pooled", LAMBDAS, (0.0, *LAMBDAS), "exact"),
-    "printed": ("both", "dense", "sequence", PRINTED, (0.0, *PRINTED), "exact"),
+    "sequence": ("block", "sparse-stream", "sequence", LAMBDAS, (0.0, *LAMBDAS)),
+    "authors": ("both", "sparse-stream", "pooled", LAMBDAS, (0.0, *LAMBDAS)),
+    "printed": ("both", "dense", "sequence", PRINTED, (0.0, *PRINTED)),
 }
 
 
@@ -56,7 +52,8 @@ VARIANTS: dict[str, tuple] = {
 class NeuronAL(TopUp):
     """The paper's algorithm: each of its two steps takes the lambda with the lowest alignment error.
 
-    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so.
+    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so. With
+    a saliency that updates weights, candidates are masks from Wanda's score; the other two variants solve each of them.
 
     Args:
         steps (`str`, *optional*):
@@ -79,10 +76,6 @@ class NeuronAL(TopUp):
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
-        candidates (`str`, *optional*):
-            How candidates are made if the saliency updates weights. `"solved"`: of weights solved at three sparsities,
-            see [`SolvedSparsities`]; the row step then takes masks from Wanda's score. `"wanda"`: both steps do, which
-            is faster and spreads sparsity too far. `"exact"`: each is solved, as long as one prune per candidate.
     """
 
     paper: ClassVar[str] = (
@@ -97,7 +90,6 @@ class NeuronAL(TopUp):
     row_lambdas: tuple[float, ...] | None = hyper(None, 0, 1)
     metric: str = hyper("l2", choices=(*METRICS, RECONSTRUCTION))
     schedule: str = hyper("linear", choices=tuple(SCHEDULES))
-    candidates: str | None = hyper(None, choices=CANDIDATES)
 
     def __post_init__(self):
         if self.steps is None and self.row_lambdas is not None:
@@ -112,38 +104,27 @@ class NeuronAL(TopUp):
 
     def forwards(self, decoder: Decoder, saliency: Saliency, aligned: int, samples: int) -> int:
         runs = aligned * (2 if self.reference == REFERENCES[0] else 1) * self._count(saliency)
-        return len(decoder.blocks) * (runs + samples * (self._made_of(saliency) == "solved"))
+        return len(decoder.blocks) * runs
 
     def solves(self, saliency: Saliency) -> float:
-        made_of = self._made_of(saliency)
-        if made_of == "solved":
-            return len(SOLVED) * saliency.quick_share(ROUGH)
-        return self._count(saliency) if made_of == "exact" else 0
+        return 0 if self._ranks_by_wanda(saliency) else self._count(saliency)
 
     def _count(self, saliency: Saliency) -> int:
         rows = self.steps != "block" and saliency.knows_rows
         return (self.steps != "row") * len(self.block_lambdas) + rows * len(self.row_lambdas)
 
-    def _made_of(self, saliency: Saliency) -> str:
-        if not saliency.updates_weights:
-            return "exact"
-        choosing = self.steps != "row" and len(self.block_lambdas) > 1
-        return "wanda" if self.candidates == "solved" and not choosing else self.candidates
+    def _ranks_by_wanda(self, saliency: Saliency) -> bool:
+        return saliency.updates_weights and self.variant == "sequence"
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         base, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
-        made_of = self._made_of(saliency)
         if self.variant == "authors" and self.alignment_scope == "pooled":
-            updates = saliency.updates_weights and made_of == "exact"
+            updates = saliency.updates_weights
             trials = replace(trials, norms=saliency.statistic if updates else neuronal_authors.RunningNorms)
-        block_trials = trials
-        if made_of != "exact":
-            trials = block_trials = replace(trials, saliency=Wanda())
-        if made_of == "solved":
-            rough = replace(trials, saliency=saliency.quick(ROUGH))
-            block_trials = replace(trials, solved=rough.solve(SolvedSparsities.around(sparsity, SOLVED)))
+        if self._ranks_by_wanda(saliency):  # to solve every candidate would take as long as a prune each
+            trials = replace(trials, saliency=Wanda())
         if self.steps != "row":
-            base, decisions["block"] = self._block_step(block_trials, sparsity)
+            base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
             plan, decisions["row"] = self._row_step(trials, base)

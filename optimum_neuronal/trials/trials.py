@@ -65,7 +65,6 @@ class Trials:
         min_expert_tokens (`int`): tokens that an expert needs for activations of its own.
         records ([`Records`], *optional*): of finished steps and blocks.
         cache ([`Cache`], *optional*): may be shared by trials of the same model and sequences.
-        solved ([`SolvedWeights`], *optional*): candidates of alignment errors are made of these.
         norms (`type[SquaredNorms]`): how activations are summed, for alignment errors, deviations and the final pass.
     """
 
@@ -77,7 +76,6 @@ class Trials:
     min_expert_tokens: int = 1
     records: Records = field(default_factory=Records)
     cache: Cache = field(default_factory=Cache)
-    solved: SolvedWeights | None = None
     norms: type[SquaredNorms] = SquaredNorms
 
     @property
@@ -245,8 +243,6 @@ class Trials:
 
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
         """Return a function for every plan: projection -> change. See [`trial_changes`]."""
-        if self.solved is not None:
-            return self.solved.changes(self.decoder.blocks.index(block), plans)
         return trial_changes(self.saliency, block, norms, plans, self.pattern, self.min_expert_tokens, updates)
 
     def alignment_inputs(self) -> BlockInputs:

@@ -3,6 +3,7 @@ from conftest import FEW, make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.saliency.base import QUICK
 from optimum_neuronal.topup import TOPUPS
 
 from .conftest import SMALL, config_of, saved
@@ -42,8 +43,9 @@ def test_block_forwards_are_roughly_those_of_the_prune(saliency, topup, tmp_path
 
 def test_quick_solves_count_as_parts():
     alps = config_of(saliency="alps", topup="neuronal").methods
-    assert alps.topup.solves(alps.saliency) == pytest.approx(3 * 20 / 300)
-    assert config_of(topup="neuronal").methods.topup.solves(alps.saliency.quick(20)) == 3, "which are as quick"
+    assert alps.topup.solves(alps.saliency) == 0, "masks from Wanda's score"
+    search = config_of(saliency="alps", topup="search").methods
+    assert search.topup.solves(search.saliency) == pytest.approx(7 * QUICK / 300)
 
 
 def test_bits(tmp_path, llama):

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
@@ -15,9 +15,8 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL, block_plan, row_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, block_plan, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
 
@@ -126,29 +125,26 @@ def test_every_metric_decides(metric, reference, ids, monkeypatch):
 
 
 def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
-    """`wanda` decides as for Wanda, `exact` solves all projections for each of four candidates, `solved` at three sparsities."""
+    """The default decides as for Wanda, the authors' variant solves all projections for each of four, and for the deviation."""
     solves, solve = [], ALPS.solve
     monkeypatch.setattr(ALPS, "solve", lambda self, *args: solves.append(args) or solve(self, *args))
     decisions = {}
     with inference(llama):
-        for candidates, calls in [("wanda", 0), ("exact", 4 * 7 * 3), ("solved", 3 * 4 * 3)]:
-            topup = NeuronAL(block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1), candidates=candidates)
-            trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
+        for variant, calls in [("sequence", 0), ("authors", 5 * 7 * 3)]:
+            topup = NeuronAL(variant=variant, block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1))
             solves.clear()
-            decisions[candidates] = topup.allocate(trials, 0.6).decisions
-            assert len(solves) == calls, candidates
-        wanda = topup.allocate(make_trials(llama, ids), 0.6)
-    assert decisions["wanda"] == wanda.decisions
-    block_errors = {str(found["block"]["candidates"]) for found in decisions.values()}
-    assert len(block_errors) == 3, "each makes other candidates"
-    assert decisions["solved"]["block"]["lambda"] == decisions["exact"]["block"]["lambda"]
+            trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
+            decisions[variant] = topup.allocate(trials, 0.6).decisions
+            assert len(solves) == calls, variant
+        wanda = replace(topup, variant="sequence", alignment_scope="sequence").allocate(make_trials(llama, ids), 0.6)
+    assert decisions["sequence"] == wanda.decisions
 
 
-def test_a_saliency_without_rows_gets_the_block_step_alone(llama):
-    fake = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0] * 14})
-    fake.saliency = SparseGPT()
-    found = NeuronAL(steps="both", candidates="exact").allocate(fake, 0.7)
-    assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
-    assert found.plan == block_plan(fake.decoder, 0.7, LAMBDAS[0])
-    found = NeuronAL(steps="row", candidates="exact").allocate(fake, 0.7)
-    assert found.decisions.keys() == {"note"} and found.plan == uniform(fake, 0.7)
+def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
+    trials = make_trials(llama, ids, "sparsegpt")
+    with inference(llama):
+        found = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
+        assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
+        assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
+        found = NeuronAL(steps="row").allocate(trials, 0.7)
+    assert found.decisions.keys() == {"note"} and found.plan == uniform(trials, 0.7)

@@ -131,8 +131,8 @@ class TestAuthors:
 
 
 def test_fields_given_one_by_one_replace_the_variants(llama):
-    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=(0.15,), candidates="wanda")
-    assert (topup.alignment_scope, topup.block_lambdas, topup.candidates) == ("sequence", (0.15,), "wanda")
+    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=(0.15,))
+    assert (topup.alignment_scope, topup.block_lambdas) == ("sequence", (0.15,))
     assert topup.reference == "sparse-stream" and topup.row_lambdas == (0.0, *LAMBDAS)
     trials = FakeTrials(find_decoder(llama), ERRORS)
     assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
