@@ -53,7 +53,6 @@ class Methods:
     topup: TopUp
     pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
     rotation: Rotation | None = None
-    refits: bool = False
 
     @property
     def needs_calibration(self) -> bool:
@@ -152,8 +151,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
         rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
-        refits = self.refit_epochs > 0
-        return Methods(saliency, topup, pattern, rotation if self.rotate else None, refits)
+        return Methods(saliency, topup, pattern, rotation if self.rotate else None)
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern

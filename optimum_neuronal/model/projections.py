@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -250,31 +250,26 @@ def with_stars(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> AbstractContextManager:
-    return TrialWeights(projections, change_of).in_place()
+def trial_tensors(projections: Sequence[Projection], change_of: ChangeOf) -> dict[nn.Parameter, torch.Tensor]:
+    """Return a sparse copy of every parameter of the projections, in its layout. Only one change exists at a time."""
+    by_owner: dict[nn.Parameter, list[Projection]] = {}
+    for projection in projections:
+        by_owner.setdefault(projection.owner, []).append(projection)
+    return {owner: _sparse(owner.data, members, change_of) for owner, members in by_owner.items()}
 
 
-class TrialWeights:
-    """Sparse weights that are made once, for one projection at a time, and can be put in place many times."""
-
-    def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
-        by_owner: dict[nn.Parameter, list[Projection]] = {}
-        for projection in projections:
-            by_owner.setdefault(projection.owner, []).append(projection)
-        # parameter -> its replacement, in its own layout
-        self.tensors = {owner: _sparse(owner.data, members, change_of) for owner, members in by_owner.items()}
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the projections compute with these weights while the context lasts."""
-        originals = [(parameter, parameter.data) for parameter in self.tensors]
-        try:
-            for parameter, trial in self.tensors.items():
-                parameter.data = trial
-            yield
-        finally:
-            for parameter, original in originals:
-                parameter.data = original
+@contextmanager
+def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
+    """Let projections compute with changed weights while the context lasts."""
+    trials = trial_tensors(projections, change_of)
+    originals = [(parameter, parameter.data) for parameter in trials]
+    try:
+        for parameter, trial in trials.items():
+            parameter.data = trial
+        yield
+    finally:
+        for parameter, original in originals:
+            parameter.data = original
 
 
 def _sparse(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:

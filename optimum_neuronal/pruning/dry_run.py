@@ -83,7 +83,7 @@ def plan_prune(
     if methods.needs_calibration:
         tokens = resolve_seq_length(context.model.config, config.seq_length)
         sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
-        hidden = (1 + methods.refits) * config.num_samples * sequence_bytes
+        hidden = (1 + (config.refit_epochs > 0)) * config.num_samples * sequence_bytes
         plan = rates or uniform_plan(decoder, config.sparsity)
         forward, solve = _time_block(context, plan, tokens, device or default_device())
         seconds = forwards * forward + (1 + methods.topup.solves(methods.saliency)) * solve
@@ -93,7 +93,8 @@ def plan_prune(
 def count_forwards(context: PruneContext) -> int:
     methods, config, blocks = context.methods, context.config, len(context.decoder.blocks)
     aligned = min(config.num_alignment_samples, config.num_samples)
-    runs = 2 * methods.needs_final_runs + methods.refits + RUNS * config.refit_epochs  # of a block on one sequence
+    refit = RUNS * config.refit_epochs + (config.refit_epochs > 0)  # the dense model's stream runs beside it
+    runs = 2 * methods.needs_final_runs + refit  # of a block on one sequence
     final = runs * config.num_samples * blocks
     return final + methods.topup.forwards(context.decoder, methods.saliency, aligned, config.num_samples)
 

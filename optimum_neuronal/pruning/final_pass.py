@@ -69,7 +69,7 @@ class FinalPruning:
             trials.runner.run(inputs, 1 if self.refit is None else 2, visit, LABEL, release=True)
         else:
             trials.runner.for_each_block(
-                lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), LABEL
+                lambda index, block: take(index, block, partial(self._solve, block, None)), LABEL
             )
         return found, starved
 
@@ -80,9 +80,9 @@ class FinalPruning:
     def _fit_block(
         self, block: Block, calls: Sequence[Call], inputs: Stream, expected: Stream | None = None
     ) -> Finding:
-        """Return the finding of [`prune_block`]. A refit fits its values to the `expected` output of the block."""
+        """Return the finding of [`prune_block`]. A refit fits its values to the `expected` output."""
         found, tensors = self.prune_block(block, calls, inputs)
-        if self.refit is None or expected is None or not block.pruned:
+        if expected is None or not block.pruned:
             return found, tensors
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
         runner.block_forwards += RUNS * self.refit.epochs * inputs.sequences
@@ -96,13 +96,13 @@ class FinalPruning:
     def prune_block(self, block: Block, calls: Sequence[Call], inputs: Stream) -> Finding:
         """Return the starved experts of a block, and the packed parts of its masks or weights; `inputs` enter it."""
         norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
-        return self._solve(block, block.pruned, self.trials.joined(norms, self._statistic))
+        return self._solve(block, self.trials.joined(norms, self._statistic))
 
-    def _solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
-        """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""
+    def _solve(self, block: Block, norms: Norms | None) -> Finding:
+        """Return the starved experts of a block, and the packed parts of their masks or weights."""
         trials, tensors = self.trials, {}
         changes, starved = prune_projections(
-            trials.saliency, projections, norms, self.plan, trials.pattern, trials.min_expert_tokens, self.refine
+            trials.saliency, block.pruned, norms, self.plan, trials.pattern, trials.min_expert_tokens, self.refine
         )
         for name, change in changes.items():
             tensors |= parts_of(change, block.projections[name].weight, name)

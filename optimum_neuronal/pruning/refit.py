@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with, replay
 from ..blocks.statistics import Norms
-from ..model.projections import Block, TrialWeights
+from ..model.projections import Block, trial_tensors
 from ..packed.change import Change
 
 
@@ -85,7 +85,7 @@ class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
     def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms):
-        trials = TrialWeights(block.pruned, lambda p: changes[p.name]).tensors
+        trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self.places = {owner: place for place, owner in enumerate(trials)}

@@ -9,7 +9,7 @@ import torch
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..common.validation import hyper
-from ..model.projections import Block, Projection, TrialWeights, trial_weights
+from ..model.projections import Block, Projection, trial_tensors, trial_weights
 from ..packed.change import Zeros
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
@@ -163,7 +163,7 @@ def _mask_gradients(
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
     by_name, weights = {rate.projection.name: rate for rate in rates}, dict(block.module.named_parameters())
-    trials = TrialWeights(block.pruned, lambda projection: Zeros(by_name[projection.name].mask())).tensors
+    trials = trial_tensors(block.pruned, lambda projection: Zeros(by_name[projection.name].mask()))
     sparse = {name: trials[owner].requires_grad_() for name, owner in weights.items() if owner in trials}
     with torch.enable_grad():
         output = output_with(block, sparse, hidden, call)

@@ -119,8 +119,8 @@ class NeuronAL(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         base, decisions, saliency = uniform_plan(trials.decoder, sparsity), {}, trials.saliency
         if self.variant == "authors" and self.alignment_scope == "pooled":
-            updates = saliency.updates_weights
-            trials = replace(trials, norms=saliency.statistic if updates else neuronal_authors.RunningNorms)
+            norms = saliency.statistic if saliency.updates_weights else neuronal_authors.RunningNorms
+            trials = replace(trials, norms=norms)
         if self._ranks_by_wanda(saliency):  # to solve every candidate would take as long as a prune each
             trials = replace(trials, saliency=Wanda())
         if self.steps != "row":

@@ -17,11 +17,11 @@ from optimum_neuronal.model.projections import (
     Experts,
     Place,
     Projection,
-    TrialWeights,
     every_projection,
     kind_of,
     stored_names,
     token_weights,
+    trial_tensors,
     trial_weights,
     with_stars,
 )
@@ -130,17 +130,22 @@ class TestTrialWeights:
         decoder = find_decoder(any_model)
         before = {name: (p.owner.data, p.owner.data.clone()) for name, p in decoder.projections.items()}
         pruned, asked = decoder.blocks[0].pruned, []
-        made = TrialWeights(pruned, lambda p: asked.append(p.name) or everything(p))
+        made = trial_tensors(pruned, lambda p: asked.append(p.name) or everything(p))
         assert asked == [p.name for p in pruned], "once and at once"
+        assert all(torch.equal(made[p.owner], torch.zeros_like(p.owner)) for p in pruned)
         for _ in range(2):
-            with pytest.raises(KeyboardInterrupt), made.in_place():
+            asked.clear()
+            with (
+                pytest.raises(KeyboardInterrupt),
+                trial_weights(pruned, lambda p: asked.append(p.name) or everything(p)),
+            ):
                 assert all(not p.weight.any() for p in pruned)
                 raise KeyboardInterrupt
             for name, projection in decoder.projections.items():
                 original, copy = before[name]
                 assert projection.owner.data.data_ptr() == original.data_ptr()
                 assert torch.equal(projection.owner.data, copy)
-        assert len(asked) == len(pruned)
+            assert len(asked) == len(pruned)
 
     def test_only_the_experts_that_are_asked_for_change(self):
         for transposed in (False, True):
