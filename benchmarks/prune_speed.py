@@ -21,6 +21,7 @@ from transformers.utils import logging
 from benchmarks.real_model import make_config
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
@@ -63,7 +64,7 @@ def measure(method: str, args: argparse.Namespace) -> list[str]:
     """Prune a fresh model, and return a row of the table."""
     sizes = {name: getattr(args, name) for name in ("dataset", "num_samples", "seq_length", "num_alignment_samples")}
     config = method_config(method, args.sparsity, **sizes)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
     decoder = find_decoder(model, config.targets, config.ignore)
     pruner, profile = NeuronALPruner(config, AutoTokenizer.from_pretrained(args.model)), cProfile.Profile()
     profile.runcall(pruner.prune, model)

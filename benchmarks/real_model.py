@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
+from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.evaluation.answers import answer
 
@@ -90,7 +91,7 @@ def measure(args: argparse.Namespace) -> None:
         rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
         if method != "dense":
             config = make_config(method, sparsity, dataset=args.dataset, **calibration)
             (pruner := NeuronALPruner(config, tokenizer)).prune(model)

@@ -12,6 +12,7 @@ from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import SparsityCallback, evaluate_perplexity
+from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.data.calibration import draw_windows
 
 
@@ -29,7 +30,8 @@ parser.add_argument("--learning-rate", type=float, default=5e-4, help="(default:
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 args = parser.parse_args()
 
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  # AdamW's small steps need the precision
+# AdamW's small steps need the precision.
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 test = {"dataset": args.evaluate, "seq_length": args.window, "max_windows": args.windows}
 print(f"before: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")

@@ -50,7 +50,7 @@ class EvaluateCommand(Command):
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each"], rows))
             if args.tasks:
-                options = {"limit": args.limit, "batch_size": args.batch_size or 1, "include_path": args.include_path}
+                options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
                 results = evaluate_tasks(model, tokenizer, args.tasks, **options)
                 write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
 

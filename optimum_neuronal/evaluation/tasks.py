@@ -15,6 +15,7 @@ from .perplexity import check_language_model
 
 
 METRIC = "acc"
+LAUNCHED = 32  # answers per forward on an accelerator: fewer would leave it idle
 PAPER = ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")
 
 
@@ -34,7 +35,7 @@ def evaluate_tasks(
     tasks: Sequence[str],
     *,
     limit: int | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     include_path: str | Path | None = None,
 ) -> dict[str, TaskResult]:
     """Return the zero-shot accuracy on each multiple-choice task of the lm-evaluation-harness.
@@ -46,20 +47,22 @@ def evaluate_tasks(
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): a causal language model and its tokenizer.
         tasks (`Sequence[str]`): the harness's tasks, groups and tags; or `"paper"`, the paper's seven tasks.
         limit (`int`): number of first questions of each task. None: all.
-        batch_size (`int`): answers per forward. Changes the result by rounding at most.
+        batch_size (`int`): answers per forward. Changes the result by rounding at most. None: 1 on a CPU, else 32.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format.
 
     Raises:
         `ImportError`: the extra `eval` is not installed.
         `ValueError`, `TypeError`: an unknown task, one without `acc`, or a model that cannot be evaluated.
     """
-    check_count("batch_size", batch_size, 1)
+    if batch_size is not None:
+        check_count("batch_size", batch_size, 1)
     check_answers(model)
     loaded = load_tasks(tasks, include_path)
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM
 
     # A copy, since HFLM adds a padding token to a tokenizer without one.
+    batch_size = batch_size or (1 if model.device.type == "cpu" else LAUNCHED)
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     with inference(model):
         wrapped = HFLM(model, backend="causal", **options)

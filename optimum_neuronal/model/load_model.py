@@ -112,21 +112,24 @@ def load_streamed(
     Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too. `offload_folder` is for weights
     that are stored unlike the model's parameters, as experts often are. It must outlive the model.
     """
-    device_map: dict[str, str | torch.device] = {"": "disk"}
+    device_map = {"": "disk"}
     if device.type != "cpu":
         device_map = streamed_device_map(load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS)), device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 
-def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str | torch.device]:
-    """Return module name -> place: `"disk"` for the list of blocks, `device` for the largest modules beside it."""
+def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
+    """Return module name -> place: `"disk"` for the list of blocks, the device for the largest modules beside it.
+
+    Places are text: accelerate passes them to safetensors, which takes no `torch.device`.
+    """
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
-    placed: dict[str, str | torch.device] = {blocks: "disk"}
+    placed = {blocks: "disk"}
     for name, _ in model.named_modules():
         parent = name.rpartition(".")[0]
         beside = not parent or blocks.startswith(f"{parent}.")
         if name and beside and not f"{blocks}.".startswith(f"{name}."):
-            placed[name] = device
+            placed[name] = str(device)
     return placed
 
 

@@ -3,6 +3,8 @@ import torch
 import transformers
 from conftest import make_model
 from kinds import make_config, make_kind
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -34,7 +36,7 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
     assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
 
 
-def test_on_an_accelerator_only_the_blocks_stay_on_disk():
+def test_on_an_accelerator_only_the_blocks_stay_on_disk(tmp_path):
     device = torch.device("cuda", 0)
     lists = {"llama": "model.layers", "gpt2": "transformer.h", "gemma3": "model.language_model.layers"}
     for family, blocks in lists.items():
@@ -44,6 +46,10 @@ def test_on_an_accelerator_only_the_blocks_stay_on_disk():
         for name, _ in model.named_parameters():
             holders = [module for module in placed if name.startswith(module + ".")]
             assert len(holders) == 1, name
+    save_file({"weight": torch.ones(1)}, tmp_path / "any.safetensors")
+    for place in set(placed.values()) - {"disk"}:
+        with safe_open(tmp_path / "any.safetensors", framework="pt", device=place) as file:  # as accelerate does
+            assert list(file.keys()) == ["weight"]
 
 
 def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
