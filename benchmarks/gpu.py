@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu --output gpu.json [--shape 1b 7b] [--minutes 30]
 
-First, small models are pruned and packed on the device and on the CPU, and compared. Then methods prune two blocks of random
-weights, with the proportions of Llama-2-7B. Seconds and memory are scaled to all blocks, also what happens once, such as the
-logits of a search. A solver may take other iterations on trained weights. The share of the peak counts block forwards only,
-without attention's products, against a large product in bfloat16. Last, packed weights are timed against dense ones.
+First, small models are pruned and packed on the device and on the CPU, and compared. Then packed weights are timed against
+dense ones, in two blocks of random weights, with the proportions of Llama-2-7B. Last, methods prune two such blocks. Seconds
+and memory are scaled to all blocks, also what happens once, such as the logits of a search. A solver may take other iterations
+on trained weights. The share of the peak counts block forwards only, without attention's products, against a large product in
+bfloat16.
 
 `--device cpu --shape tiny` tries the program out.
 """
