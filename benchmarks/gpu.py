@@ -57,7 +57,6 @@ METHODS = {
     "ALPS": {"saliency": "alps", "topup": "uniform"},
     NEURONAL: {"saliency": "wanda", "topup": "neuronal"},
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
-    "Wanda, rotated": {"saliency": "wanda", "topup": "uniform", "rotate": True},
     "SparseGPT, refit (1 epoch)": {"saliency": "sparsegpt", "topup": "uniform", "refit_epochs": 1},
 }
 # Largest share of elements in which masks may differ from the CPU's, which rounds sums differently. With ALPS, a relative

@@ -7,7 +7,7 @@ Figures are those of the reports, but for the solver's seconds, which the standa
 
 The least possible number repeats no forward: in the final pass one dense and one sparse forward of a sequence, and those of a
 refit; in NeuronAL one dense forward and one for each candidate, in each step; in a search the passes that it spent. Other
-top-ups count as in a dry run. Reports do not count the forwards of a rotation, so neither number has them.
+top-ups count as in a dry run.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from optimum_neuronal.pruning.refit import RUNS
 from optimum_neuronal.report import PruningReport
 
 
-STAGES = ("calibration data", "rotation", "allocation", "pruning")
+STAGES = ("calibration data", "allocation", "pruning")
 SOLVER = (
     "prune_projections",
     "trial_changes",

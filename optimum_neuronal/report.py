@@ -38,10 +38,6 @@ class PruningReport:
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks or scales included.
         head_roundings (`dict`):
             Name in the files -> `error` of rounding token embeddings and head to 8 bits, as a share of the squares.
-        rotation (`dict`):
-            `objective` before and after; `stream` and `unties_head`, True if the residual stream was rotated and if head
-            and embeddings no longer share weights; `nats_changed`, the change of a token's negative log-likelihood. Empty
-            without a rotation.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         version (`int`): of this format.
@@ -64,7 +60,6 @@ class PruningReport:
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     bits_per_weight: float | None = None
     head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
-    rotation: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     gguf_file: str | None = None
     version: int = VERSION
@@ -96,10 +91,6 @@ class PruningReport:
         if self.gguf_file:
             yield ["dense model", f"{self.gguf_file}, whose weights had been quantized before"]
         yield ["method", method_text(self.config)]
-        if self.rotation:
-            text = "residual stream and attention heads" if self.rotation["stream"] else "attention heads"
-            text += "; objective {:.3g} to {:.3g}".format(*self.rotation["objective"])
-            yield ["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]
         if self.head_roundings:
             error, name = max((own["error"], name) for name, own in self.head_roundings.items())
             text = f"{self.config['embedding_bits']} bits; squared error of rounding at most {error:.4%} ({name})"

@@ -160,10 +160,6 @@ class BlockRunner:
         outputs, norms = replay(block, stream.batches, calls, record, skipped)
         return Stream(outputs), norms
 
-    def pass_on(self, _index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        """Visit a block in [`run`] with one stream, and do nothing else."""
-        return [self.output(block, streams[0], calls)]
-
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         return self.replay(block, stream, calls, record=None)[0]
 

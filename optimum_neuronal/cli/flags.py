@@ -42,8 +42,6 @@ def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
         if name in several or get_args(kind):
             options["nargs"] = "+"
-        if kind is bool:
-            options = {"action": argparse.BooleanOptionalAction}
         if "metavar" in entry.metadata:
             options["metavar"] = entry.metadata["metavar"]
         if "methods" in entry.metadata:

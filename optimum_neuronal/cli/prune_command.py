@@ -16,7 +16,7 @@ from .command import Command, write
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
 # Fields of the config in these groups. All others are rarely needed.
 AMOUNT = ("sparsity", "bits_per_weight", "embedding_bits", "pattern")
-METHOD = ("saliency", "topup", "refit_epochs", "rotate")
+METHOD = ("saliency", "topup", "refit_epochs")
 TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
 

@@ -23,7 +23,7 @@ from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
 from ..files.records import Records, remove_records
 from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
-from ..pruning.prune import draw_calibration, find_changes, identity, maybe_rotated, own_tokenizer
+from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
 from ..trials import Cache
 from .combinations import Combinations, find_combinations
@@ -150,7 +150,7 @@ class Runs:
         self.model = model
         self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `check`
         self.windows: dict[str, torch.Tensor] = {}  # by test set
-        self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data or rotations, hidden states differ
+        self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
         possible = [(result, config) for result, config in combinations if config is not None]
         self.decoder = check(model, possible[0][1], **memory).decoder
@@ -201,17 +201,15 @@ class Runs:
         reset_peak_memory()
         try:
             context = check(self.model, config, **self.memory)
-            key = (context.methods.rotation, config.num_alignment_samples, *_data(combination, config))
+            key = (config.num_alignment_samples, *_data(combination, config))
             self.caches = {key: self.caches.get(key) or TimedCache()}
             cache = self.caches[key]
             cache.start()
             context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
-            with maybe_rotated(context, always_undo=True) as facts:
-                learning = cache.saved
-                outcome = find_changes(context)
-                report = make_report(context, outcome, {}, facts)
-                with changed_weights(context.decoder, outcome.changes):
-                    figures = self.measure()
+            outcome = find_changes(context)
+            report = make_report(context, outcome, {})
+            with changed_weights(context.decoder, outcome.changes):
+                figures = self.measure()
         except EXPECTED as error:
             return replace(combination, error=" ".join(f"{error}".split()) or type(error).__name__)
         return replace(
@@ -219,8 +217,7 @@ class Runs:
             **figures,
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=list(report.blocks.values()),
-            rotation_seconds=report.seconds.get("rotation", 0.0) + learning,
-            allocation_seconds=report.seconds["allocation"] + cache.saved - learning,
+            allocation_seconds=report.seconds["allocation"] + cache.saved,
             pruning_seconds=report.seconds["pruning"],
         )
 

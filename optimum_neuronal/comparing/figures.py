@@ -64,7 +64,7 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
             infinite = [f"infinite: {run.method}" for run in members if math.isinf(run.mean_perplexity)]
             axes.set_title("\n".join([members[0].target, *infinite]), loc="left")
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
-            axes.set(xscale="log", xlabel="Seconds: rotation, allocation and pruning", yscale="log", ylabel=PERPLEXITY)
+            axes.set(xscale="log", xlabel="Seconds: allocation and pruning", yscale="log", ylabel=PERPLEXITY)
             axes.margins(0.06, 0.12)
             axes.label_outer()
             style.show_round_numbers(axes.yaxis)

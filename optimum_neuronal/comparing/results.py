@@ -23,8 +23,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float] = field(default_factory=list)  # share of zeros in every block
-    rotation_seconds: float = 0.0  # these three count what the combination needs, also if another one computed it
-    allocation_seconds: float = 0.0
+    allocation_seconds: float = 0.0  # these two count what the combination needs, also if another one computed it
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model
     block_lambda: float | None = None  # NeuronAL's choices
@@ -56,8 +55,8 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the prune: rotation, allocation and final pruning."""
-        return self.rotation_seconds + self.allocation_seconds + self.pruning_seconds
+        """Seconds of the prune: allocation and final pruning."""
+        return self.allocation_seconds + self.pruning_seconds
 
     @property
     def mean_perplexity(self) -> float:

@@ -97,12 +97,6 @@ class ConfigFields:
         least=0,
         above=True,
     )
-    rotate: bool = _field(
-        False,
-        "rotate the residual stream and the values of attention heads first; unties head and embeddings. For decoders with "
-        "RMS norms and weights in memory",
-    )
-    rotate_args: dict[str, Any] = _hyper_parameters("rotation")
     bits_per_weight: float | None = _field(
         None,
         "quantize the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 2.4; "

@@ -17,9 +17,7 @@ from ..common.validation import (
     check_patterns,
     check_sparsity,
     did_you_mean,
-    make_checked,
 )
-from ..rotation.learning import Rotation
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
@@ -31,15 +29,7 @@ from .presets import PRESETS
 
 FEWEST = 16  # calibration sequences for a refit, which holds some out
 # Fields that only a prune to zeros uses. A prune that quantizes requires their defaults.
-OF_ZEROS = (
-    "saliency",
-    "saliency_args",
-    "topup_args",
-    "pattern",
-    "refit_epochs",
-    "rotate",
-    "rotate_args",
-)
+OF_ZEROS = ("saliency", "saliency_args", "topup_args", "pattern", "refit_epochs")
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
 _QuantizationConfig: Any = QuantizationConfigMixin
@@ -52,13 +42,11 @@ class Methods:
     saliency: Saliency
     topup: TopUp
     pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
-    rotation: Rotation | None = None
 
     @property
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
-        measures = self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
-        return measures or self.rotation is not None
+        return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
 
     @property
     def needs_final_runs(self) -> bool:
@@ -145,13 +133,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if self.bits_per_weight is not None:
             by = "uniform" if self.topup == "uniform" else "divergence"
             return Methods(LowBit(), Rates(self.bits_per_weight, by))
-        if self.rotate_args and not self.rotate:
-            raise ValueError(f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True.")
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        rotation = make_checked(Rotation, "the rotation", "rotate_args", self.rotate_args).at(self.amount)
-        return Methods(saliency, topup, pattern, rotation if self.rotate else None)
+        return Methods(saliency, topup, pattern)
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern

@@ -40,8 +40,6 @@ FEEDS = {
 MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
 BLOCK_ENTRIES = tuple(role for role, fed in FEEDS.items() if fed in ("output", "query", "kv") and role != "kv")
 
-STREAM, HEADS = "stream", "heads"  # values of `Architecture.rotates`
-
 # Role -> names of projections inside their block, or the last components of them. None: what is never pruned.
 _NAMES: dict[str | None, tuple[str, ...]] = {
     "query": ("q_proj", "q_b_proj", "self.query", "q_lin"),
@@ -85,11 +83,6 @@ class Architecture:
         stacked_experts (`bool`):
             True if the experts take their inputs stacked, (experts * tokens, hidden), instead of the indices of each
             token's experts, and store their weights transposed.
-        rotates (`str`, *optional*):
-            What may be rotated without changing the model's function. `"stream"`: the residual stream, which only
-            embeddings and blocks write and only RMS norms in front of attention, MLP and head read, and the heads' values.
-            `"heads"`: only the values of attention heads. None: nothing.
-        norm_offset (`int`): 1 if the RMS norms scale by `1 + weight`.
         blocks (`str`, *optional*):
             Name of the decoder's `ModuleList` of blocks, if transformers' `_no_split_modules` does not lead to it.
     """
@@ -97,8 +90,6 @@ class Architecture:
     roles: Mapping[str, str | None] = field(default_factory=dict)
     parallel: bool | tuple[str, ...] = False
     stacked_experts: bool = False
-    rotates: str | None = None
-    norm_offset: int = 0
     blocks: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,26 +114,17 @@ class Architecture:
 _ARCHITECTURES = {
     "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
     "falcon": Architecture(parallel=("parallel_attn",)),
-    "gemma": Architecture(rotates=STREAM, norm_offset=1),
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
-    "llama4_text": Architecture(stacked_experts=True, rotates=STREAM),
+    "llama4_text": Architecture(stacked_experts=True),
     "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
     **dict.fromkeys(("cohere", "cohere2", "gptj", "phi"), Architecture(parallel=True)),
     **dict.fromkeys(("gpt_neox", "stablelm"), Architecture(parallel=("use_parallel_residual",))),
     **dict.fromkeys(
         ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "gated_query"})
     ),
-    # RMS norms before attention and MLP, not after them.
-    **dict.fromkeys(
-        ("apertus", "ernie4_5_moe", "glm4_moe", "granite", "granitemoe", "hunyuan_v1_moe", "llama", "mistral", "mixtral", "olmoe",
-         "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
-        Architecture(rotates=STREAM),
-    ),
-    # RMS norms after attention and MLP, or experts with biases.
-    **dict.fromkeys(("exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2"), Architecture(rotates=HEADS)),
-}  # fmt: skip
+}
 
 
 def register_architecture(model_type: str, architecture: Architecture) -> None:

@@ -45,12 +45,6 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
     return groups
 
 
-def value_rows(role: str, out_features: int, fed_features: int, config) -> torch.Tensor:
-    """Return the rows of a projection that hold values, head after head, for the arguments of [`row_groups`]."""
-    groups = row_groups(role, out_features, fed_features, config)
-    return groups[1 if role == "partitioned_qvk" else -1].rows
-
-
 def _group(rows: torch.Tensor, features: torch.Tensor) -> RowGroup:
     return RowGroup(rows.flatten(), features.reshape(rows.numel(), -1))
 

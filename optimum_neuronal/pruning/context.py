@@ -25,8 +25,6 @@ from ..model.projections import Decoder, Projection, token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
-from ..rotation.learning import LABEL as ROTATING
-from ..rotation.rotated_weights import find_rotated
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 from .final_pass import LABEL as PRUNING
@@ -61,7 +59,7 @@ class PruneContext:
     calibration: CalibrationSet | None = None  # None if saliency and top-up look at weights alone
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
-    cache: Cache = field(default_factory=Cache)  # shared by prunes with the same calibration sequences and rotation
+    cache: Cache = field(default_factory=Cache)  # shared by prunes with the same calibration sequences
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
 
@@ -87,8 +85,7 @@ class PruneContext:
     @property
     def steps(self) -> tuple[str | None, ...]:
         """The labels of the steps of a prune. None stands for the top-up, which has labels of its own."""
-        rotation = (ROTATING,) if self.methods.rotation is not None else ()
-        return (*rotation, *(None,) * self.methods.topup.decides, PRUNING)
+        return (*(None,) * self.methods.topup.decides, PRUNING)
 
 
 def default_batch_size(tokens: int) -> int:
@@ -137,8 +134,6 @@ def check(
         _check_quantizable(decoder, loaded)
     if config.embedding_bits is not None:
         _check_head(model, loaded)
-    if methods.rotation is not None:
-        find_rotated(decoder, methods.rotation.untie)
     if loaded:
         check_weights(decoder.projections)
     return PruneContext(decoder, config, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)

@@ -29,7 +29,7 @@ from .refit import RUNS
 from .reporting import PackedSize, packed_size
 
 
-UNCOUNTED = "rotation, evaluation, reading and saving"
+UNCOUNTED = "evaluation, reading and saving"
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from .context import PruneContext
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity, versions
-from .rotate import rotated
 
 
 logger = get_logger(__name__)
@@ -38,22 +37,16 @@ def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
     names = stored_names(model, decoder)
-    with ExitStack() as last, maybe_rotated(context) as rotation:
-        outcome = find_changes(context)
-        dense = token_weights(model) if bits is not None else {}
-        head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
-        errors = {name: {"error": rounded.error(dense[name])} for name, rounded in head.items()}
-        report = make_report(context, outcome, errors, rotation)
-        sparsity_config = make_sparsity_config(decoder, report, names)
-        last.enter_context(deferred_interrupt())  # raised after `rotated`, which would take it for a failure
+    outcome = find_changes(context)
+    dense = token_weights(model) if bits is not None else {}
+    head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
+    errors = {name: {"error": rounded.error(dense[name])} for name, rounded in head.items()}
+    report = make_report(context, outcome, errors)
+    sparsity_config = make_sparsity_config(decoder, report, names)
+    with deferred_interrupt():
         apply_changes(decoder, outcome.changes, head)  # nothing that may fail from here on
         record_sparsity(model, sparsity_config)
     return report
-
-
-def maybe_rotated(context: PruneContext, always_undo: bool = False) -> AbstractContextManager[dict[str, Any]]:
-    """Return the context manager [`rotated`], or one that does nothing and gives an empty dict."""
-    return nullcontext({}) if context.methods.rotation is None else rotated(context, always_undo)
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:

@@ -50,7 +50,6 @@ def make_report(
     context: PruneContext,
     outcome: PruneOutcome,
     head_roundings: Mapping[str, dict[str, float]],
-    rotation: Mapping[str, Any],
 ) -> PruningReport:
     """Return the report of a prune of a model whose weights are still dense."""
     decoder, config = context.decoder, context.config
@@ -80,7 +79,6 @@ def make_report(
         versions=versions(),
         bits_per_weight=size.bits_per_weight,
         head_roundings=dict(head_roundings),
-        rotation=dict(rotation),
         gguf_file=getattr(decoder.model, "gguf_file", None),
         dtype=str(context.model.dtype).removeprefix("torch."),
     )

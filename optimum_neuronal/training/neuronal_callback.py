@@ -51,7 +51,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     ):
         super().__init__()
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-        for name in ("bits_per_weight", "embedding_bits", "rotate"):
+        for name in ("bits_per_weight", "embedding_bits"):
             if value := getattr(self.config, name):
                 raise ValueError(
                     f"config has {name}={value!r}, which cannot be used during training: leave it out, and apply it to the "

@@ -58,7 +58,7 @@ def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
     """A run inside another one shows no bar."""
     shown = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    runner = make_runner(steps=("rotating", None, "pruning"))
+    runner = make_runner(steps=("refitting", None, "pruning"))
 
     def visit(index, block, calls, streams):
         return runner.run(make_inputs(), 1, adding(1), "Dense activations") if index == 1 else streams

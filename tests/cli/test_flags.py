@@ -34,7 +34,6 @@ def parse(*words):
         ("--seq-length 16", {"seq_length": 16}),
         ("--targets q_proj mlp", {"targets": ["q_proj", "mlp"]}),
         ("--pattern 2:4", {"pattern": "2:4"}),
-        ("--no-rotate", {"rotate": False}),
         ("--topup owl:m=7", {"topup": "owl:m=7"}),
     ],
 )
@@ -55,7 +54,7 @@ def test_fields_that_take_several_values():
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys, command):
     assert methods("saliency").split(", ") == SALIENCIES.names() and methods("topup").split(", ") == TOPUPS.names()
     without = [entry.name for entry in fields(NeuronALConfig) if entry.name not in CONFIG_FLAGS]
-    assert without == ["saliency_args", "topup_args", "rotate_args"]
+    assert without == ["saliency_args", "topup_args"]
     with pytest.raises(SystemExit) as stop:
         run(command, "--help")
     assert stop.value.code == 0

@@ -13,7 +13,6 @@ from several_processes import in_processes
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.machine import Processes
-from optimum_neuronal.rotation.learning import Rotation
 
 
 LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}
@@ -80,29 +79,6 @@ def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, co
         assert all(torch.equal(value, found[key]) for key, value in expected.items()), path.name
     forwards = [int((tmp_path / f"{count}-0.forwards").read_text()) for count in counts]
     assert all(fewer < more for more, fewer in zip(forwards, forwards[1:])), "each does its share"
-
-
-ROTATED = {"rotate": True, "rotate_args": {"steps": 6, "fisher_samples": 4}, "topup": "uniform", "topup_args": {}}
-
-
-def _prune_rotated(rank, count, folder, ids):
-    """The second process would learn another rotation."""
-    if rank:
-        learn = Rotation.learn
-        Rotation.learn = lambda self, parts, runner, ids, seed: learn(self, parts, runner, ids.flip(0), seed + 1)
-    _prune(rank, count, folder, "gemma", ids, ROTATED)
-
-
-def test_all_processes_have_the_rotation_of_the_first(tmp_path, ids):
-    for count in (1, 2):
-        in_processes(count, _prune_rotated, tmp_path, tmp_path, ids)
-    expected = load_file(tmp_path / "1-0.safetensors")
-    for rank in (0, 1):
-        found = load_file(tmp_path / f"2-{rank}.safetensors")
-        assert found.keys() == expected.keys() and all(
-            torch.equal(value, found[key]) for key, value in expected.items()
-        )
-    assert not torch.equal(expected["lm_head.weight"], expected["model.embed_tokens.weight"])
 
 
 def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):

@@ -38,9 +38,9 @@ def test_a_preset_with_an_amount_of_its_own_is_run_once():
 
 
 def test_fields_of_sparse_prunes_are_left_out_of_quantized_ones():
-    config = {"refit_epochs": 2, "rotate": True}
+    config = {"refit_epochs": 2}
     sparse, quantized = find(saliencies=["alps"], bits_per_weight=[2.4], config=config)
-    assert sparse[1].rotate and not quantized[1].rotate
+    assert sparse[1].refit_epochs == 2 and quantized[1].refit_epochs == 0
 
 
 def test_an_impossible_combination_has_an_error():

@@ -6,7 +6,6 @@ import torch
 from accelerate import disk_offload
 from conftest import make_model
 from profiles import by_day
-from turning import ties
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
@@ -49,21 +48,19 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 
 
 @pytest.mark.usefixtures("quick_alps")
-def test_presets_and_rotations(ids, others, tmp_path):
-    """A rotated model's weights and ties are restored, and its results are read from the records."""
+def test_presets(ids, others, tmp_path):
+    """The model's weights are restored, and results are read from the records."""
     model = make_model("gemma")
-    before, tied = state(model), ties(model)
+    before = state(model)
     given = {**others, "saliencies": [], "topups": [], "presets": ["fast", "best"], "num_samples": 6}
-    given |= {"rotate_args": {"steps": 2, "untie": False}, "rotate": True, "refit_epochs": 0}
+    given |= {"refit_epochs": 0}
     comparison = compare(model, **given, output=tmp_path)
-    assert not comparison.failed and ties(model) == tied
+    assert not comparison.failed
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    own = {name: given[name] for name in ("rotate", "rotate_args", "refit_epochs")}
     for result in comparison.results:
         alone = make_model("gemma")
-        NeuronALPruner(NeuronALConfig.preset(result.topup, sparsity=0.5, **SMALL, **own)).prune(alone, ids[:6])
+        NeuronALPruner(NeuronALConfig.preset(result.topup, sparsity=0.5, **SMALL, refit_epochs=0)).prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
-        assert result.seconds > result.rotation_seconds > 0
     again = compare(model, **given, output=tmp_path)
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results]
 

@@ -59,7 +59,7 @@ def test_tables(comparison):
 def test_budgets_of_bits_and_presets(comparison):
     comparison.results += [
         result(0.0, "quantized", "rates", 30.0, 60.0, accuracy=0.7, budget=3.2, bits_per_weight=3.125),
-        result(0.5, "preset", "best", 11.0, 22.0, accuracy=0.8, rotation_seconds=7.5, pruning_seconds=2.0),
+        result(0.5, "preset", "best", 11.0, 22.0, accuracy=0.8, allocation_seconds=7.5, pruning_seconds=2.0),
     ]
     text = squeezed(comparison.to_markdown())
     assert "| 0.00% | quantized | rates | 3.12 | 30.00 | 60.00 |" in text

@@ -13,7 +13,7 @@ from optimum_neuronal.config.presets import PRESETS
 
 def test_fields_have_plain_defaults():
     config = NeuronALConfig(0.7)
-    assert (config.saliency, config.topup, config.refit_epochs, config.rotate) == ("alps", "neuronal", 0, False)
+    assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "neuronal", 0)
     assert (config.num_samples, config.num_alignment_samples, config.seed, config.dataset) == (128, 8, 0, "c4")
     assert replace(config, num_samples=4).num_alignment_samples == 8, "all four are used"
 
@@ -33,7 +33,7 @@ class TestPresets:
 
     def test_overrides_replace_fields(self):
         config = NeuronALConfig.preset("best", sparsity=0.6, refit_epochs=2)
-        assert config == NeuronALConfig(0.6, topup="search", refit_epochs=2, rotate=True, rotate_args={"untie": False})
+        assert config == NeuronALConfig(0.6, topup="search", refit_epochs=2)
 
     def test_another_method_comes_without_the_presets_hyper_parameters(self):
         config = NeuronALConfig.preset("paper", sparsity=0.6, topup="owl", topup_args={"half_width": 0.1})
@@ -52,7 +52,6 @@ class TestPresets:
 CONFIGS = [
     {"saliency": "multiflow", "topup": "neuronal", "topup_args": {"steps": "block", "block_lambdas": (0.1, 0.2)}},
     {"saliency": "alps", "refit_epochs": 3, "refit_learning_rate": 1e-4, "targets": ["mlp"]},
-    {"rotate": True, "rotate_args": {"steps": 3, "untie": False}},
     {"sparsity": None, "bits_per_weight": 2.4, "embedding_bits": 8, "topup": "uniform"},
 ]
 
@@ -105,13 +104,8 @@ BAD_VALUES = [
     ({**BITS, "bits_per_weight": 2}, "bits_per_weight is 2: expected a number above 2, at most 9"),
     ({**BITS, "saliency": "wanda"}, "saliency is 'wanda', but bits_per_weight=2.4 quantizes the weights"),
     ({**BITS, "pattern": "2:4"}, "pattern is '2:4', but bits_per_weight"),
-    ({**BITS, "rotate": True}, "rotate is True, but bits_per_weight"),
     ({**BITS, "topup": "owl"}, "topup is 'owl': with bits_per_weight, expected 'uniform', or leave it out"),
     ({**BITS, "embedding_bits": 4}, "embedding_bits is 4: expected 8"),
-    ({"rotate_args": {"steps": 3}}, "rotate_args is {'steps': 3}, but rotate is False: set rotate=True"),
-    ({"rotate": True, "rotate_args": {"step": 3}}, "'step': the rotation takes steps, .*Did you mean 'steps'"),
-    ({"rotate": True, "rotate_args": {"steps": 0}}, "steps is 0: expected a whole number of at least 1"),
-    ({"rotate": True, "rotate_args": {"cut": 1.1}}, "cut is 1.1: expected a number above 0, at most 1"),
 ]  # fmt: skip
 BAD_TYPES = [
     ({"saliency": None}, "saliency is None: expected one of alps"),
@@ -123,7 +117,6 @@ BAD_TYPES = [
     ({"bits_per_weight": True}, "bits_per_weight is True: expected a number"),
     ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyper-parameters"),
     ({"topup_args": {"block_lambdas": [Decimal("0.1")]}}, "topup_args is .*block_lambdas.*expected numbers, text"),
-    ({"rotate": "true"}, "rotate is 'true': expected True or False"),
 ]
 
 
@@ -185,10 +178,3 @@ def test_files_that_are_not_configs(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         NeuronALConfig.from_json_file(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(("sparsity", "cut"), [(0.7, 0.7), (0.3, 0.5), (0.95, 0.9)])
-def test_a_rotation_cuts_where_the_prune_does_within_bounds(sparsity, cut):
-    assert NeuronALConfig(sparsity, rotate=True).methods.rotation.cut == cut
-    given = NeuronALConfig(sparsity, rotate=True, rotate_args={"cut": 0.6})
-    assert given.methods.rotation.cut == 0.6

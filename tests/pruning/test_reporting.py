@@ -33,7 +33,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
     outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
     context = PruneContext(decoder, config, calibration=calibration)
     context.clock.seconds["pruning"] = 2.0
-    return make_report(context, outcome, {}, {})
+    return make_report(context, outcome, {})
 
 
 def test_what_was_asked_for_and_what_was_found():

@@ -74,7 +74,6 @@ STAGES = {
     "levels on disk": {"topup": "search", "saliency": "sparsegpt", "topup_args": {"budget": 8}, "max_hidden_bytes": 0},
     "fitted": {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 1},
     "with the head": {"topup": "uniform", "embedding_bits": 8},
-    "rotated": {"topup": "uniform", "rotate": True, "rotate_args": {"steps": 4, "fisher_samples": 2}},
     "quantised": {
         "topup": "search",
         "sparsity": None,

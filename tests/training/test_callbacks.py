@@ -221,7 +221,6 @@ def test_bad_schedules(tmp_path, data, llama):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     for fields in (
-        {"sparsity": 0.7, "rotate": True},
         {"bits_per_weight": 2.4},
         {"sparsity": 0.7, "embedding_bits": 8},
     ):
