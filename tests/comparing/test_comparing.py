@@ -100,6 +100,13 @@ def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(runs) == 9
 
 
+def test_commands_may_share_an_output_directory(llama, others, tmp_path, monkeypatch):
+    for topup in METHODS["topups"]:
+        compare(llama, **METHODS | {"topups": [topup]}, **others, output=tmp_path)
+    monkeypatch.delattr(comparing.Runs, "measure")  # of any model, the dense one too
+    assert len(compare(llama, **METHODS, **others, output=tmp_path).results) == 4, "all were finished"
+
+
 def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_path):
     methods = {"saliencies": ["wanda"], "topups": ["uniform"]}
     first = compare(llama, **methods, **others, output=tmp_path)
