@@ -52,14 +52,21 @@ def test_presets(ids, others, tmp_path):
     """The model's weights are restored, and results are read from the records."""
     model = make_model("gemma")
     before = state(model)
-    given = {**others, "saliencies": [], "topups": [], "presets": ["fast", "best"], "num_samples": 6}
-    given |= {"refit_epochs": 0}
+    given = {
+        **others,
+        "saliencies": [],
+        "topups": [],
+        "presets": ["fast", "best"],
+        "num_samples": 6,
+        "refit_epochs": 0,
+    }
     comparison = compare(model, **given, output=tmp_path)
     assert not comparison.failed
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for result in comparison.results:
         alone = make_model("gemma")
-        NeuronALPruner(NeuronALConfig.preset(result.topup, sparsity=0.5, **SMALL, refit_epochs=0)).prune(alone, ids[:6])
+        config = NeuronALConfig.preset(result.topup, sparsity=0.5, refit_epochs=0, **SMALL)
+        NeuronALPruner(config).prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
     again = compare(model, **given, output=tmp_path)
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results]
