@@ -3,7 +3,6 @@
 import copy
 import gc
 import os
-from dataclasses import dataclass
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches the network
@@ -80,25 +79,6 @@ def ids() -> torch.Tensor:
 def make_ids() -> torch.Tensor:
     """Return token ids of 12 sequences of 16 tokens."""
     return torch.randint(0, VOCABULARY, (12, 16), generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def own_topup():
-    """A third party's top-up, some of whose hyper-parameters are called like fields of the config."""
-    from optimum_neuronal.topup import TOPUPS, Allocation, TopUp, register_topup
-
-    @register_topup("test-only")
-    @dataclass(frozen=True)
-    class Own(TopUp):
-        batch_size: int = 4
-        seed: int = 123
-        shape: tuple[int, ...] = (1, 2)
-
-        def allocate(self, trials, sparsity):
-            return Allocation(None)
-
-    yield Own
-    del TOPUPS._classes["test-only"]
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ class BlockRunner:
                 found.append(work(index, block))
         return found
 
-    def progress(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
+    def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
         """Yield indices while [`progress`] shows this label, with the number of its step, unless it shows another one."""
         if label is None or self._quiet or self._is_shown:
             yield from indices
@@ -141,7 +141,7 @@ class BlockRunner:
         number = f"step {self._steps.index(step) + 1} of {len(self._steps)}: " if step in self._steps else ""
         self._is_shown = True
         try:
-            yield from progress(indices, number + label, unit, self._parts[label])
+            yield from progress(indices, number + label, "block", self._parts[label])
         finally:
             self._is_shown = False
 

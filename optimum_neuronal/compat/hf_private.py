@@ -181,20 +181,7 @@ def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
             left = {to: of for to, of in tied.items() if start + to not in names and start + of not in names}
             if left != tied:
                 part._dense_tied_keys, part._tied_weights_keys = part._tied_weights_keys, left
-    refresh_tied_weights(model)
-
-
-def refresh_tied_weights(model: PreTrainedModel) -> None:
-    """Update a model's list of tied weights after a change of its config."""
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
-
-
-def set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Replace the config of a model, and of its modules that share it. Other models that share it keep it."""
-    before = model.config
-    for module in model.modules():  # blocks read how they attend from the model's config
-        if module.__dict__.get("config") is before:
-            module.config = config
 
 
 # Offloading: weights wait in CPU memory or on disk, and a hook of accelerate reads them at every forward.

@@ -76,16 +76,13 @@ class PruneContext:
         """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
         return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
 
-    def runner(self, batch_size: int | None = None, quiet: bool = False) -> BlockRunner:
-        batch_size = batch_size or self.batch_size or default_batch_size(self.ids.shape[1])
+    def runner(self) -> BlockRunner:
+        batch_size = self.batch_size or default_batch_size(self.ids.shape[1])
         device = execution_device(self.model.get_input_embeddings())
-        quiet = quiet or self.records.processes.rank > 0
-        return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet, self.steps)
-
-    @property
-    def steps(self) -> tuple[str | None, ...]:
-        """The labels of the steps of a prune. None stands for the top-up, which has labels of its own."""
-        return (*(None,) * self.methods.topup.decides, PRUNING)
+        # Labels of the steps. None stands for the top-up, which has labels of its own.
+        steps = (None, PRUNING) if self.methods.topup.decides else (PRUNING,)
+        quiet = self.records.processes.rank > 0
+        return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet, steps)
 
 
 def default_batch_size(tokens: int) -> int:

@@ -29,9 +29,6 @@ from .refit import RUNS
 from .reporting import PackedSize, packed_size
 
 
-UNCOUNTED = "evaluation, reading and saving"
-
-
 @dataclass(frozen=True, repr=False)
 class PrunePlan:
     """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
@@ -41,7 +38,7 @@ class PrunePlan:
     bytes_saved: int  # in the packed format
     hidden_bytes: int  # of the calibration sequences' hidden states
     block_forwards: int  # on one sequence, roughly
-    seconds: float  # roughly, without `UNCOUNTED`
+    seconds: float  # roughly
 
     def __repr__(self) -> str:
         config, decoder, model = self.context.config, self.context.decoder, self.context.model
@@ -58,7 +55,7 @@ class PrunePlan:
             [f"size in {dtype}", f"{format_bytes(in_memory)}, packed {packed}"],
             ["hidden states", format_bytes(self.hidden_bytes)],
             ["block forwards", f"about {format_count(self.block_forwards)}, each on one sequence"],
-            ["time, a rough estimate", f"{format_duration(self.seconds)}, without {UNCOUNTED}"],
+            ["time, a rough estimate", f"{format_duration(self.seconds)}, without evaluation, reading and saving"],
         ]
         return format_table(["", "plan"], rows)
 

@@ -80,8 +80,9 @@ class FinalPruning:
     def _fit_block(
         self, block: Block, calls: Sequence[Call], inputs: Stream, expected: Stream | None = None
     ) -> Finding:
-        """Return the finding of [`prune_block`]. A refit fits its values to the `expected` output."""
-        found, tensors = self.prune_block(block, calls, inputs)
+        """Return the finding of a block, which `inputs` enter. A refit fits its values to the `expected` output."""
+        norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
+        found, tensors = self._solve(block, self.trials.joined(norms, self._statistic))
         if expected is None or not block.pruned:
             return found, tensors
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
@@ -92,11 +93,6 @@ class FinalPruning:
             kept = change.unpack_mask().to(projection.weight.device)
             tensors |= parts_of(replace(change, values=fitted[name][kept]), projection.weight, name)
         return found, tensors
-
-    def prune_block(self, block: Block, calls: Sequence[Call], inputs: Stream) -> Finding:
-        """Return the starved experts of a block, and the packed parts of its masks or weights; `inputs` enter it."""
-        norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
-        return self._solve(block, self.trials.joined(norms, self._statistic))
 
     def _solve(self, block: Block, norms: Norms | None) -> Finding:
         """Return the starved experts of a block, and the packed parts of their masks or weights."""
@@ -110,7 +106,7 @@ class FinalPruning:
 
 
 def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> StoredChange:
-    """Return the change of a projection's weight from the tensors of [`FinalPruning.prune_block`]."""
+    """Return the change of a projection's weight from the tensors of a finding."""
     return of_parts(tensors, projection.name, projection.shape, projection.owner.dtype)
 
 

@@ -20,7 +20,6 @@ from .. import __version__
 from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY, VERSION, about_head
 from ..common.machine import peak_memory
-from ..compat.hf_private import set_config
 from ..model.projections import Decoder, Projection, every_projection, kind_of
 from ..packed.change import Change
 from ..packed.formats.quantized import quantized_bytes
@@ -177,9 +176,11 @@ def _projections_by_kind(
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
     """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
-    own = copy.copy(model.config)
+    before, own = model.config, copy.copy(model.config)
     setattr(own, KEY, sparsity_config)
-    set_config(model, own)
+    for module in model.modules():  # blocks read how they attend from the model's config
+        if module.__dict__.get("config") is before:
+            module.config = own
 
 
 def hub_id(model: PreTrainedModel) -> str | None:

@@ -41,7 +41,6 @@ class ALPS(WeightUpdate):
     paper: ClassVar[str] = (
         "Meng et al., ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for LLMs, NeurIPS 2024"
     )
-    knows_rows: ClassVar[bool] = True
 
     iterations: int = hyper(300, 1)
     refinements: int = hyper(10, 0)

@@ -131,5 +131,5 @@ def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tenso
     def is_too_small(scale: float) -> bool:  # clipping raises the common scale
         return bool(((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity)
 
-    _, scale = bisect(is_too_small, 0.0, LARGEST / factors.min().item(), 60)
+    scale = bisect(is_too_small, 0.0, LARGEST / factors.min().item(), 60)
     return (factors * scale).clamp(max=LARGEST)

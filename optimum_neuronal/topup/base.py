@@ -194,19 +194,19 @@ def shift_to_mean(
     values, float64 within [-1, 2], and weights both have shape (n,).
     """
     weights = weights.double() / weights.sum()
-    _, shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
+    shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
     return (values + shift).clamp(least, most)
 
 
-def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> tuple[float, float]:
-    """Halve an interval around the smallest number that is not too small. Return its ends; `high` is never too small."""
+def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> float:
+    """Return about the smallest number in an interval that is not too small, and never one that is."""
     for _ in range(steps):
         middle = (low + high) / 2
         if is_too_small(middle):
             low = middle
         else:
             high = middle
-    return low, high
+    return high
 
 
 def draw(generator: torch.Generator, below: int) -> int:

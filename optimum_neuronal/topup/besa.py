@@ -187,5 +187,5 @@ def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Ten
 
 def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
     """Return logits `k * rate` of the distribution with a given mean in (0, 1) that is closest to equal probabilities."""
-    _, factor = bisect(lambda k: bool((rates * k).softmax(dim=0) @ rates < mean), -1e5, 1e5, 100)
+    factor = bisect(lambda k: bool((rates * k).softmax(dim=0) @ rates < mean), -1e5, 1e5, 100)
     return rates * factor

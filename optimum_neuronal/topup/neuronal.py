@@ -127,7 +127,7 @@ class NeuronAL(TopUp):
             base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = rounded(trials, base, self.variant), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:
-            plan, decisions["row"] = self._row_step(trials, base)
+            plan, decisions["row"] = self._row_step(trials, base, plan)
         elif self.steps != "block":
             decisions["note"] = f"no row step: {problem}"
         return Allocation(plan, decisions, trials.norms if saliency.uses_activations else SquaredNorms)
@@ -161,9 +161,9 @@ class NeuronAL(TopUp):
         found = iter(measure(others, *self._measured_on, bound=bound) if others else [])
         return [known[index] if index in known else next(found) for index in range(len(plans))]
 
-    def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
+    def _row_step(self, trials: Trials, base: SparsityPlan, plan: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
-        plan, lambdas, known = rounded(trials, base, self.variant), self.row_lambdas, None
+        lambdas, known = self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
         deviation = trials.deviation(plan, *self._measured_on, label="measuring how rows deviate", kind=kind)
         make = neuronal_authors.row_plan if self.variant == "authors" else row_plan

@@ -90,8 +90,7 @@ def output_errors(
         streams = [given[1]]  # its own stream has run already
     else:
         streams = trials.runner.run(inputs, len(plans), visit, label)
-    statistic = SquaredNorms if solved or given else trials.statistic
-    dense = trials.dense(statistic)[1] if metric == "kl" else None
+    dense = trials.dense(SquaredNorms if solved or given else None)[1] if metric == "kl" else None
     return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
 
 

@@ -75,9 +75,9 @@ class SolvedSparsities(SolvedWeights):
     kind: ClassVar[type[Plan]] = SparsityPlan
 
     @classmethod
-    def around(cls, target: float, shares: Sequence[float] = SHARES) -> "SolvedSparsities":
-        """Return the sparsities to solve for a target in (0, 1). `shares`: of the kept weights, relative to the target's."""
-        kept = (share * (1 - target) for share in shares)
+    def around(cls, target: float) -> "SolvedSparsities":
+        """Return the sparsities to solve for a target in (0, 1)."""
+        kept = (share * (1 - target) for share in SHARES)
         return cls(tuple(1 - share for share in kept if share < 1))
 
     def nbytes(self, projection: Projection) -> int:
