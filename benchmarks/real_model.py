@@ -10,8 +10,9 @@ them to 4 bits or more shows nothing. With access to the Hub, skip it and measur
 HuggingFaceTB/SmolLM2-135M-Instruct.
 
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1; or
-bits_per_weight=BITS, or bits_per_weight=BITS+uniform for the same bits everywhere. Run it again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test
-text. A row also has the model's greedy answers to three prompts.
+bits_per_weight=BITS, or bits_per_weight=BITS+uniform for the same bits everywhere. Run it again to continue. Excess is
+ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
+prompts.
 """
 
 import argparse
@@ -73,8 +74,9 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
 def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
     """Make the config of a method's text, such as `"alps+owl+seed=1"` or `"bits_per_weight=3"`."""
     if method.startswith(BITS):
-        bits, *topup = method.removeprefix(BITS).split("+")
-        return NeuronALConfig(bits_per_weight=float(bits), **dict(zip(["topup"], topup)), **fields)
+        bits, _, topup = method.removeprefix(BITS).partition("+")
+        own = {"topup": topup} if topup else {}
+        return NeuronALConfig(bits_per_weight=float(bits), **own, **fields)
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
     named = parse_method(f"config:{','.join(more)}")[1] if more else {}
     return NeuronALConfig(saliency=saliency, topup=topup, sparsity=sparsity, **fields, **named)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -250,12 +250,18 @@ def with_stars(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
+def by_owner(projections: Iterable[Projection]) -> list[list[Projection]]:
+    """Return the projections in groups that share a parameter. No weight is read."""
+    found: dict[nn.Parameter, list[Projection]] = {}
+    for projection in projections:
+        found.setdefault(projection.owner, []).append(projection)
+    return list(found.values())
+
+
 def trial_tensors(projections: Sequence[Projection], change_of: ChangeOf) -> dict[nn.Parameter, torch.Tensor]:
     """Return a sparse copy of every parameter of the projections, in its layout. Only one change exists at a time."""
-    by_owner: dict[nn.Parameter, list[Projection]] = {}
-    for projection in projections:
-        by_owner.setdefault(projection.owner, []).append(projection)
-    return {owner: _sparse(owner.data, members, change_of) for owner, members in by_owner.items()}
+    groups = by_owner(projections)
+    return {members[0].owner: _sparse(members[0].owner.data, members, change_of) for members in groups}
 
 
 @contextmanager

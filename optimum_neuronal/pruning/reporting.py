@@ -20,7 +20,7 @@ from .. import __version__
 from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY, VERSION, about_head
 from ..common.machine import peak_memory
-from ..model.projections import Decoder, Projection, every_projection, kind_of
+from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
 from ..packed.change import Change
 from ..packed.formats.quantized import quantized_bytes
 from ..packed.formats.sparse import sparse_bytes
@@ -224,11 +224,8 @@ def packed_size(
 
     `zeros` counts a projection's zeros, and `bits` maps projection names to the bits of their codes.
     """
-    by_owner: dict[int, list[Projection]] = {}
-    for projection in decoder.projections.values():
-        by_owner.setdefault(id(projection.owner), []).append(projection)
     dense = saved = weights = 0
-    for projections in by_owner.values():
+    for projections in by_owner(decoder.projections.values()):
         owner, columns = projections[0].owner, projections[0].shape[1]
         rows, size = owner.numel() // columns, owner.numel() * owner.element_size()
         if bits is not None:

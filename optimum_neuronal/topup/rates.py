@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..model.projections import Decoder, Projection
+from ..model.projections import Decoder, Projection, by_owner
 from ..packed.formats.quantized import quantized_bytes
 from ..saliency.low_bit import has_steps
 from ..saliency.plan import DENSE, RatePlan
@@ -84,16 +84,14 @@ class _Units:
     """Projections by the parameter that holds them, which has one rate. Units have the name of their first projection."""
 
     def __init__(self, projections: Iterable[Projection]):
-        by_owner: dict[int, list[Projection]] = {}
-        for projection in projections:  # whose weights are not read
-            by_owner.setdefault(id(projection.owner), []).append(projection)
-        self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
+        groups = by_owner(projections)
+        self.members = {own[0].name: [p.name for p in own] for own in groups}
         self.sizes: dict[str, Sizes] = {}
-        for first, *others in by_owner.values():
+        for first, *others in groups:
             (rows, columns), shared = first.shape, first.expert is not None
             shape = (1 + len(others), rows, columns)
             self.sizes[first.name] = {b: quantized_bytes(shape, b, has_steps(rows, b, shared)) for b in RATES}
-        self.weights = sum(p.numel for own in by_owner.values() for p in own)
+        self.weights = sum(p.numel for own in groups for p in own)
 
     def budget(self, bits: float) -> int:
         """Return the bytes of all weights at so many bits each."""
