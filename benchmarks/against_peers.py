@@ -1,0 +1,168 @@
+"""Compare prunes with those of other packages, on the same weights and device, in turns.
+
+    pip install llmcompressor .
+    python -m benchmarks.against_peers MODEL [--methods wanda sparsegpt gptq] [--num-samples 32] [--seq-length 512]
+
+MODEL is a folder or an id on the Hub. Wanda and SparseGPT run with uniform sparsity in llm-compressor, as its GPTQ does with
+--bits, in groups of 64. Our side of GPTQ has the same bits in every projection.
+
+`--methods neuronal` runs NeuronAL's block step over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL),
+which needs a CUDA device. It draws its own 8 alignment sequences of C4, and its seconds include this:
+
+    pip install weightwatcher; git clone https://github.com/eliacunegatti/NeuroAL; (cd NeuroAL/ops; python setup.py install)
+    PYTHONPATH=NeuroAL:. python -m benchmarks.against_peers MODEL --methods neuronal --sparsity 0.6 --seq-length 2048
+
+All run with their own defaults. Seconds are those of the whole prune, without loading the model and drawing the sequences.
+Perplexity is that of the head of WikiText-2's test text.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.machine import default_device, time_on
+from optimum_neuronal.data.calibration import draw_windows
+
+
+HEADER = ("method", "seconds", "peer", "ratio", "perplexity", "peer", "zeros elsewhere")
+GROUP = 64  # weights that share a scale in llm-compressor's GPTQ
+Prune = Callable[[PreTrainedModel, PreTrainedTokenizerBase, torch.Tensor, argparse.Namespace], None]
+
+
+def prune_here(model, ids: torch.Tensor, **fields) -> None:
+    NeuronALPruner(NeuronALConfig(num_samples=len(ids), seq_length=ids.shape[1], **fields)).prune(model, ids)
+
+
+def wanda(model, tokenizer, ids, args) -> None:
+    prune_here(model, ids, sparsity=args.sparsity, saliency="wanda", topup="uniform")
+
+
+def sparsegpt(model, tokenizer, ids, args) -> None:
+    prune_here(model, ids, sparsity=args.sparsity, saliency="sparsegpt", topup="uniform")
+
+
+def neuronal(model, tokenizer, ids, args) -> None:
+    topup = {"variant": "authors", "steps": "block"}
+    prune_here(model, ids, sparsity=args.sparsity, saliency="wanda", topup="neuronal", topup_args=topup)
+
+
+def quantize(model, tokenizer, ids, args) -> None:
+    prune_here(model, ids, bits_per_weight=args.bits, topup="uniform")
+
+
+def in_llm_compressor(model: PreTrainedModel, ids: torch.Tensor, modifier) -> None:
+    from datasets import Dataset
+    from llmcompressor import oneshot
+
+    data = Dataset.from_dict({"input_ids": ids.tolist(), "attention_mask": torch.ones_like(ids).tolist()})
+    sizes = {"num_calibration_samples": len(ids), "max_seq_length": ids.shape[1]}
+    options = {"shuffle_calibration_samples": False, "pipeline": "sequential"}
+    oneshot(model, dataset=data, recipe=modifier, **sizes, **options)
+
+
+def their_wanda(model, tokenizer, ids, args) -> None:
+    from llmcompressor.modifiers.pruning import WandaPruningModifier
+
+    in_llm_compressor(model, ids, WandaPruningModifier(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
+
+
+def their_sparsegpt(model, tokenizer, ids, args) -> None:
+    from llmcompressor.modifiers.pruning import SparseGPTModifier
+
+    in_llm_compressor(model, ids, SparseGPTModifier(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
+
+
+def their_gptq(model, tokenizer, ids, args) -> None:
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    weights = {"num_bits": int(args.bits), "strategy": "group", "group_size": GROUP, "symmetric": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    in_llm_compressor(model, ids, GPTQModifier(config_groups=groups, ignore=["lm_head"]))
+
+
+def their_neuronal(model, tokenizer, ids, args) -> None:
+    from lib.prune import prune_wanda
+    from sparsity_distribution import get_neuroal_sparsity_distribution
+
+    # Their code calls decoder layers as transformers did before it passed rotary embeddings to them.
+    def add_embeddings(layer, inputs, kwargs):
+        return inputs, kwargs | {"position_embeddings": model.model.rotary_emb(inputs[0], kwargs["position_ids"])}
+
+    layers, device = model.model.layers, model.device
+    hooks = [layer.register_forward_pre_hook(add_embeddings, with_kwargs=True) for layer in layers]
+    try:
+        model.seqlen = ids.shape[1]
+        own = argparse.Namespace(
+            seed=0, sparsity_ratio=args.sparsity, prune_method="wanda", neuroal_step="block", model_type="llama"
+        )
+        found, granularity, *_ = get_neuroal_sparsity_distribution(own, model, tokenizer, device, layers)
+        own.nsamples = len(ids)
+        sequences = [(row[None], None) for row in ids]
+        prune_wanda(own, model, tokenizer, device, sequences, dist=found, granularity=granularity)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+METHODS: dict[str, tuple[Prune, Prune]] = {
+    "wanda": (wanda, their_wanda),
+    "sparsegpt": (sparsegpt, their_sparsegpt),
+    "gptq": (quantize, their_gptq),
+    "neuronal": (neuronal, their_neuronal),
+}
+
+
+def zeros_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: weight == 0 for name, weight in model.named_parameters() if name.endswith("_proj.weight")}
+
+
+def share_elsewhere(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the share of elements that are zero in one of two models only. NaN without dense weights in the first."""
+    if not own:
+        return math.nan
+    return sum(int((own[name] ^ other[name]).sum()) for name in own) / sum(mask.numel() for mask in own.values())
+
+
+def compare(method: str, args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> list[str]:
+    """Return a row of the table."""
+    seconds, perplexities, zeros = [], [], []
+    for prune in METHODS[method]:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
+        start = time_on(model.device)
+        prune(model, tokenizer, ids, args)
+        seconds.append(time_on(model.device) - start)
+        zeros.append(zeros_of(model))
+        test = (args.evaluate, args.window)
+        perplexities.append(evaluate_perplexity(model, tokenizer, *test, max_windows=args.windows))
+    times = [f"{value:.1f}" for value in seconds] + [f"{seconds[1] / seconds[0]:.1f}"]
+    return [method, *times, *(f"{value:.2f}" for value in perplexities), f"{share_elsewhere(*zeros):.2%}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder or Hub id")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["wanda", "sparsegpt"])
+    parser.add_argument("--sparsity", type=float, default=0.5, help="(default: 0.5)")
+    parser.add_argument("--bits", type=float, default=4, help="of a weight, for gptq (default: 4)")
+    parser.add_argument("--dataset", default="c4", help="to calibrate with (default: c4)")
+    parser.add_argument("--num-samples", type=int, default=32, help="calibration sequences (default: 32)")
+    parser.add_argument("--seq-length", type=int, default=512, help="their tokens (default: 512)")
+    parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
+    parser.add_argument("--window", type=int, default=1024, help="tokens of a test window (default: 1024)")
+    parser.add_argument("--windows", type=int, default=8, help="test windows (default: 8)")
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    sizes = {"num_samples": args.num_samples, "seq_length": args.seq_length, "seed": 0, "vocab_size": len(tokenizer)}
+    ids = draw_windows(args.dataset, tokenizer, **sizes).ids
+    print(format_markdown(HEADER, [compare(method, args, tokenizer, ids) for method in args.methods]))
+
+
+if __name__ == "__main__":
+    main()
