@@ -194,7 +194,7 @@ class NeuronALPruner(OptimumQuantizer):
             batch_size (`int`, *optional*):
                 Sequences per forward pass. It changes no mask of a saliency that leaves the kept weights alone. Updated
                 weights change by rounding at most; their masks may change where tokens are fewer than input features.
-                None: as many as make about 2048 tokens.
+                None: as many as make about 2048 tokens on a CPU, and 8192 on an accelerator.
             max_hidden_bytes (`int`, *optional*):
                 Hidden states of the calibration sequences beyond this many bytes wait in CPU memory. Does not change the
                 result. None: they stay on the device.

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,12 @@ def check_answers(model: PreTrainedModel) -> None:
 
 def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> dict[str, Any]:
     """Return the harness's tasks with their data, for zero shots. Raise for unknown tasks and for those without `acc`."""
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]") from error
     names = [tasks] if isinstance(tasks, str) else check_texts("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     path = include_path and str(include_path)
-    manager = TaskManager(include_path=path, include_defaults=not path)
-    if path and not set(names) <= set(manager.all_tasks):  # to index the harness's own takes many seconds
-        manager = TaskManager(include_path=path)
+    manager = _task_manager(include_path=path, include_defaults=False) if path else _own_tasks()
+    if path and not set(names) <= set(manager.all_tasks):
+        manager = _task_manager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(f"Unknown task {name!r}.{did_you_mean(name, ['paper', *manager.all_tasks])}")
@@ -99,6 +96,20 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
             raise ValueError(f"The task {name!r} has no metric {METRIC!r}: choose multiple-choice tasks.")
         task.set_config(key="num_fewshot", value=0)
     return loaded
+
+
+def _task_manager(**options: Any) -> Any:
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]") from error
+    return TaskManager(**options)
+
+
+@cache
+def _own_tasks() -> Any:
+    """Return the index of the harness's own tasks. To read it takes many seconds, and a comparison asks for each row."""
+    return _task_manager()
 
 
 def _result(name: str, task: Any, results: dict) -> TaskResult:

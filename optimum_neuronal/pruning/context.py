@@ -34,6 +34,7 @@ _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+LAUNCHED = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
 
 
 class Clock:
@@ -77,17 +78,18 @@ class PruneContext:
         return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
 
     def runner(self) -> BlockRunner:
-        batch_size = self.batch_size or default_batch_size(self.ids.shape[1])
         device = execution_device(self.model.get_input_embeddings())
+        tokens = TOKENS_PER_FORWARD if device.type == "cpu" else LAUNCHED
+        batch_size = self.batch_size or default_batch_size(self.ids.shape[1], tokens)
         # Labels of the steps. None stands for the top-up, which has labels of its own.
         steps = (None, PRUNING) if self.methods.topup.decides else (PRUNING,)
         quiet = self.records.processes.rank > 0
         return BlockRunner(self.decoder, batch_size, device, self.max_hidden_bytes, quiet, steps)
 
 
-def default_batch_size(tokens: int) -> int:
-    """Return the number of sequences of this many tokens in a forward pass, unless the user sets it."""
-    return max(1, TOKENS_PER_FORWARD // max(1, tokens))
+def default_batch_size(tokens: int, most: int = TOKENS_PER_FORWARD) -> int:
+    """Return the number of sequences of this many tokens in a forward pass of `most` tokens, unless the user sets it."""
+    return max(1, most // max(1, tokens))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -11,6 +12,7 @@ from packed_models import make_low_bit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from optimum_neuronal.evaluation import tasks
 from optimum_neuronal.evaluation.tasks import TaskResult, evaluate_tasks
 
 
@@ -108,3 +110,16 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[eval\]"):
         evaluate(llama, tokenizer)
+
+
+def test_the_harness_is_indexed_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(tasks, "_task_manager", lambda: made.append(1) or SimpleNamespace(all_tasks=["boolq"]))
+    tasks._own_tasks.cache_clear()
+    try:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="Unknown task 'bolq'. Did you mean 'boolq'"):
+                tasks.load_tasks(["bolq"])
+    finally:
+        tasks._own_tasks.cache_clear()
+    assert made == [1]
