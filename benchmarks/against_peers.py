@@ -17,7 +17,6 @@ Perplexity is that of the head of WikiText-2's test text.
 """
 
 import argparse
-import math
 from collections.abc import Callable
 
 import torch
@@ -123,9 +122,7 @@ def zeros_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def share_elsewhere(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the share of elements that are zero in one of two models only. NaN without dense weights in the first."""
-    if not own:
-        return math.nan
+    """Return the share of elements that are zero in one of two models only."""
     return sum(int((own[name] ^ other[name]).sum()) for name in own) / sum(mask.numel() for mask in own.values())
 
 
@@ -141,7 +138,8 @@ def compare(method: str, args: argparse.Namespace, tokenizer: PreTrainedTokenize
         test = (args.evaluate, args.window)
         perplexities.append(evaluate_perplexity(model, tokenizer, *test, max_windows=args.windows))
     times = [f"{value:.1f}" for value in seconds] + [f"{seconds[1] / seconds[0]:.1f}"]
-    return [method, *times, *(f"{value:.2f}" for value in perplexities), f"{share_elsewhere(*zeros):.2%}"]
+    elsewhere = f"{share_elsewhere(*zeros):.2%}" if zeros[0] else "-"  # packed codes have no such weights
+    return [method, *times, *(f"{value:.2f}" for value in perplexities), elsewhere]
 
 
 def main() -> None:

@@ -116,11 +116,14 @@ def read(results: Path) -> list[dict]:
 
 
 def draw(args: argparse.Namespace) -> None:
-    """Draw the excess of each method at one sparsity to a PNG or SVG file."""
+    """Draw the excess of each method at one sparsity to a PNG or SVG file, a point for each seed."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
-    rows = [row for row in rows if (row["sparsity"], row["sizes"]["num_samples"]) == (args.sparsity, args.num_samples)]
+    wanted = {"num_samples": args.num_samples, "windows": args.windows}
+    rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
+    if not rows:
+        raise SystemExit(f"No row of {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}.")
     names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
-    with style.new_figure(args.image, 1 + 0.5 * len(rows), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
+    with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
@@ -145,6 +148,7 @@ def main() -> None:
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")
+    drawing.add_argument("--windows", type=int, default=16, help="of the rows to draw (default: 16)")
     drawing.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
     args = parser.parse_args()
     args.run(args)

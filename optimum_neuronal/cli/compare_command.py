@@ -18,7 +18,7 @@ from .command import Command, write
 SEVERAL = {
     "sparsity": ("sparsities", "0.6 0.7 0.8"),
     "saliency": ("saliencies", "wanda"),
-    "topup": ("topups", "uniform neuronal search"),
+    "topup": ("topups", "uniform owl neuronal"),
     "bits_per_weight": ("bits_per_weight", "none"),
 }
 SWEPT = {"seed": "0", "dataset": "c4", "num_alignment_samples": "8"}  # several values: means over them

@@ -20,7 +20,7 @@ Combinations = list[tuple[Result, NeuronALConfig | None]]
 
 def find_combinations(
     saliencies: Iterable[str] = ("wanda",),
-    topups: Iterable[str] = ("uniform", "neuronal", "search"),
+    topups: Iterable[str] = ("uniform", "owl", "neuronal"),
     sparsities: Iterable[float] = (0.6, 0.7, 0.8),
     presets: Iterable[str] = (),
     bits_per_weight: Iterable[float] = (),

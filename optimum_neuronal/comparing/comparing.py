@@ -44,7 +44,7 @@ def compare(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     saliencies: Sequence[str] = ("wanda",),
-    topups: Sequence[str] = ("uniform", "neuronal", "search"),
+    topups: Sequence[str] = ("uniform", "owl", "neuronal"),
     sparsities: Sequence[float] = (0.6, 0.7, 0.8),
     presets: Sequence[str] = (),
     bits_per_weight: Sequence[float] = (),

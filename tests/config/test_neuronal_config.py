@@ -33,7 +33,7 @@ class TestPresets:
 
     def test_overrides_replace_fields(self):
         config = NeuronALConfig.preset("best", sparsity=0.6, refit_epochs=2)
-        assert config == NeuronALConfig(0.6, topup="search", refit_epochs=2)
+        assert config == NeuronALConfig(0.6, topup="uniform", refit_epochs=2)
 
     def test_another_method_comes_without_the_presets_hyper_parameters(self):
         config = NeuronALConfig.preset("paper", sparsity=0.6, topup="owl", topup_args={"half_width": 0.1})
