@@ -4,7 +4,7 @@ Weights, targets and masks have shape (out, in). The Hessian has shape (in, in).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ..common.machine import full_precision
 from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
-from .base import QUICK, WeightUpdate, register_saliency, solve_dampened
+from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, row_counts
 
 
@@ -58,12 +58,6 @@ class ALPS(WeightUpdate):
 
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
         return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
-
-    def quick(self) -> "ALPS":
-        return replace(self, iterations=min(self.iterations, QUICK))
-
-    def quick_share(self) -> float:
-        return min(self.iterations, QUICK) / self.iterations
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first

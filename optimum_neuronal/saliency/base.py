@@ -17,7 +17,6 @@ from .plan import ColumnPattern
 logger = get_logger(__name__)
 Result = TypeVar("Result")
 
-QUICK = 60  # iterations of a solver at most in trials
 RAISES = 5  # how often dampening is raised tenfold before giving up
 
 
@@ -86,14 +85,6 @@ class Solver(Saliency):
         `amounts` are the plan's sparsities or bits, `dtype` is that of the model. `shared` is True for experts, whose
         parameter also holds the weights of other experts.
         """
-
-    def quick(self) -> "Solver":
-        """Return a cheaper variant of this method for trials, with at most `QUICK` iterations if it has any."""
-        return self
-
-    def quick_share(self) -> float:
-        """Return roughly the time that the quick variant takes, as a share of this method's."""
-        return 1.0
 
 
 @dataclass(frozen=True)

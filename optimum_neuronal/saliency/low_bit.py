@@ -51,6 +51,7 @@ class LowBit(Solver):
         return changes
 
     def quick(self) -> "LowBit":
+        """Return the variant for trials, which takes half the work."""
         return replace(self, paths=False)
 
 

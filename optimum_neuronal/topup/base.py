@@ -75,7 +75,7 @@ class TopUp(ABC):
         return 0
 
     def solves(self, saliency: Saliency) -> float:
-        """Return roughly how often `allocate` masks or solves each projection; a quick solve counts as a part of one."""
+        """Return roughly how often `allocate` masks or solves each projection."""
         return 0
 
     @abstractmethod

@@ -10,7 +10,6 @@ from ..packed.formats.quantized import quantized_bytes
 from ..saliency.low_bit import has_steps
 from ..saliency.plan import DENSE, RatePlan
 from ..trials import Trials
-from ..trials.solved import SolvedRates
 from .base import Allocation, TopUp
 
 
@@ -67,13 +66,13 @@ class Rates(TopUp):
         if self.by == "uniform":
             return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
         dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
-        solved = trials.solve(SolvedRates((RATES[0],)))
+        quantized = trials.quantize(RATES[0])
         blocks = trials.decoder.blocks
         for index in trials.runner.progress(range(len(blocks)), LABEL):
             # The units of a block together, so that no more streams exist than these.
             members = _Units(blocks[index].pruned).members
             plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
-            errors = trials.output_errors(plans, "kl", None, solved) if plans else []
+            errors = trials.output_errors(plans, "kl", None, quantized) if plans else []
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
         units = _Units(trials.decoder.projections.values())
         plan = units.plan(choose_rates(found, units.sizes, units.budget(self.budget)))

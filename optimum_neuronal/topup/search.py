@@ -8,11 +8,9 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
-from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
-from ..trials.solved import SHARES, SolvedSparsities, SolvedWeights
 from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
 
 
@@ -24,7 +22,6 @@ NOTHING_FOUND = 0.4  # factor of the next step if no candidate on the line is be
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
 BUDGET = 58  # the passes of NeuronAL's two steps: 29 candidates, each run dense and sparse
-SOLVED_BUDGET = 2 * BUDGET  # candidates of solved weights need no dense runs, and more of them still pay
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
 ALIGNMENT = "alignment"
 OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
@@ -43,54 +40,43 @@ class Search(TopUp):
        directions. The best of all candidates replaces the plan so far if it is better.
     3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
-    Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights,
-    candidates are made of solved weights, see [`SolvedSparsities`], and the third stage is left out.
+    Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights, the
+    first stage solves its candidates, and the others only mask them.
 
     Args:
         budget (`int`, *optional*):
-            Passes of the alignment sequences through the model, at most. None: 58, as NeuronAL's two steps take; 116
-            with `solved`.
+            Passes of the alignment sequences through the model, at most. None: 58, as NeuronAL's two steps take.
         objective (`str`):
             Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
             measured on these too. A model without a language-model head always takes the latter.
         rows (`bool`): True to take the third stage.
-        solved (`bool`): True to solve every projection at a few sparsities first if the saliency updates weights.
-            Otherwise candidates are made of the saliency's score.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
-    budget: int | None = hyper(None, 8)
+    budget: int = hyper(BUDGET, 8)
     objective: str = hyper("kl", choices=OBJECTIVES)
     rows: bool = True
-    solved: bool = True
     widths: tuple[float, ...] = hyper(BLOCK_WIDTHS, 0, 1)
 
     def suited_to(self, decoder: Decoder) -> "Search":
         return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)
 
-    def _solves_first(self, saliency: Saliency) -> bool:
-        return self.solved and saliency.updates_weights and self.objective != ALIGNMENT
-
     def forwards(self, decoder, saliency, aligned, samples) -> int:
-        passes = self.budget or (SOLVED_BUDGET if self._solves_first(saliency) else BUDGET)
-        return aligned * len(decoder.blocks) * passes
+        return aligned * len(decoder.blocks) * self.budget
 
     def solves(self, saliency) -> float:
-        return len(SHARES) * saliency.quick_share() if self._solves_first(saliency) else self.budget or BUDGET
+        return len(self.widths) if saliency.updates_weights and self.objective != ALIGNMENT else self.budget
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         space = Space.of(trials.decoder, sparsity)
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
-        solved, stream_cost, budget, rows = None, STREAM_COST, BUDGET, 0
-        if self._solves_first(trials.saliency):  # errors of all rounds then depend on no plan's stream
-            solved, stream_cost, budget = trials.solve(SolvedSparsities.around(space.target)), 0, SOLVED_BUDGET
-        elif self.rows and trials.saliency.knows_rows:
+        rows = 0
+        if self.rows and trials.saliency.knows_rows:
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
-        # Minus one: the dense model.
-        run = _Run(trials, space, self.objective, (self.budget or budget) - 1, stream_cost, solved)
+        run = _Run(trials, space, self.objective, self.budget - 1)  # minus one: the dense model
         errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
         while run.skips_to_a_round_within(run.budget - rows):
@@ -109,8 +95,6 @@ class _Run:
     space: "Space"
     objective: str
     budget: int
-    stream_cost: float = STREAM_COST
-    solved: SolvedWeights | None = None
     spent: float = 0
     rounds: int = 0
     steps: list[float] = field(default_factory=lambda: [FIRST_STEP, FIRST_STEP])  # of odd and of even rounds
@@ -128,7 +112,7 @@ class _Run:
         return False
 
     def cost_of_round(self, number: int) -> float:
-        return self.stream_cost + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
+        return STREAM_COST + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
 
     def cost(self, candidates: Sequence[torch.Tensor]) -> float:
         return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
@@ -137,12 +121,11 @@ class _Run:
         self.spent += cost
         if self.objective == ALIGNMENT:
             return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.trials.output_errors(plans, self.objective, LABEL, self.solved or reference)
+        return self.trials.output_errors(plans, self.objective, LABEL, reference)
 
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
-        if self.stream_cost:
-            (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
+        (self.error,) = self.measure([self.best_plan], self.best_plan, STREAM_COST)
 
     def take_round(self) -> None:
         self.restart()
