@@ -1,8 +1,10 @@
 """Zero-shot accuracy on tasks of the lm-evaluation-harness, which the extra `eval` installs."""
 
 import copy
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,7 +68,8 @@ def evaluate_tasks(
     batch_size = batch_size or (1 if model.device.type == "cpu" else LAUNCHED)
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     with inference(model):
-        wrapped = HFLM(model, backend="causal", **options)
+        with _errors_only():
+            wrapped = HFLM(model, backend="causal", **options)
         # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
         results = evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
@@ -90,12 +93,25 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(f"Unknown task {name!r}.{did_you_mean(name, ['paper', *manager.all_tasks])}")
-    loaded = manager.load(names)
+    with _errors_only():
+        loaded = manager.load(names)
     for name, task in loaded["tasks"].items():
         if METRIC not in task.aggregation():
             raise ValueError(f"The task {name!r} has no metric {METRIC!r}: choose multiple-choice tasks.")
         task.set_config(key="num_fewshot", value=0)
     return loaded
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Keep the harness's warnings back: about its own tasks, and that a model was not given by its name."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _task_manager(**options: Any) -> Any:

@@ -1,4 +1,5 @@
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,12 @@ class TestResult:
         evaluate(llama, tokenizer, limit=2)
         assert [module.training for module in llama.modules()] == before and set(seen) == {False}
         assert torch.equal(torch.get_rng_state(), state) and tokenizer.pad_token is None
+
+    def test_the_harness_does_not_warn_of_what_users_cannot_change(self, llama, tokenizer, caplog):
+        logger = logging.getLogger("lm_eval")
+        level = logger.level
+        evaluate(llama, tokenizer, limit=2)
+        assert "pretrained" not in caplog.text and logger.level == level
 
 
 @needs_harness
