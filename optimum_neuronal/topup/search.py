@@ -44,8 +44,7 @@ class Search(TopUp):
     first stage solves its candidates, and the others only mask them.
 
     Args:
-        budget (`int`, *optional*):
-            Passes of the alignment sequences through the model, at most. None: 58, as NeuronAL's two steps take.
+        budget (`int`): passes of the alignment sequences through the model, at most. NeuronAL's two steps take 58.
         objective (`str`):
             Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency

@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from families import FAMILIES
 from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning import context
 from optimum_neuronal.pruning.context import check, check_model, check_weights, exclusive
 from optimum_neuronal.pruning.prune import identity
 
@@ -38,6 +41,14 @@ def test_what_does_not_fit_the_model_raises_without_weights():
     model.config.sparsity_config = {**common, "sparsity": 0.5, "achieved_sparsity": 0.5}
     with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
         check(model, config(), loaded=False)
+
+
+@pytest.mark.parametrize(("device", "given", "expected"), [("cpu", None, 4), ("cuda", None, 16), ("cuda", 3, 3)])
+def test_batches_are_larger_on_an_accelerator(device, given, expected, llama, monkeypatch):
+    monkeypatch.setattr(context, "execution_device", lambda _: torch.device(device))
+    made = check(llama, NeuronALConfig(0.5, "wanda"), batch_size=given)
+    calibration = CalibrationSet(torch.zeros(32, 512, dtype=torch.int64), "test", "token ids")
+    assert replace(made, calibration=calibration).runner().batch_size == expected
 
 
 def test_a_second_prune_of_the_same_model_raises(llama, ids):
