@@ -98,11 +98,13 @@ class Unstructured:
         sizes = values.abs()
         if exactly or self.count == 0:
             return mask_whole(sizes, values.numel() - self.count)
+        if sizes.device.type != "cpu":
+            return sizes >= smallest_kept(sizes.flatten(), self.count)
         self._threshold = self._find_threshold(sizes.flatten())
         return sizes >= self._threshold
 
     def _find_threshold(self, sizes: torch.Tensor) -> float:
-        """Return the smallest kept size. It moves little between iterations, so few sizes need sorting."""
+        """Return `smallest_kept`. It moves little between iterations, so few sizes need sorting."""
         if self._threshold is not None and len(sizes) >= SMALL:
             low, high = self._threshold * (1 - NARROW), self._threshold * (1 + NARROW)
             inside = sizes[(sizes >= low) & (sizes < high)]
@@ -110,6 +112,11 @@ class Unstructured:
             if 0 < place <= len(inside):
                 return inside.kthvalue(len(inside) + 1 - place).values.item()
         return sizes.kthvalue(len(sizes) + 1 - self.count).values.item()
+
+
+def smallest_kept(sizes: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the smallest of the `count` largest sizes, shape (), without waiting for an accelerator."""
+    return sizes.sort().values[len(sizes) - count]
 
 
 def find_support(

@@ -9,7 +9,14 @@ from random_layers import dampened, hessian_of, inputs, weights
 from trained import demo_layers, loss, reference_layers
 
 from optimum_neuronal.saliency import alps as module
-from optimum_neuronal.saliency.alps import ALPS, Unstructured, find_support, fit_support, make_support
+from optimum_neuronal.saliency.alps import (
+    ALPS,
+    Unstructured,
+    find_support,
+    fit_support,
+    make_support,
+    smallest_kept,
+)
 from optimum_neuronal.saliency.plan import ColumnPattern, row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
@@ -237,6 +244,7 @@ class TestUnstructured:
             values = values * (1 + step) + 0.01 * weights(50, 80, seed=1)
             kept = support(values, False)
             assert kept.sum() == count and values.abs()[kept].min() > values.abs()[~kept].max()
+            assert smallest_kept(values.abs().flatten(), count) == values.abs()[kept].min(), "as on an accelerator"
 
 
 @pytest.mark.parametrize(
