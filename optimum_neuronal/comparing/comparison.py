@@ -79,7 +79,7 @@ class Comparison:
         for name in dict.fromkeys(name for setting in settings for name in setting):
             values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
             notes.append(f"Means over {name} {values}, ± the standard deviation.")
-        found = [f"{name} ({count} windows of {tokens} tokens)" for name, (count, tokens) in self.windows.items()]
+        found = [f"{name} ({count} x {tokens} tokens)" for name, (count, tokens) in self.windows.items()]
         if found:
             notes.append(f"Perplexity: {', '.join(found)}.")
         if self.dense.accuracy:

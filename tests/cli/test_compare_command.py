@@ -54,7 +54,7 @@ def test_an_experiment_a_sweep_and_means(run, arguments, dense, tmp_path, monkey
     monkeypatch.setitem(EXPERIMENTS, "paper", {"topups": ["uniform", "owl"], "sparsities": [0.5], "tasks": ["boolq"]})
     few = ("--preset", "paper", "--saliency", "magnitude", "--tasks", "--topup", "owl", "--seed", 0, 1)
     shown = run(*arguments, *few, "--num-alignment-samples", 2, "--window", 16)
-    assert "Means over seed 0, 1, ± the standard deviation." in shown and "(4 windows of 16 tokens)" in shown
+    assert "Means over seed 0, 1, ± the standard deviation." in shown and "(4 x 16 tokens)" in shown
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
     assert [result["config"]["seed"] for result in found] == [0, 1] and found[0]["topup"] == "owl"
     shown = run("compare", "--merge", tmp_path / "out", tmp_path / "out", "--output", tmp_path / "means")
