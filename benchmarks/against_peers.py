@@ -18,6 +18,7 @@ Perplexity is that of the head of WikiText-2's test text.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,12 +39,8 @@ def prune_here(model, ids: torch.Tensor, **fields) -> None:
     NeuronALPruner(NeuronALConfig(num_samples=len(ids), seq_length=ids.shape[1], **fields)).prune(model, ids)
 
 
-def wanda(model, tokenizer, ids, args) -> None:
-    prune_here(model, ids, sparsity=args.sparsity, saliency="wanda", topup="uniform")
-
-
-def sparsegpt(model, tokenizer, ids, args) -> None:
-    prune_here(model, ids, sparsity=args.sparsity, saliency="sparsegpt", topup="uniform")
+def uniform(model, tokenizer, ids, args, saliency: str) -> None:
+    prune_here(model, ids, sparsity=args.sparsity, saliency=saliency, topup="uniform")
 
 
 def neuronal(model, tokenizer, ids, args) -> None:
@@ -65,16 +62,10 @@ def in_llm_compressor(model: PreTrainedModel, ids: torch.Tensor, modifier) -> No
     oneshot(model, dataset=data, recipe=modifier, **sizes, **options)
 
 
-def their_wanda(model, tokenizer, ids, args) -> None:
-    from llmcompressor.modifiers.pruning import WandaPruningModifier
+def their_uniform(model, tokenizer, ids, args, modifier: str) -> None:
+    from llmcompressor.modifiers import pruning
 
-    in_llm_compressor(model, ids, WandaPruningModifier(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
-
-
-def their_sparsegpt(model, tokenizer, ids, args) -> None:
-    from llmcompressor.modifiers.pruning import SparseGPTModifier
-
-    in_llm_compressor(model, ids, SparseGPTModifier(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
+    in_llm_compressor(model, ids, getattr(pruning, modifier)(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
 
 
 def their_gptq(model, tokenizer, ids, args) -> None:
@@ -110,8 +101,8 @@ def their_neuronal(model, tokenizer, ids, args) -> None:
 
 
 METHODS: dict[str, tuple[Prune, Prune]] = {
-    "wanda": (wanda, their_wanda),
-    "sparsegpt": (sparsegpt, their_sparsegpt),
+    "wanda": (partial(uniform, saliency="wanda"), partial(their_uniform, modifier="WandaPruningModifier")),
+    "sparsegpt": (partial(uniform, saliency="sparsegpt"), partial(their_uniform, modifier="SparseGPTModifier")),
     "gptq": (quantize, their_gptq),
     "neuronal": (neuronal, their_neuronal),
 }

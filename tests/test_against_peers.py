@@ -1,6 +1,7 @@
 """benchmarks/against_peers.py, with another of our methods in a peer's place, which tests do not install."""
 
 import argparse
+from functools import partial
 
 import torch
 from transformers import AutoTokenizer
@@ -14,12 +15,10 @@ def test_a_row_of_the_table(monkeypatch):
     args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
     tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
 
-    def other(model, tokenizer, ids, args):
-        benchmark.prune_here(model, ids, sparsity=args.sparsity, saliency="magnitude", topup="uniform")
-
+    wanda, other = (partial(benchmark.uniform, saliency=saliency) for saliency in ("wanda", "magnitude"))
     rows = []
-    for peer in (benchmark.wanda, other):
-        monkeypatch.setitem(benchmark.METHODS, "wanda", (benchmark.wanda, peer))
+    for peer in (wanda, other):
+        monkeypatch.setitem(benchmark.METHODS, "wanda", (wanda, peer))
         rows.append(benchmark.compare("wanda", args, tokenizer, ids))
     same, changed = rows
     assert [len(row) for row in rows] == [len(benchmark.HEADER)] * 2

@@ -88,7 +88,7 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     path = include_path and str(include_path)
     manager = _task_manager(include_path=path, include_defaults=False) if path else _own_tasks()
-    if path and not set(names) <= set(manager.all_tasks):
+    if path and not set(names) <= set(manager.all_tasks):  # then the harness's own too, which takes many seconds
         manager = _task_manager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:

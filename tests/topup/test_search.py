@@ -3,11 +3,13 @@ import torch
 from by_hand import mean
 from conftest import make_model
 from profiles import by_day
-from trial_helpers import make_trials
+from trial_helpers import build_trials, make_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.search import Search, Space
 
 
@@ -80,3 +82,15 @@ def test_rows_are_spread_if_the_saliency_can_prune_them_unequally(saliency, argu
     allocation = Search(**arguments).allocate(trials, 0.65)
     assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
     assert by_row or all(isinstance(value, float) for value in allocation.plan.sparsity.values())
+
+
+@pytest.mark.parametrize("saliency", [ALPS(iterations=6), SparseGPT()])
+def test_the_budget_holds_with_a_saliency_that_updates_weights(saliency, llama, ids):
+    before = state(llama)
+    with inference(llama):
+        trials = build_trials(find_decoder(llama), saliency, ids, 4)
+        allocation = Search(budget=25, rows=False).allocate(trials, 0.6)
+    passes = trials.runner.block_forwards / (4 * 3)
+    assert unchanged(llama, before)
+    # The dense model is measured twice.
+    assert passes - 1 <= allocation.decisions["search"]["spent"] <= 25

@@ -17,9 +17,9 @@ from optimum_neuronal.saliency.plan import DENSE, RatePlan
 from optimum_neuronal.trials import quantized_blocks
 
 
-def quantize(model=None, bits=2, batch_size=4, **options):
-    model = model or make_model("llama")
-    trials = build_trials(find_decoder(model), LowBit(), make_ids(), 4, batch_size, **options)
+def quantize(bits=2, **options):
+    model = make_model("llama")
+    trials = build_trials(find_decoder(model), LowBit(), make_ids(), 4, **options)
     with inference(model):
         return trials, trials.quantize(bits)
 
