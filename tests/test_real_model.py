@@ -33,6 +33,8 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
     assert (dense["method"], dense["excess"], magnitude["method"]) == ("dense", 0, "magnitude")
     assert magnitude["excess"] > 0.1 and magnitude["achieved_sparsity"] == pytest.approx(0.6, abs=1e-3)
     assert sparsegpt["excess"] != magnitude["excess"]
+    for errors in sparsegpt["errors"].values():
+        assert 0 < errors[0] < errors[-1], "of each block's output, which grow from block to block"
     assert capsys.readouterr().out.count("perplexity") == 3, "the second run repeats nothing"
     run("draw", results, image, "--num-samples=2", "--windows=2")
     with pytest.raises(SystemExit, match="No row of .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"):
