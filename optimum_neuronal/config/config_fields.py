@@ -92,7 +92,7 @@ class ConfigFields:
         least=0,
     )
     refit_learning_rate: float = _field(
-        0.04,
+        0.01,
         "size of the refit's first steps, as a share of the weights' root mean square; above 0",
         least=0,
         above=True,

@@ -17,7 +17,7 @@ from ..model.projections import Block, trial_tensors
 from ..packed.change import Change
 
 
-SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 2048  # at most
+SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
 HELD_OUT = 8  # one step of this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
@@ -48,20 +48,19 @@ class Refit:
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
-        scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
         rates = [self.learning_rate * size for size in weights.sizes()]
         optimizer = torch.optim.Adam([{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)])
         total = self.epochs * len(steps)
         schedule = LambdaLR(
             optimizer, lambda done: LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
         )
-        least, best = _error(block, weights, heldout, scale), weights.snapshot()
+        least, best = _error(block, weights, heldout), weights.snapshot()
         for epoch in range(self.epochs):
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
-                weights.step(optimizer, block, steps[place], scale)
+                weights.step(optimizer, block, steps[place])
                 schedule.step()
-            error = _error(block, weights, heldout, scale)
+            error = _error(block, weights, heldout)
             if error < least:
                 least, best = error, weights.snapshot()
         return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
@@ -102,12 +101,12 @@ class _Weights:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         return output_with(block, own, states, call)
 
-    def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch, scale: float) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
         states, expected, call = batch
         optimizer.zero_grad()
         with torch.enable_grad():
-            error = _squared(self.run(block, states, call), expected) / scale
+            error = relative_error(self.run(block, states, call), expected)
             error.backward(inputs=self.masters)
         before = [master.detach().clone() for master in self.masters]
         optimizer.step()
@@ -127,11 +126,18 @@ class _Weights:
         return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
 
 
-def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: float) -> float:
+def _error(block: Block, weights: _Weights, batches: Sequence[Batch]) -> float:
     with torch.no_grad():
-        errors = [_squared(weights.run(block, states, call), expected) for states, expected, call in batches]
-    return float(torch.stack(errors).mean()) / scale
+        errors = [relative_error(weights.run(block, states, call), expected) for states, expected, call in batches]
+    return float(torch.stack(errors).mean())
 
 
-def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    return (outputs.float() - expected.to(outputs.device).float()).square().mean()
+def relative_error(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the squared error of each token relative to its squared size, mean over tokens, since norms read it so.
+
+    Outputs of a few tokens, often the first, can be a thousand times larger and would hide the errors of all others.
+    Both tensors have shape (batch, tokens, hidden size).
+    """
+    expected = expected.to(outputs.device).float()
+    sizes = expected.square().sum(dim=-1).clamp(min=1e-12)
+    return ((outputs.float() - expected).square().sum(dim=-1) / sizes).mean()

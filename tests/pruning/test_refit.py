@@ -13,7 +13,7 @@ from trial_helpers import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps
+from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps, relative_error
 
 from .fitted import Fitted
 
@@ -79,6 +79,12 @@ def test_steps_of_columns_are_inverse_to_their_inputs():
     assert column_steps(torch.tensor([1.0, 0.0, 0.0]), kept).max() < 3, "a column without inputs"
     assert torch.equal(column_steps(torch.zeros(3), kept), kept.float()), "no column has any"
     assert not column_steps(torch.ones(3), torch.zeros_like(kept)).any(), "nothing is kept"
+
+
+def test_the_error_of_each_token_is_relative_to_its_size():
+    expected = torch.tensor([[[1.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.0, 0.5]]])
+    outputs = torch.tensor([[[0.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.5, 0.5]]])
+    assert float(relative_error(outputs, expected)) == pytest.approx(0.5), "two of four tokens are off by their own size"
 
 
 @pytest.fixture
