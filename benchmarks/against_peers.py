@@ -12,6 +12,12 @@ which needs a CUDA device. It draws its own 8 alignment sequences of C4, and its
     pip install weightwatcher; git clone https://github.com/eliacunegatti/NeuroAL; (cd NeuroAL/ops; python setup.py install)
     PYTHONPATH=NeuroAL:. python -m benchmarks.against_peers MODEL --methods neuronal --sparsity 0.6 --seq-length 2048
 
+`--methods alps` runs ALPS with uniform sparsity in its authors' code (https://github.com/mazumder-lab/ALPS). Its blocks are
+driven from here, since its own loop calls them without rotary embeddings. It names a CUDA device; the sed lets a CPU do:
+
+    git clone https://github.com/mazumder-lab/ALPS; sed -i 's/cuda:0/cpu/; s/torch.cuda.synchronize()/pass/' ALPS/alps.py
+    PYTHONPATH=ALPS:. python -m benchmarks.against_peers MODEL --methods alps --sparsity 0.6
+
 All run with their own defaults. Seconds are those of the whole prune, without loading the model and drawing the sequences.
 Perplexity is that of the head of WikiText-2's test text.
 """
@@ -100,9 +106,37 @@ def their_neuronal(model, tokenizer, ids, args) -> None:
             hook.remove()
 
 
+@torch.no_grad()
+def their_alps(model, tokenizer, ids, args) -> None:
+    from alps import ALPS_prune
+
+    inputs, layers = [], model.model.layers
+    hook = layers[0].register_forward_pre_hook(lambda _layer, *call: inputs.append(call), with_kwargs=True)
+    for row in ids.to(model.device):
+        model(row[None], use_cache=False)
+    hook.remove()
+    for layer in layers:
+        solvers = {
+            module: ALPS_prune(module, *ids.shape) for module in layer.modules() if isinstance(module, torch.nn.Linear)
+        }
+
+        def add(module, args, output, solvers=solvers):
+            solvers[module].add_batch(args[0], output)
+
+        hooks = [module.register_forward_hook(add) for module in solvers]
+        for states, call in inputs:
+            layer(*states, **call)
+        for hook in hooks:
+            hook.remove()
+        for solver in solvers.values():
+            solver.ALPS_admm(sp=args.sparsity)
+        inputs = [((layer(*states, **call),), call) for states, call in inputs]
+
+
 METHODS: dict[str, tuple[Prune, Prune]] = {
     "wanda": (partial(uniform, saliency="wanda"), partial(their_uniform, modifier="WandaPruningModifier")),
     "sparsegpt": (partial(uniform, saliency="sparsegpt"), partial(their_uniform, modifier="SparseGPTModifier")),
+    "alps": (partial(uniform, saliency="alps"), their_alps),
     "gptq": (quantize, their_gptq),
     "neuronal": (neuronal, their_neuronal),
 }

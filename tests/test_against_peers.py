@@ -1,7 +1,9 @@
 """benchmarks/against_peers.py, with another of our methods in a peer's place, which tests do not install."""
 
 import argparse
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from transformers import AutoTokenizer
@@ -10,16 +12,19 @@ from benchmarks import against_peers as benchmark
 from optimum_neuronal.demo.run import TINY_MODEL
 
 
-def test_a_row_of_the_table(monkeypatch):
+def row_of(method):
     text = str(TINY_MODEL / "heldout.txt")
     args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
     tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
+    return benchmark.compare(method, args, tokenizer, ids)
 
+
+def test_a_row_of_the_table(monkeypatch):
     wanda, other = (partial(benchmark.uniform, saliency=saliency) for saliency in ("wanda", "magnitude"))
     rows = []
     for peer in (wanda, other):
         monkeypatch.setitem(benchmark.METHODS, "wanda", (wanda, peer))
-        rows.append(benchmark.compare("wanda", args, tokenizer, ids))
+        rows.append(row_of("wanda"))
     same, changed = rows
     assert [len(row) for row in rows] == [len(benchmark.HEADER)] * 2
     assert same[4] == same[5] == changed[4] != changed[5] and same[6] == "0.00%"
@@ -29,3 +34,27 @@ def test_a_row_of_the_table(monkeypatch):
 def test_the_share_of_zeros_elsewhere():
     own, other = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     assert benchmark.share_elsewhere({"a": own, "b": own}, {"a": other, "b": own}) == 2 / 8
+
+
+class WandaInTheirPlace:
+    """Has the methods of the class of ALPS' authors, and prunes by Wanda's score."""
+
+    def __init__(self, layer, nsamples, seqlen):
+        self.layer, self.norms = layer, torch.zeros(layer.in_features)
+
+    def add_batch(self, inputs, outputs):
+        self.norms += inputs.flatten(0, 1).square().sum(dim=0)
+
+    def ALPS_admm(self, sp):
+        scores = self.layer.weight.abs() * self.norms.sqrt()
+        least = scores.topk(int(sp * scores.shape[1]), dim=1, largest=False).indices
+        self.layer.weight.scatter_(1, least, 0)
+
+
+def test_the_class_of_alps_authors_is_driven_block_by_block(monkeypatch):
+    """It receives what our own prune receives: with Wanda's score, the same weights are zero."""
+    monkeypatch.setitem(sys.modules, "alps", SimpleNamespace(ALPS_prune=WandaInTheirPlace))
+    wanda = partial(benchmark.uniform, saliency="wanda")
+    monkeypatch.setitem(benchmark.METHODS, "wanda", (wanda, benchmark.their_alps))
+    row = row_of("wanda")
+    assert row[4] == row[5] and row[6] == "0.00%"
