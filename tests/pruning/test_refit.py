@@ -84,7 +84,9 @@ def test_steps_of_columns_are_inverse_to_their_inputs():
 def test_the_error_of_each_token_is_relative_to_its_size():
     expected = torch.tensor([[[1.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.0, 0.5]]])
     outputs = torch.tensor([[[0.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.5, 0.5]]])
-    assert float(relative_error(outputs, expected)) == pytest.approx(0.5), "two of four tokens are off by their own size"
+    assert float(relative_error(outputs, expected)) == pytest.approx(0.5), (
+        "two of four tokens are off by their own size"
+    )
 
 
 @pytest.fixture
