@@ -224,7 +224,7 @@ class NeuronALPruner(OptimumQuantizer):
     def _prune(self, context: PruneContext, folder: Path | None) -> PruningReport:
         model = context.model
         with exclusive(model):
-            context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
+            context = replace(context, records=open_records(folder, context.decoder, context.config, context.ids))
             self.report = prune_model(context)
         self._sparsity_config = getattr(model.config, KEY)
         return self.report

@@ -32,6 +32,14 @@ def time_on(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def multiplies_bfloat16() -> bool:
+    """Return True if the CPU multiplies bfloat16 matrices several times as fast as float32 ones (AMX).
+
+    False with a torch that cannot tell.
+    """
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards."""

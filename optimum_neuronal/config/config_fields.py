@@ -19,7 +19,7 @@ DATASETS = (
 def _field(default: Any, help: str, **metadata: Any) -> Any:
     """Return a field of the config with its explanation.
 
-    Metadata: `unset`, the meaning of None; the bounds of [`hyper`]; `metavar` of the flag's value; `methods`, the
+    Metadata: `unset`, the meaning of None; the bounds or choices of [`hyper`]; `metavar` of the flag's value; `methods`, the
     package of the methods that the field names, and an `example` of one; `flag=False`: it has no flag.
     """
     return field(default=default, metadata={**metadata, "help": help})
@@ -96,6 +96,12 @@ class ConfigFields:
         "size of the refit's first steps, as a share of the weights' root mean square; above 0",
         least=0,
         above=True,
+    )
+    refit_dtype: str | None = _field(
+        None,
+        "dtype of the matrix products in a refit of float32 weights, float32 or bfloat16",
+        choices=("float32", "bfloat16"),
+        unset="bfloat16 if the CPU multiplies it faster (AMX), else the weights' own",
     )
     bits_per_weight: float | None = _field(
         None,

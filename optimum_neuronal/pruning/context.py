@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY
-from ..common.machine import Processes
+from ..common.machine import Processes, multiplies_bfloat16
 from ..common.validation import check_count
 from ..compat import hf_private
 from ..compat.hf_private import execution_device, is_offloaded
@@ -34,6 +34,7 @@ _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+WIDE = 512  # hidden size from which a block runs twice as fast with bfloat16 products on the CPU's matrix units
 LAUNCHED = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
 
 
@@ -135,7 +136,25 @@ def check(
         _check_head(model, loaded)
     if loaded:
         check_weights(decoder.projections)
+    config = with_refit_dtype(config, decoder)
     return PruneContext(decoder, config, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
+
+
+def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
+    """Return a config that names the dtype of a refit of float32 weights, for the report and for a resumed prune."""
+    if not config.refit_epochs:
+        return config
+    projections = decoder.projections.values()
+    own = str(next(iter(projections)).owner.dtype).removeprefix("torch.")
+    if own != "float32":
+        if config.refit_dtype not in (None, own):
+            raise ValueError(
+                f"refit_dtype is {config.refit_dtype!r}, but the weights are {own}: leave it out, or load the model in float32."
+            )
+        return config
+    on_cpu = all(execution_device(p.module).type == "cpu" for p in projections)
+    gains = on_cpu and decoder.config.hidden_size >= WIDE and multiplies_bfloat16()
+    return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))
 
 
 def check_model(model: PreTrainedModel) -> None:

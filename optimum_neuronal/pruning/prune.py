@@ -63,7 +63,9 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         context.records,
         context.cache,
     )
-    refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
+    refit = None
+    if config.refit_epochs:
+        refit = Refit(config.refit_epochs, config.refit_learning_rate, getattr(torch, config.refit_dtype or "float32"))
     refine = topup.refine if topup.refines else None
     with inference(context.model):
         if methods.needs_calibration:

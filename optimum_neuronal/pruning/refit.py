@@ -30,6 +30,7 @@ class Refit:
 
     epochs: int
     learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
+    dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
 
     @staticmethod
     def batch_size(tokens: int) -> int:
@@ -44,12 +45,13 @@ class Refit:
         `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate.
         """
         norms = replay(block, inputs.batches, calls)[1]
-        weights = _Weights(block, changes, norms)
+        weights = _Weights(block, changes, norms, self.dtype)
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
         rates = [self.learning_rate * size for size in weights.sizes()]
-        optimizer = torch.optim.Adam([{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)])
+        groups = [{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)]
+        optimizer = torch.optim.Adam(groups, fused=True)
         total = self.epochs * len(steps)
         schedule = LambdaLR(
             optimizer, lambda done: LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
@@ -83,9 +85,10 @@ def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
-    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms):
+    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms, dtype: torch.dtype):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
+        self._products = dtype
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self.places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
@@ -99,7 +102,10 @@ class _Weights:
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
-        return output_with(block, own, states, call)
+        device = self.masters[0].device.type
+        # Without autocast's cache, which would keep the weights of the step before.
+        with torch.autocast(device, self._products, self._products is not torch.float32, cache_enabled=False):
+            return output_with(block, own, states, call)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""

@@ -6,6 +6,7 @@ import torch
 
 from optimum_neuronal.common.machine import (
     full_precision,
+    multiplies_bfloat16,
     peak_memory,
     reset_peak_memory,
 )
@@ -26,6 +27,14 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before > 192 * MB, "a peak stays"
     reset_peak_memory()
     assert peak_memory()["host"] - before < 64 * MB
+
+
+def test_a_cpu_with_matrix_units(monkeypatch):
+    for capabilities, expected in [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({"neon": True}, False)]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False)
+        assert multiplies_bfloat16() is expected
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not multiplies_bfloat16(), "torch 2.9 cannot tell"
 
 
 @pytest.fixture

@@ -97,6 +97,7 @@ BAD_VALUES = [
     ({"targets": ["mlp", "("]}, "targets\\[1\\] is not a valid regular expression: '\\('"),
     ({"refit_epochs": 2}, "refit_epochs is 2, but the saliency 'wanda' does not update weights"),
     ({"refit_epochs": 1, "saliency": "alps", "num_samples": 15}, "num_samples is 15: a refit needs at least 16"),
+    ({"refit_dtype": "float16"}, "refit_dtype is 'float16': expected one of 'float32', 'bfloat16'"),
     ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
     ({"topup": "owl:half_width=0.1", "topup_args": {"half_width": 0.2}}, "half_width is given twice: in topup='owl:half_width=0.1' and in topup_args"),
     ({"topup": "owl:half_width"}, "'owl:half_width'.*expected NAME or NAME:KEY=VALUE"),

@@ -15,8 +15,8 @@ from optimum_neuronal.saliency.sparsegpt import SparseGPT
 class Fitted:
     """A block that was pruned by half at random places, and fitted."""
 
-    def __init__(self, family, ids, epochs=4, rate=0.2, **chosen):
-        self.model, self.refit = make_model(family), Refit(epochs, rate)
+    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, **chosen):
+        self.model, self.refit = make_model(family), Refit(epochs, rate, dtype)
         self.before = state(self.model)
         with inference(self.model):
             self.engine = build_trials(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids))

@@ -51,6 +51,26 @@ def test_batches_are_larger_on_an_accelerator(device, given, expected, llama, mo
     assert replace(made, calibration=calibration).runner().batch_size == expected
 
 
+def test_a_refit_uses_bfloat16_where_the_cpu_multiplies_it_faster(llama, ids, monkeypatch):
+    def chosen(model=llama, **fields):
+        return check(model, config(**{"saliency": "sparsegpt", "refit_epochs": 1, **fields})).config.refit_dtype
+
+    monkeypatch.setattr(context, "multiplies_bfloat16", lambda: True)
+    assert chosen() == "float32", "a narrow model would gain little"
+    monkeypatch.setattr(context, "WIDE", 32)
+    assert chosen() == "bfloat16" and chosen(refit_dtype="float32") == "float32" and chosen(refit_epochs=0) is None
+    pruner = NeuronALPruner(config(saliency="sparsegpt", refit_epochs=1, num_samples=16))
+    pruner.prune(llama, torch.cat([ids, ids])[:16])
+    assert pruner.report.config["refit_dtype"] == "bfloat16", "so that another machine repeats the prune"
+    half = make_model("llama").bfloat16()
+    assert chosen(half) is None and chosen(half, refit_dtype="bfloat16") == "bfloat16"
+    with pytest.raises(ValueError, match="refit_dtype is 'float32', but the weights are bfloat16: leave it out"):
+        chosen(half, refit_dtype="float32")
+    monkeypatch.setattr(context, "multiplies_bfloat16", lambda: False)
+    another = make_model("llama")
+    assert chosen(another) == "float32" and chosen(another, refit_dtype="bfloat16") == "bfloat16"
+
+
 def test_a_second_prune_of_the_same_model_raises(llama, ids):
     pruner = NeuronALPruner(config(num_samples=12))
     with exclusive(llama.model):

@@ -43,8 +43,9 @@ LAST = slice(-1, None)  # batch of the sequences that are held out
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "llama4_text"])
 class TestFit:
-    def test_zeros_and_the_model_stay_and_the_held_out_error_falls(self, family, ids):
-        fitted = Fitted(family, ids)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_zeros_and_the_model_stay_and_the_held_out_error_falls(self, family, ids, dtype):
+        fitted = Fitted(family, ids, dtype=dtype)
         for name, weight in fitted.found.items():
             assert weight.shape == fitted.sparse[name].shape
             assert torch.equal(weight == 0, fitted.sparse[name] == 0), name
@@ -56,6 +57,24 @@ class TestFit:
     def test_where_every_epoch_is_worse_the_weights_stay(self, family, ids):
         fitted = Fitted(family, ids, rate=1e3)
         assert all(torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
+
+
+def test_products_are_computed_in_the_dtype_of_the_refit(ids, monkeypatch):
+    seen, run = {}, _Weights.run
+
+    def spied(self, block, states, call):
+        with block.module.mlp.gate_proj.register_forward_hook(lambda _module, _args, out: seen[dtype].add(out.dtype)):
+            output = run(self, block, states, call)
+        assert output.dtype == torch.float32, "of the residual stream"
+        return output
+
+    monkeypatch.setattr(_Weights, "run", spied)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        seen[dtype] = set()
+        found[dtype] = Fitted("llama", ids, epochs=1, dtype=dtype).found
+        assert seen[dtype] == {dtype} and {weight.dtype for weight in found[dtype].values()} == {torch.float32}
+    assert all(not torch.equal(one, other) for one, other in zip(*(own.values() for own in found.values())))
 
 
 def test_the_best_epoch_is_kept_and_not_the_last(ids, monkeypatch):
