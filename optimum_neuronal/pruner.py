@@ -192,9 +192,8 @@ class NeuronALPruner(OptimumQuantizer):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
                 same result to the bit.
             batch_size (`int`, *optional*):
-                Sequences per forward pass. It changes no mask of a saliency that leaves the kept weights alone. Updated
-                weights change by rounding at most; their masks may change where tokens are fewer than input features.
-                None: as many as make about 2048 tokens on a CPU, and 8192 on an accelerator.
+                Sequences per forward pass on an accelerator; others change the result by rounding at most. None: as many
+                as make about 8192 tokens. On a CPU, sequences run one at a time, so that batches change nothing.
             max_hidden_bytes (`int`, *optional*):
                 Hidden states of the calibration sequences beyond this many bytes wait in CPU memory. Does not change the
                 result. None: they stay on the device.

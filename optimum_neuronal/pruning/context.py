@@ -80,8 +80,9 @@ class PruneContext:
 
     def runner(self) -> BlockRunner:
         device = execution_device(self.model.get_input_embeddings())
-        tokens = TOKENS_PER_FORWARD if device.type == "cpu" else LAUNCHED
-        batch_size = self.batch_size or default_batch_size(self.ids.shape[1], tokens)
+        # On a CPU, kernels for more rows may round differently, and larger batches gain little.
+        on_cpu = device.type == "cpu"
+        batch_size = 1 if on_cpu else self.batch_size or default_batch_size(self.ids.shape[1], LAUNCHED)
         # Labels of the steps. None stands for the top-up, which has labels of its own.
         steps = (None, PRUNING) if self.methods.topup.decides else (PRUNING,)
         quiet = self.records.processes.rank > 0

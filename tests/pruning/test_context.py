@@ -43,8 +43,10 @@ def test_what_does_not_fit_the_model_raises_without_weights():
         check(model, config(), loaded=False)
 
 
-@pytest.mark.parametrize(("device", "given", "expected"), [("cpu", None, 4), ("cuda", None, 16), ("cuda", 3, 3)])
-def test_batches_are_larger_on_an_accelerator(device, given, expected, llama, monkeypatch):
+@pytest.mark.parametrize(("device", "given", "expected"), [("cpu", 3, 1), ("cuda", None, 16), ("cuda", 3, 3)])
+def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
+    device, given, expected, llama, monkeypatch
+):
     monkeypatch.setattr(context, "execution_device", lambda _: torch.device(device))
     made = check(llama, NeuronALConfig(0.5, "wanda"), batch_size=given)
     calibration = CalibrationSet(torch.zeros(32, 512, dtype=torch.int64), "test", "token ids")
