@@ -72,6 +72,12 @@ def llama() -> transformers.PreTrainedModel:
 
 
 @pytest.fixture
+def batched(monkeypatch) -> None:
+    """Let prunes on a CPU run sequences in batches, as on an accelerator."""
+    monkeypatch.setattr("optimum_neuronal.pruning.context.ONE_AT_A_TIME", ())
+
+
+@pytest.fixture
 def ids() -> torch.Tensor:
     return make_ids()
 

@@ -34,8 +34,10 @@ _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
-WIDE = 512  # hidden size from which a block runs twice as fast with bfloat16 products on the CPU's matrix units
 LAUNCHED = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
+# Devices on which sequences run one at a time: kernels for more rows may round differently, and gain little.
+ONE_AT_A_TIME = ("cpu",)
+WIDE = 512  # hidden size from which a block runs twice as fast with bfloat16 products on the CPU's matrix units
 
 
 class Clock:
@@ -80,9 +82,9 @@ class PruneContext:
 
     def runner(self) -> BlockRunner:
         device = execution_device(self.model.get_input_embeddings())
-        # On a CPU, kernels for more rows may round differently, and larger batches gain little.
-        on_cpu = device.type == "cpu"
-        batch_size = 1 if on_cpu else self.batch_size or default_batch_size(self.ids.shape[1], LAUNCHED)
+        batch_size = self.batch_size or default_batch_size(self.ids.shape[1], LAUNCHED)
+        if device.type in ONE_AT_A_TIME:
+            batch_size = 1
         # Labels of the steps. None stands for the top-up, which has labels of its own.
         steps = (None, PRUNING) if self.methods.topup.decides else (PRUNING,)
         quiet = self.records.processes.rank > 0

@@ -39,6 +39,7 @@ def prune(model, ids, fields, work_dir=None):
     return pruner
 
 
+@pytest.mark.usefixtures("batched")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "mixtral"))
 def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):

@@ -73,6 +73,7 @@ def test_the_first_projections_are_quantised_on_the_dense_models_inputs(ids):
         assert torch.equal(matrix.codes, rows.codes) and torch.equal(matrix.scales, rows.scales)
 
 
+@pytest.mark.usefixtures("batched")
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_no_bit_depends_on_the_batches(family, ids):
     first, second = make_model(family), make_model(family)

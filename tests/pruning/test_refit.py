@@ -115,7 +115,7 @@ def last_epoch(monkeypatch):
     monkeypatch.setattr("optimum_neuronal.pruning.refit._error", lambda *_args: -next(numbers))
 
 
-@pytest.mark.usefixtures("last_epoch")
+@pytest.mark.usefixtures("last_epoch", "batched")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, method, ids):

@@ -122,6 +122,7 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     assert torch.equal(found.sum(dim=1), mask.sum(dim=1))
 
 
+@pytest.mark.usefixtures("batched")
 @pytest.mark.parametrize("family, saliency", [("llama", "magnitude"), ("mixtral", "wanda"), ("gpt2", "wanda")])
 def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids):
     fields, zeros = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}, []
