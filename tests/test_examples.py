@@ -80,7 +80,7 @@ def text(tmp_path):
     return ("--train", tmp_path / "train.txt", "--evaluate", tmp_path / "test.txt", "--steps", 2, "--length", 32)
 
 
-RETRAINING = ["finetune.py", "finetune_lora.py", "finetune_lora.py --packed", "distill.py --bf16"]
+RETRAINING = ["finetune.py", "finetune_lora.py", "finetune_lora.py --packed", "distill.py", "distill.py --bf16"]
 RETRAINING += ["finetune_trl.py", "finetune_trl.py --lora"] if importlib.util.find_spec("trl") else []
 
 

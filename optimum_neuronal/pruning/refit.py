@@ -5,6 +5,7 @@ Masks, norms, biases and everything else stay as they are.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -102,10 +103,14 @@ class _Weights:
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
-        device = self.masters[0].device.type
-        # Without autocast's cache, which would keep the weights of the step before.
-        with torch.autocast(device, self._products, self._products is not torch.float32, cache_enabled=False):
+        with self._precision():
             return output_with(block, own, states, call)
+
+    def _precision(self) -> AbstractContextManager:
+        if self._products is torch.float32:
+            return nullcontext()
+        # Without autocast's cache, which would keep the weights of the step before.
+        return torch.autocast(self.masters[0].device.type, self._products, cache_enabled=False)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
