@@ -164,7 +164,7 @@ def main() -> None:
     measuring.add_argument("model", help="folder or Hub id")
     measuring.add_argument("output", type=Path, help="file of results")
     measuring.add_argument("methods", nargs="+")
-    measuring.add_argument("--sparsity", type=float, nargs="+", default=[0.6], help="(default: 0.6)")
+    measuring.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
     for name, value in {"dataset": "c4", "evaluate": "wikitext2", **SIZES}.items():
         flag = f"--{name.replace('_', '-')}"
         measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")

@@ -4,9 +4,13 @@ The names that a page uses without making them (`model`, `tokenizer`, `data`, ..
 that its commands read: `Qwen/Qwen3-0.6B` is a local directory, and Hub datasets are a made-up text.
 """
 
+import argparse
 import json
+import re
+import runpy
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -15,7 +19,7 @@ import pytest
 import torch
 import transformers
 from conftest import make_model, make_tokenizer
-from markdown_files import DOCS, PAGES, ROOT, blocks, commands, name_of
+from markdown_files import BLOCK, DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
@@ -30,6 +34,7 @@ QUESTIONS = {
     "boolq.jsonl": {"question": "w1", "passage": "w2 w3", "label": 1},
     "arc_easy.jsonl": {"question": "w1", "choices": {"text": ["w2", "w3"], "label": ["A", "B"]}, "answerKey": "B"},
 }
+PROGRAMS = ("optimum-cli", "benchmarks.", "examples/")
 QUICK = {"speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1", "evaluate": "--max-windows 2"}
 QUICK["compare"] = QUICK["evaluate"]  # flags that make commands quick, beside those of the page
 
@@ -119,3 +124,45 @@ def test_blocks_run(path, files, cheap, tmp_path, monkeypatch):
                 assert words[:2] == ["optimum-cli", "neuronal"], words
                 monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[2], "").split()])
                 optimum_cli.main()
+
+
+class Parsed(Exception):
+    """A command got as far as its arguments."""
+
+
+def long_commands(path: Path) -> Iterator[list[str]]:
+    """Yield the words of the commands of a page that take too long to run, in blocks and in sentences."""
+    text = path.read_text(encoding="utf-8")
+    code = [block.code for block in blocks(path) if block.language == "sh" and block.reason]
+    code += [
+        " ".join(found.split()) for found in re.findall(r"`([^`]*python -m benchmarks[^`]+)`", BLOCK.sub("", text))
+    ]
+    variables = {}
+    for words in commands("\n".join(code)):
+        name, _, value = words[0].partition("=")
+        if len(words) == 1 and value:
+            variables[f"${name}"] = value.split()
+        else:
+            yield [part for word in words for part in variables.get(word, [word])]
+
+
+@pytest.mark.parametrize("path", (ROOT / "README.md", *PAGES), ids=name_of)
+def test_long_commands_have_arguments_that_exist(path, monkeypatch):
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser, *args, **kwargs):
+        parse(parser, *args, **kwargs)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    monkeypatch.chdir(ROOT)
+    for words in long_commands(path):
+        program = next((place for place, word in enumerate(words) if word.startswith(PROGRAMS)), None)
+        if program is None:
+            continue  # another package's command
+        monkeypatch.setattr(sys, "argv", words[program:])
+        with pytest.raises(Parsed):
+            if words[program] == "optimum-cli":
+                optimum_cli.main()
+            else:
+                runpy.run_path(f"{words[program].removesuffix('.py').replace('.', '/')}.py", run_name="__main__")
