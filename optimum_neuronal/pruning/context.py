@@ -154,7 +154,7 @@ def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig
             raise ValueError(
                 f"refit_dtype is {config.refit_dtype!r}, but the weights are {own}: leave it out, or load the model in float32."
             )
-        return config
+        return replace(config, refit_dtype=None)  # blocks compute in the weights' own dtype, without autocast
     on_cpu = all(execution_device(p.module).type == "cpu" for p in projections)
     gains = on_cpu and decoder.config.hidden_size >= WIDE and multiplies_bfloat16()
     return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))
