@@ -64,6 +64,7 @@ start = time.perf_counter()
 trainer.train()
 print(f"trained for {(time.perf_counter() - start) / 60:.1f} minutes")
 
+model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
 print(f"after: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")
 model.save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)

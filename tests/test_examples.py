@@ -14,7 +14,7 @@ import pytest
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 
 
@@ -104,6 +104,9 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, command):
     assert after < before
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
     assert same_zeros(tuned, zeros) and tuned.config.use_cache and not (tmp_path / "tuned" / "checkpoints").exists()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
+    window, last = None if name == "distill.py" else 32, float(printed.rpartition("perplexity ")[2].split()[0])
+    assert last == pytest.approx(evaluate_perplexity(tuned, tokenizer, tmp_path / "test.txt", window), rel=1e-5)
 
 
 def test_gradual_pruning(tmp_path, monkeypatch, text):
