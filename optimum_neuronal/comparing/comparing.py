@@ -21,6 +21,7 @@ from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
 from ..files.records import Records, remove_records
+from ..model.projections import Decoder
 from ..pruning.context import check, default_batch_size, exclusive
 from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
@@ -36,6 +37,8 @@ logger = get_logger(__name__)
 # Fields of a report that a result has too.
 REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
+# Fields, besides those of the data, that measurements on the dense model depend on.
+CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
 FINISHED = "finished"  # folder of finished results in the output directory
 
 
@@ -153,7 +156,7 @@ class Runs:
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
         possible = [(result, config) for result, config in combinations if config is not None]
-        self.decoder = check(model, possible[0][1], **memory).decoder
+        self.decoder = _decoder(model, [config for _, config in possible], memory)
         for result, config in possible:  # before any long work
             if self.calibration_of(result, config) is None:
                 drawn = draw_calibration(model, config, tokenizer, result.setting.get("dataset", dataset))
@@ -177,7 +180,10 @@ class Runs:
 
     def depends_on(self, calibration: CalibrationSet | None) -> dict[str, Any]:
         """Return checksums of everything but the config that results depend on."""
-        tests = {name: hashlib.sha256(ids.numpy().tobytes()).hexdigest() for name, ids in self.windows.items()}
+        tests = {
+            name: [list(ids.shape), hashlib.sha256(ids.numpy().tobytes()).hexdigest()]
+            for name, ids in self.windows.items()
+        }
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         others = {"versions": versions(), "tests": tests, "tasks": self.questions}
         return identity(self.model, self.decoder, ids) | others
@@ -201,7 +207,7 @@ class Runs:
         reset_peak_memory()
         try:
             context = check(self.model, config, **self.memory)
-            key = (config.num_alignment_samples, *_data(combination, config))
+            key = (*(repr(getattr(config, name)) for name in CACHED_BY), *_data(combination, config))
             self.caches = {key: self.caches.get(key) or TimedCache()}
             cache = self.caches[key]
             cache.start()
@@ -220,6 +226,17 @@ class Runs:
             allocation_seconds=report.seconds["allocation"] + cache.saved,
             pruning_seconds=report.seconds["pruning"],
         )
+
+
+def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: Mapping[str, Any]) -> Decoder:
+    """Return the decoder of the first config that fits the model. Raise the first error if none does."""
+    errors: list[Exception] = []
+    for config in configs:
+        try:
+            return check(model, config, **memory).decoder
+        except (ValueError, TypeError) as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:

@@ -120,6 +120,7 @@ def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_pat
     for model, change in (
         (llama, {"dataset": ids[1:7]}),
         (llama, {"evaluate": {"test": ids[5:]}}),
+        (llama, {"evaluate": {"test": ids[6:].reshape(-1, ids.shape[1] // 2)}}),  # the same bytes
         (make_model("llama", seed=1), {}),
     ):
         second = compare(model, **methods, **{**others, **change}, output=tmp_path)
@@ -188,6 +189,25 @@ def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
         pruner.prune(make_model("llama"), ids[:6])
         assert result.block_sparsity == list(pruner.report.blocks.values())
     assert len({tuple(result.block_sparsity) for result in found}) == 4
+
+
+@pytest.mark.parametrize("sweep", [{"ignore": [["q_proj"], ["down_proj"]]}, {"min_expert_tokens": [1, 100]}])
+def test_other_projections_do_not_share_scores(ids, others, sweep):
+    topups = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
+    found = compare(make_model("mixtral"), saliencies=["wanda"], topups=topups, sweep=sweep, **others).results
+    for result in found:
+        config = NeuronALConfig(sparsity=0.5, saliency="wanda", topup=result.topup, **result.setting, **SMALL)
+        pruner = NeuronALPruner(config)
+        pruner.prune(make_model("mixtral"), ids[:6])
+        assert result.error is None and result.block_sparsity == list(pruner.report.blocks.values())
+
+
+def test_the_first_one_may_be_impossible(llama, others):
+    sweep = {"targets": [["nothing"], ["q_proj"]]}
+    found = compare(llama, **ONE, sweep=sweep, **others).results
+    assert [result.error is None for result in found] == [False, True] and "nothing" in found[0].error
+    with pytest.raises(ValueError, match="nothing"):
+        compare(llama, **ONE, targets=["nothing"], **others)
 
 
 def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
