@@ -4,7 +4,7 @@ A dataset is one of:
 
 - a name in `CALIBRATION_DATASETS`;
 - a Hub dataset: `"id"`, `"id:split"`, `"id:split:column"` or `"id:config:split:column"`;
-- a file of text or a .csv, .json, .jsonl or .parquet file, or a folder of such files: `"PATH"` or `"PATH:column"`;
+- a file of text or a .csv, .json, .jsonl or .parquet file, or a folder of one kind of them: `"PATH"` or `"PATH:column"`;
 - a list of strings, or one split of a `datasets.Dataset`.
 
 If no column is named it is `text`, else the only column of strings.
@@ -26,6 +26,7 @@ from ..common.validation import did_you_mean
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md")
 FILE_SUFFIXES = (*TEXT_SUFFIXES, *BUILDERS)
+README = "README.md"  # describes a folder, and is no part of its text
 ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
 
 
@@ -132,8 +133,8 @@ def find_dataset(name: str) -> TextDataset:
         path, column = head, tail
     suffix = Path(path).suffix.lower()
     if os.path.isdir(path):
-        texts = next(Path(path).rglob("*.txt"), None) is not None
-        return TextDataset("txt", files=(path, path)) if texts else TextDataset(os.path.abspath(path), column=column)
+        kind = _kind_of_folder(path)
+        return TextDataset(os.path.abspath(path), column=column) if kind else TextDataset("txt", files=(path, path))
     if os.path.isfile(path) and suffix in FILE_SUFFIXES:
         return TextDataset(BUILDERS.get(suffix, "txt"), files=(path, path), column=column)
     if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)) or os.path.isfile(path):
@@ -150,6 +151,25 @@ def find_dataset(name: str) -> TextDataset:
     return TextDataset(hub_id, config, splits, column=parts[1] if len(parts) == 2 else None)
 
 
+def _kind_of_folder(path: str) -> str | None:
+    """Return the suffix of the data files of a folder, or None if its files are text. Raise if it has several kinds."""
+    suffixes = {file.suffix.lower() for file in Path(path).rglob("*") if file.is_file() and file.name != README}
+    found = sorted(suffixes.intersection(FILE_SUFFIXES))
+    if not found:
+        raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
+    if len({BUILDERS.get(suffix) for suffix in found}) > 1:
+        raise ValueError(f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind.")
+    return found[0] if found[0] in BUILDERS else None
+
+
+def _texts(path: Path) -> list[Path]:
+    """Return a file of text, or all of a folder."""
+    if not path.is_dir():
+        return [path]
+    files = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.name != README)
+    return sorted(file for file in files if file.is_file())
+
+
 def _load(name: str, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
     found = find_dataset(name)
@@ -157,7 +177,7 @@ def _load(name: str, test: bool) -> Documents:
     is_local = is_folder or found.path in ("txt", *BUILDERS.values())
     source = Path(file or found.path).name if is_local else f"{name} ({found.path}, split {split})"
     if found.path == "txt":  # without `datasets`, which takes seconds to import
-        files = sorted(Path(file).rglob("*.txt")) if os.path.isdir(file) else [Path(file)]
+        files = _texts(Path(file))
         return Documents([file.read_text(encoding="utf-8-sig") for file in files], source, joined=len(files) == 1)
     import datasets
 

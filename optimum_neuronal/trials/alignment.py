@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from ..blocks.block_inputs import Call, Stream, Streams, grouped
+from ..blocks.block_inputs import Call, Stream, Streams, grouped, to_device
 from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
 from ..saliency.plan import SparsityPlan
@@ -184,7 +184,8 @@ def find_deviation(
     inputs = trials.alignment_inputs()
     output, dense_output = runner.run(inputs, 2, visit, label)
     outputs = trials.dense()[1] if reference == "dense" else dense_output, output
-    places[blocks[-1].name] = deviate(*(final_norms(inputs.final_norm, stream).value for stream in outputs))
+    norms = [final_norms(inputs.final_norm, stream, runner.device).value for stream in outputs]
+    places[blocks[-1].name] = deviate(*norms)
     return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
 
 
@@ -228,9 +229,9 @@ def run_stream(
     return per_block, output
 
 
-def final_norms(final_norm: nn.Module | None, stream: Stream) -> SquaredNorms:
-    """Return the squared norms of the last block's output after the final norm."""
+def final_norms(final_norm: nn.Module | None, stream: Stream, device: torch.device | str) -> SquaredNorms:
+    """Return the squared norms of the last block's output, which may be in CPU memory, after the final norm."""
     norms = SquaredNorms()
-    for states in stream:
+    for states in (to_device(states, device) for states in stream):
         norms.update(states if final_norm is None else final_norm(states), len(states))
     return norms

@@ -60,6 +60,20 @@ def test_folders(tmp_path):
     (tmp_path / "splits" / "test.jsonl").write_text('{"text": "b", "code": "d"}\n')
     assert list(load_documents(tmp_path / "splits", "test")) == ["b"]
     assert list(load_documents(f"{tmp_path / 'splits'}:code")) == ["c"]
+    (tmp_path / "splits" / "README.md").write_text("about it")
+    assert list(load_documents(tmp_path / "splits", "test")) == ["b"]
+    (tmp_path / "splits" / "LICENSE.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"files of several kinds \(.jsonl, .txt\): name a file"):
+        load_documents(tmp_path / "splits")
+
+
+@pytest.mark.parametrize("name", ["a.raw", "a.TXT", "notes.md"])
+def test_folders_of_other_texts(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match="has no file that ends in .txt"):
+        load_documents(tmp_path)
+    (tmp_path / name).write_text("one")
+    (tmp_path / "README.md").write_text("about it")
+    assert list(load_documents(tmp_path)) == ["one"]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import torch
 from forward import squared_norms, token_counts
 from trial_helpers import make_trials, state, unchanged, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.projections import Projection, trial_weights
 from optimum_neuronal.packed.change import Zeros
 from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
-from optimum_neuronal.trials.alignment import METRICS, alignment_error, total_error
+from optimum_neuronal.trials.alignment import METRICS, alignment_error, final_norms, total_error
 
 
 def test_equation_3_by_hand():
@@ -142,6 +142,13 @@ def test_deviation_from_the_dense_model_by_whole_forwards(trials, llama, ids):
         difference = (dense[reader] - sparse[reader]).double()
         torch.testing.assert_close(found.places[name], difference, rtol=1e-3, atol=1e-3)
         assert difference.abs().max() > 0.05, "there is something to compare"
+
+
+def test_the_final_norm_runs_where_its_weights_are():
+    """Hidden states may wait in CPU memory. The device "meta" stands for an accelerator."""
+    norm, stream = torch.nn.LayerNorm(8, device="meta"), Stream([torch.ones(2, 3, 8), torch.ones(1, 3, 8)])
+    found = final_norms(norm, stream, "meta")
+    assert found.value.device.type == "meta" and found.value.shape == (3, 8)
 
 
 def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(trials):
