@@ -1,6 +1,7 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .pruning.context import Clock, PruneContext, check, exclusive
-from .pruning.prune import draw_calibration, find_tokenizer, open_records, prune_model
+from .pruning.prune import draw_calibration, find_tokenizer, open_records, own_tokenizer, prune_model
 from .report import PruningReport
 
 
@@ -217,6 +218,9 @@ class NeuronALPruner(OptimumQuantizer):
         tokenizer = self._given or (self._own if model is self.model else None)
         calibration = draw_calibration(model, self.config, tokenizer, dataset)
         self._last = tokenizer or (calibration and calibration.tokenizer)
+        if self._last is None:  # token ids, or no text at all
+            with suppress(ValueError):
+                self._last = own_tokenizer(model)
         clock.lap("calibration data")
         return replace(context, calibration=calibration, clock=clock)
 

@@ -159,8 +159,10 @@ def test_every_model_has_its_own_tokenizer(tmp_path):
     text, fields = [" ".join(f"w{i % 60}" for i in range(400))], {"topup": "uniform", "seq_length": 16}
     first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
     pruner = NeuronALPruner(config(**fields))
-    for model, number in ((first, 7), (second, 12)):
-        pruner.save(pruner.prune(model, text), tmp_path / "sparse")
+    ids = torch.arange(12 * 16).view(12, 16)
+    third = saved_with_own_tokenizer(tmp_path / "3", 3)
+    for model, data, number in ((first, text, 7), (second, text, 12), (third, ids, 10)):
+        pruner.save(pruner.prune(model, data), tmp_path / "sparse")
         assert AutoTokenizer.from_pretrained(tmp_path / "sparse").get_vocab()["w7"] == number
     loaded = NeuronALPruner.from_pretrained(tmp_path / "0", config=config(**fields))
     assert loaded.tokenizer.get_vocab()["w7"] == 7

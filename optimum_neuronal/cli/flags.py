@@ -122,7 +122,7 @@ def loaded(
     args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
-    from ..files.atomic import scratch_directory
+    from ..files.records import weights_directory
     from ..model.load_model import check_unquantized, load_model, load_streamed
     from ..pruning.prune import find_tokenizer
 
@@ -133,9 +133,8 @@ def loaded(
     if not args.stream and not args.device_map:
         yield load_model(args.model, **options).to(device), tokenizer
         return
-    place = output.absolute().parent  # on the output's disk, for weights that have to be rewritten
-    place.mkdir(parents=True, exist_ok=True)
-    with scratch_directory(place, f".{output.name}.weights-{rank}") as folder:
+    # On the output's disk, for weights that have to be rewritten.
+    with weights_directory(output.absolute().parent / f".{output.name}.weights-{rank}") as folder:
         if args.stream:
             yield load_streamed(args.model, device, str(folder), **options), tokenizer
         else:

@@ -83,11 +83,11 @@ class PruneCommand(Command):
 
     def _config(self) -> Any:
         """Return the config: of the preset, overridden by the file, overridden by flags."""
-        from ..config.neuronal_config import NeuronALConfig, read_config_file
+        from ..config.neuronal_config import NeuronALConfig, read_config_file, with_fields
 
-        fields: dict[str, Any] = dict(PRESETS.get(self.args.preset, {}))
+        fields: dict[str, Any] = PRESETS.get(self.args.preset, {})
         if self.args.config is not None:
-            fields |= read_config_file(self.args.config)
+            fields = with_fields(fields, read_config_file(self.args.config))
         config = NeuronALConfig.from_dict(fields, **flags.given_fields(self.args))
         check_datasets([config.dataset])
         return config

@@ -209,9 +209,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
         known = [entry.name for entry in fields(cls)]
         unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
-        values = {**config_dict, **kwargs}
-        for method in kwargs.keys() & {"saliency", "topup"}:  # hyper-parameters belong to the method that is replaced
-            values[f"{method}_args"] = kwargs.get(f"{method}_args", {})
+        values = with_fields(config_dict, kwargs)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")
@@ -226,6 +224,24 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 if NeuronALConfig.__doc__:  # python -OO has none
     _lines = (f"        {entry.name}: {explain(entry)}." for entry in fields(ConfigFields))
     NeuronALConfig.__doc__ += "\n".join(["\n    Args:", *_lines, "    "])
+
+
+def with_fields(config_dict: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config, some of them replaced. Hyper-parameters of a method that is replaced are dropped."""
+    values = {**config_dict, **given}
+    for method in given.keys() & {"saliency", "topup"}:
+        if (place := f"{method}_args") in given:
+            continue
+        before, kept = _split(config_dict.get(method))
+        name, own = _split(given[method])
+        kept = kept | (config_dict.get(place) or {}) if name == before else {}
+        values[place] = {key: value for key, value in kept.items() if key not in own}
+    return values
+
+
+def _split(method: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a method's name and its hyper-parameters. What is no such text is the constructor's to refuse."""
+    return parse_method(method) if isinstance(method, str) and ":" in method else (method, {})
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:

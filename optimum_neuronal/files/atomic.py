@@ -16,7 +16,7 @@ STAGING = ".saving"  # end of the temporary directory's name
 
 @contextmanager
 def scratch_directory(place: Path, name: str) -> Iterator[Path]:
-    """Yield an empty directory of this name, and remove it at the end. Two processes must not use the same name at once.
+    """Yield an empty directory of this name, and remove it at the end. Only one process may use a name at a time.
 
     The name is fixed, so that the next process removes what a killed one has left.
     """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load, save
 
 from ..common.machine import Processes
 from ..common.notes import get_logger
-from .atomic import write_atomically
+from .atomic import scratch_directory, write_atomically
 from .directories import check_writable
 
 
@@ -118,20 +119,39 @@ def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
     if directory is None or Processes.current().rank > 0:
         yield None
         return
-    path = check_writable(directory, "record in")
-    path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path / LOCK, blocking=False, thread_local=False)
+    with _locked(check_writable(directory, "record in")) as path:
+        try:
+            yield path
+        finally:
+            if not (path / IDENTITY).exists():
+                remove_records(path)
+
+
+@contextmanager
+def weights_directory(directory: Path) -> Iterator[Path]:
+    """Create and lock a directory, and yield an empty one in it for the weights of a model. Both are removed at the end."""
+    with _locked(directory):
+        try:
+            with scratch_directory(directory, "weights") as weights:
+                yield weights
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[Path]:
+    """Create a directory and lock it. Raise `BlockingIOError` if it is in use."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory / LOCK, blocking=False, thread_local=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise BlockingIOError(
-            f"{path} is in use by another prune: wait for it to end, or choose another directory."
+            f"{directory} is in use by another prune: wait for it to end, or choose another directory."
         ) from error
     try:
-        yield path
+        yield directory
     finally:
-        if not (path / IDENTITY).exists():
-            remove_records(path)
         lock.release()
 
 

@@ -14,7 +14,7 @@ from ..blocks.block_inputs import inference
 from ..common.machine import Processes, deferred_interrupt
 from ..common.notes import get_logger
 from ..compat import hf_private
-from ..compat.hf_private import execution_device
+from ..compat.hf_private import execution_device, is_offloaded
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records
@@ -157,15 +157,18 @@ def open_records(folder: Path | None, decoder: Decoder, config: NeuronALConfig, 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
     """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
 
-    Of the weights, the first and last row of each pruned projection are read.
+    Of each matrix, the first and last row are read.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, projection in decoder.projections.items():
-        weight = projection.stored_weight
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        for row in (weight[0], weight[-1]):
-            digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
+    digest.update(repr(list(decoder.projections)).encode())
+    for name, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            weight = hf_private.offload_hook(module).weights_map[own] if is_offloaded(module) else parameter
+            digest.update(f"{name}.{own} {tuple(weight.shape)} {weight.dtype}".encode())
+            places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
+            for row in (weight[place] for place in places):
+                digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
     return {
         "model": digest.hexdigest(),
         "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),

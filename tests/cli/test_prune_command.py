@@ -149,7 +149,15 @@ def test_presets_and_hyper_parameters(run, dense, tmp_path):
     run("prune", *given, *own, "--output", tmp_path / "o")
     config = json.loads((tmp_path / "o" / "neuronal_report.json").read_text())["config"]
     assert config["saliency"] == "ria" and config["saliency_args"] == {"power": 1.0}
-    assert config["topup_args"] == {"steps": "block", "block_lambdas": [0.1]}
+    assert config["topup_args"] == {"variant": "authors", "steps": "block", "block_lambdas": [0.1]}
+
+
+def test_a_file_replaces_the_presets_methods_whole(run, dense, tmp_path):
+    (tmp_path / "own.json").write_text('{"topup": "owl", "sparsity": 0.5}')
+    given = ("--model", dense, "--dataset", tmp_path / "text.txt", *SMALL, "--preset", "paper")
+    run("prune", *given, "--config", tmp_path / "own.json", "--output", tmp_path / "o")
+    config = json.loads((tmp_path / "o" / "neuronal_report.json").read_text())["config"]
+    assert config["saliency"] == "wanda" and config["topup"] == "owl" and config["topup_args"] == {}
 
 
 def test_dry_run(run, dense, tmp_path):

@@ -40,6 +40,14 @@ class TestPresets:
         assert config == NeuronALConfig.preset("paper", sparsity=0.6, topup="owl:half_width=0.1")
         assert config.topup_args == {"half_width": 0.1} and config.saliency == "wanda"
 
+    def test_the_same_method_keeps_the_presets_hyper_parameters(self):
+        preset = NeuronALConfig.preset("paper", sparsity=0.6)
+        assert NeuronALConfig.preset("paper", sparsity=0.6, topup="neuronal") == preset
+        config = NeuronALConfig.preset("paper", sparsity=0.6, topup="neuronal:steps=block")
+        assert config.topup_args == {"variant": "authors", "steps": "block"}
+        config = NeuronALConfig.preset("paper", sparsity=0.6, topup="neuronal:variant=printed")
+        assert config.topup_args == {"variant": "printed"}
+
     def test_mistakes(self):
         with pytest.raises(ValueError, match="preset is 'papr': expected one of 'paper', .* Did you mean 'paper'"):
             NeuronALConfig.preset("papr", sparsity=0.6)

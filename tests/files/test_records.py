@@ -5,7 +5,7 @@ import torch
 
 from optimum_neuronal.common.machine import Processes
 from optimum_neuronal.files import records as module
-from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, remove_records, work_directory
+from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, remove_records, weights_directory, work_directory
 
 
 @pytest.fixture
@@ -133,3 +133,16 @@ def test_only_its_own_files_are_removed(tmp_path):
     with work_directory(work) as folder:
         remove_records(folder)
     assert sorted(os.listdir(work)) == ["model", "model-00001.safetensors", "notes.txt"]
+
+
+def test_the_directory_of_weights_is_of_one_command(tmp_path):
+    (tmp_path / "own" / "weights").mkdir(parents=True)
+    (tmp_path / "own" / "weights" / "of a killed one").touch()
+    with pytest.raises(ZeroDivisionError), weights_directory(tmp_path / "own") as directory:
+        assert not list(directory.iterdir())
+        (directory / "weights").touch()
+        with pytest.raises(BlockingIOError, match="own is in use by another prune"), weights_directory(tmp_path / "own"):
+            pytest.fail("entered")
+        assert (directory / "weights").exists()
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())

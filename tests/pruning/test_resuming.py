@@ -124,5 +124,11 @@ def test_another_config_model_or_other_data_raises(ids, tmp_path):
             prune("llama", ids, tmp_path, **fields)
     with pytest.raises(ValueError, match="model was '[0-9a-f]+', is"):
         NeuronALPruner(config()).prune(make_model("llama", seed=1), ids, tmp_path)
+    for name in ("model.embed_tokens", "model.norm", "lm_head"):
+        other = make_model("llama")
+        with torch.no_grad():
+            other.get_submodule(name).weight.mul_(2)
+        with pytest.raises(ValueError, match="model was '[0-9a-f]+', is"):
+            NeuronALPruner(config()).prune(other, ids, tmp_path)
     with pytest.raises(ValueError, match="calibration data was"):
         prune("llama", ids.flip(0), tmp_path)
