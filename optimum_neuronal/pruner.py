@@ -20,7 +20,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dtype, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, exclusive
+from .pruning.context import Clock, PruneContext, check, check_not_sparse, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, own_tokenizer, prune_model
 from .report import PruningReport
 
@@ -227,6 +227,7 @@ class NeuronALPruner(OptimumQuantizer):
     def _prune(self, context: PruneContext, folder: Path | None) -> PruningReport:
         model = context.model
         with exclusive(model):
+            check_not_sparse(model)  # another thread may have pruned it since
             context = replace(context, records=open_records(folder, context.decoder, context.config, context.ids))
             self.report = prune_model(context)
         self._sparsity_config = getattr(model.config, KEY)

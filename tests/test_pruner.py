@@ -198,6 +198,15 @@ def test_test_files_of_the_same_name(tmp_path, ids, monkeypatch):
     assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
 
 
+def test_a_model_that_is_pruned_while_text_is_read(ids, monkeypatch):
+    model, draw = make_model("llama"), pruner_module.draw_calibration
+    meanwhile = [lambda: NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(model)]
+    monkeypatch.setattr(pruner_module, "draw_calibration", lambda *a: (meanwhile and meanwhile.pop()(), draw(*a))[1])
+    with pytest.raises(ValueError, match="is already sparse"):
+        NeuronALPruner(config(topup="uniform")).prune(model, ids)
+    assert model.config.sparsity_config["config"]["saliency"] == "magnitude"
+
+
 def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
     """The report and the model card are those of the model that is saved."""
     pruner, first, second = NeuronALPruner(config(topup="uniform")), make_model("llama"), make_model("llama", seed=1)

@@ -47,7 +47,10 @@ def make_card(
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     quantized = report.config.get("bits_per_weight") is not None
     text = _calibration_text(report)
-    methods = [] if quantized else [TOPUPS.get(report.config["topup"]), SALIENCIES.get(report.config["saliency"])]
+    used = [] if quantized else [(TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"])]
+    methods = [
+        registry.get(name) for registry, name in used if name in registry.names()
+    ]  # others are of the user's own
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
     command += ["--dataset", text] if text else []

@@ -1,6 +1,5 @@
 """Converts a dense checkpoint to a packed one and back, with the same weights to the bit."""
 
-import json
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -111,9 +110,12 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
     """Render the card for the new format, unless the source has a README.md of the user's own, or no report."""
     card, report = source / MODEL_CARD, source / REPORT_NAME
     if report.exists() and card.exists() and MARK in card.read_text(encoding="utf-8", errors="replace"):
-        values = json.loads(report.read_text(encoding="utf-8"))
-        known = PruningReport(
-            **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
-        )
+        values = read_json(report)
+        try:
+            known = PruningReport(
+                **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
+            )
+        except TypeError as error:
+            raise ValueError(f"{report} is damaged: {error}. Prune the model again, or delete that file.") from error
         with_tokenizer = any(source.glob("tokenizer*"))
         (staging / MODEL_CARD).write_text(make_card(model, known, title, format, with_tokenizer), encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
@@ -108,7 +108,9 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
         return [folder / DENSE_FILE]
-    names = sorted(set(read_json(folder / index)["weight_map"].values()))
+    names = sorted(set((read_json(folder / index).get("weight_map") or {}).values()))
+    if not names:
+        raise ValueError(f"{folder / index} names no files of weights. Download or save the checkpoint again.")
     if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
         raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
     return [folder / name for name in names]
@@ -122,10 +124,13 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
     files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if name.rpartition(PREFIX)[0] not in headers:
-                    yield name, file.get_tensor(name), None
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.rpartition(PREFIX)[0] not in headers:
+                        yield name, file.get_tensor(name), None
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
     for module, header in headers.items():
         matrix = header.matrix()
         matrix.check()

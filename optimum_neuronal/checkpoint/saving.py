@@ -4,7 +4,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,14 @@ def write_model(
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     if dtype is not None:
-        _convert_files(folder, dtype)
+        _convert_files(model, folder, dtype)
 
 
-def _convert_files(folder: Path, dtype: torch.dtype) -> None:
+def _convert_files(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Convert a dense checkpoint to another dtype, one file after the other. transformers' `save_pretrained` cannot."""
-    total = 0
+    total, convert = 0, _converter(model, dtype)
     for path in folder.glob(f"*{SUFFIX}"):
-        tensors = {name: _converted(tensor, dtype) for name, tensor in load_file(path).items()}
+        tensors = {name: convert(name, tensor) for name, tensor in load_file(path).items()}
         total += sum(tensor.nbytes for tensor in tensors.values())
         save_file(tensors, converted := path.with_suffix(".converted"), metadata={"format": "pt"})
         converted.replace(path)
@@ -130,8 +130,14 @@ def _convert_files(folder: Path, dtype: torch.dtype) -> None:
     write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+def _converter(model: PreTrainedModel, dtype: torch.dtype | None) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return a function of a parameter's name and value that converts it, unless the model keeps it in float32."""
+    if dtype is None:
+        return lambda name, tensor: tensor
+    in_float32 = hf_private.names_in_float32(model, dtype)
+    return lambda name, tensor: (
+        tensor.to(dtype) if tensor.is_floating_point() and not in_float32.search(name) else tensor
+    )
 
 
 def _write_packed(
@@ -152,9 +158,10 @@ def _packed_state(
     model: PreTrainedModel, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
+    convert = _converter(model, dtype)
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return _converted(load_offloaded_parameter(model, name) if tensor.is_meta else tensor, dtype)
+        return convert(name, load_offloaded_parameter(model, name) if tensor.is_meta else tensor)
 
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}

@@ -11,13 +11,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
+
+
+_precision_lock = threading.Lock()
+_precision_users = 0  # of `full_precision`
+_user_precision = ExitStack()  # restores the user's settings
 
 
 def default_device() -> torch.device:
@@ -42,7 +47,26 @@ def multiplies_bfloat16() -> bool:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards."""
+    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards.
+
+    The settings are those of the process: the first of several threads changes them, and the last one restores them.
+    """
+    global _precision_users
+    with _precision_lock:
+        if _precision_users == 0:
+            _user_precision.enter_context(_highest_precision())
+        _precision_users += 1
+    try:
+        yield
+    finally:
+        with _precision_lock:
+            _precision_users -= 1
+            if _precision_users == 0:
+                _user_precision.close()
+
+
+@contextmanager
+def _highest_precision() -> Iterator[None]:
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     own, of_all = [backend.fp32_precision for backend in backends], None
     with suppress(RuntimeError):  # one backend differs

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.display import Column, Table, format_markdown, format_table
+from ..files.atomic import write_atomically
 from ..files.directories import check_writable
 from .figures import draw_figures
 from .results import DENSE, Aggregate, Result, aggregate, grouped
@@ -122,8 +123,8 @@ class Comparison:
         """Write `comparison.json` and `.md` into a directory. See [`check_output`]."""
         folder = check_output(directory, overwrite)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / JSON).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        (folder / PAGE).write_text(self.to_markdown(), encoding="utf-8")
+        write_atomically(folder / JSON, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
+        write_atomically(folder / PAGE, self.to_markdown().encode())
 
     def plot(self, directory: str | Path) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..common.display import Column, Table, format_markdown
+from ..files.atomic import write_atomically
 from ..files.directories import check_writable
-from .comparison import Comparison, aggregate_table, explain, measured_columns
+from .comparison import MEANS, Comparison, aggregate_table, explain, measured_columns
 from .results import Result, aggregate, grouped
 
 
@@ -18,13 +19,15 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
     """
     folder = check_writable(output, "write means to")
+    if (folder / PAGE).exists() and MEANS not in (folder / PAGE).read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{folder / PAGE} was not written by a comparison: choose another directory.")
     found = [Comparison.load(directory) for directory in directories]
     means = aggregate((one.dense, one.results) for one in found)
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in found]
     tables = format_markdown(*_side_by_side(found)), explain(means), format_markdown(*aggregate_table(means))
     text = "\n\n".join([*notes, *tables])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PAGE).write_text(f"# {', '.join(one.model for one in found)}\n\n{text}\n", encoding="utf-8")
+    write_atomically(folder / PAGE, f"# {', '.join(one.model for one in found)}\n\n{text}\n".encode())
     return text
 
 

@@ -1,6 +1,7 @@
 """Private names of transformers and accelerate: a release that changes one breaks only this module."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,6 +183,11 @@ def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
             if left != tied:
                 part._dense_tied_keys, part._tied_weights_keys = part._tied_weights_keys, left
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def names_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern:
+    """Return a pattern of the names of parameters that a model of this dtype keeps in float32."""
+    return re.compile("|".join(name.replace("*", ".*") for name in model._get_dtype_plan(dtype)) or "(?!)")
 
 
 # Offloading: weights wait in CPU memory or on disk, and a hook of accelerate reads them at every forward.

@@ -157,7 +157,7 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
         most -= text.pad_token_id + 1
     if seq_length is None:
         return min(2048, most) if most else 2048
-    if seq_length < 1 or (most and seq_length > most):
-        allowed = f"1 to {most}" if most else "at least 1"
+    if seq_length < 2 or (most and seq_length > most):  # one token predicts nothing
+        allowed = f"2 to {most}" if most else "at least 2"
         raise ValueError(f"seq_length={seq_length}, but this model allows {allowed} tokens.")
     return seq_length

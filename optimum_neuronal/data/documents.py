@@ -158,7 +158,9 @@ def _kind_of_folder(path: str) -> str | None:
     if not found:
         raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
     if len({BUILDERS.get(suffix) for suffix in found}) > 1:
-        raise ValueError(f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind.")
+        raise ValueError(
+            f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind."
+        )
     return found[0] if found[0] in BUILDERS else None
 
 

@@ -123,11 +123,7 @@ def check(
         if value is not None:
             check_count(name, value, least)
     check_model(model)
-    if getattr(model.config, KEY, None) is not None:
-        raise ValueError(
-            f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
-            "model; or, to prune further in Python, del model.config.sparsity_config first."
-        )
+    check_not_sparse(model)
     decoder = find_decoder(model, config.targets, config.ignore)
     methods = config.methods
     methods.topup.suited_to(decoder)
@@ -170,6 +166,14 @@ def check_model(model: PreTrainedModel) -> None:
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
+
+
+def check_not_sparse(model: PreTrainedModel) -> None:
+    if getattr(model.config, KEY, None) is not None:
+        raise ValueError(
+            f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
+            "model; or, to prune further in Python, del model.config.sparsity_config first."
+        )
 
 
 def check_dense(model: nn.Module, purpose: str) -> None:

@@ -59,7 +59,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
                 )
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
-        self.schedule = _check_schedule(schedule or {at_step: self.config.sparsity})
+        self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
@@ -147,7 +147,7 @@ def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
     found = dict(sorted((int(step), float(sparsity)) for step, sparsity in schedule.items()))  # JSON has steps as text
-    rising = all(earlier < later for earlier, later in pairwise(found.values()))
+    rising = bool(found) and all(earlier < later for earlier, later in pairwise(found.values()))
     if not rising or len(found) < len(schedule) or min(found, default=-1) < 0:
         raise ValueError(
             f"schedule is {dict(schedule)}: expected steps with rising sparsities, such as {{0: 0.5, 100: 0.7}}."

@@ -54,11 +54,17 @@ class SparseWeight:
         """Set a tensor of the weight's shape to zero where the weight is pruned, in place."""
         tensor = local_part(tensor)
         # Multiplying as integers turns NaN into 0.0 too, and is several times faster than `masked_fill_` on CPUs.
-        tensor.view(INTEGERS[tensor.element_size()]).mul_(self.mask.unpack(tensor.device))
+        tensor.view(INTEGERS[tensor.element_size()]).mul_(self._mask_on(tensor.device))
 
     def masked(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor of the weight's shape that is zero where the weight is pruned, for autograd."""
-        return tensor * self.mask.unpack(tensor.device).to(tensor.dtype)
+        return tensor * self._mask_on(tensor.device).to(tensor.dtype)
+
+    def _mask_on(self, device: torch.device) -> torch.Tensor:
+        """Return the mask as booleans. Its bits move to the device once, when the model has moved there."""
+        if self.mask.bits.device != device:
+            self.mask = self.mask.to(device)
+        return self.mask.unpack()
 
     def count_pruned(self) -> int:
         """Return the number of pruned weights in this process's part."""

@@ -60,6 +60,20 @@ def test_what_cannot_be_converted(tmp_path):
             convert_checkpoint(tmp_path / folder, format)
 
 
+def test_reports_of_other_methods_and_damaged_ones(tmp_path):
+    """A method that the user has registered is not known in another process."""
+    save_pruned(tmp_path / "model")
+    report = tmp_path / "model" / "neuronal_report.json"
+    values = json.loads(report.read_text())
+    report.write_text(json.dumps({**values, "config": {**values["config"], "topup": "mine"}}))
+    convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
+    assert "mine" in (tmp_path / "packed" / "README.md").read_text()
+    del values["calibration"]
+    report.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="neuronal_report.json is damaged: .*calibration"):
+        convert_checkpoint(tmp_path / "model", "packed", tmp_path / "other")
+
+
 def test_a_damaged_checkpoint_changes_nothing(tmp_path):
     save_pruned(tmp_path / "model", format="packed")
     (file,) = (tmp_path / "model").glob("packed-*.safetensors")

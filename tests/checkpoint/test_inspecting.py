@@ -41,6 +41,22 @@ def test_zeros_that_are_not_there(tmp_path):
     assert "mlp.up_proj has no weights in the files" in inspect_checkpoint(tmp_path).problems
 
 
+def test_damaged_files(tmp_path):
+    save_pruned(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-10])
+    with pytest.raises(ValueError, match="model.safetensors is damaged: .*Download or save it again"):
+        inspect_checkpoint(tmp_path)
+    file.write_bytes(whole)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="index.json names no files of weights"):
+        inspect_checkpoint(tmp_path)
+    change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=float("inf")))
+    with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
+        inspect_checkpoint(tmp_path)
+
+
 def test_a_model_that_was_not_pruned(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     found = inspect_checkpoint(tmp_path)

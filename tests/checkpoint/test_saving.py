@@ -74,6 +74,19 @@ def test_files_of_another_dtype(family, format, tmp_path):
         ) | {"weight_map": {}}
 
 
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_what_a_model_keeps_in_float32_stays_so(format, tmp_path):
+    """The routers' biases of DeepSeek."""
+    _, model = pruned("deepseek_v3")
+    biases = {name: value for name, value in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+    for value in biases.values():
+        value.copy_(torch.rand(value.shape, generator=torch.Generator().manual_seed(0)))
+    save_pretrained(model, tmp_path, format, dtype=torch.bfloat16)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert found.dtype == torch.bfloat16 and biases
+    assert all(torch.equal(found.state_dict()[name], value) for name, value in biases.items())
+
+
 def test_low_bit_weights_of_another_dtype(tmp_path):
     model = sparsify(pruned()[1], embedding_bits=8)
     save_pretrained(model, tmp_path / "model", "packed", dtype=torch.bfloat16)

@@ -58,6 +58,18 @@ def test_the_precision_that_the_user_has_set_is_put_back(precisions):
         assert torch.get_float32_matmul_precision() == chosen
 
 
+def test_threads_share_the_full_precision(precisions):
+    """The second thread is still in it when the first one leaves."""
+    torch.set_float32_matmul_precision("medium")
+    first, second = full_precision(), full_precision()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "highest"
+    second.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
 def test_a_precision_that_was_set_for_one_backend_is_put_back(precisions):
     """As torch has it since 2.9; it then raises an error for what holds for all."""
     cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul

@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,20 @@ def test_files(comparison, tmp_path):
     values = json.loads((tmp_path / "comparison.json").read_text())
     assert values["results"][2]["block_lambda"] == 0.1 and values["aggregates"][0]["saliencies"] == ["wanda"]
     comparison.save(tmp_path)
+
+
+def test_a_full_disk_leaves_the_tables_as_they_were(comparison, tmp_path, monkeypatch):
+    comparison.save(tmp_path)
+    before = (tmp_path / "comparison.json").read_text()
+
+    def write(path, content):
+        path.open("wb").write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(OSError, match="No space left"):
+        comparison.save(tmp_path)
+    assert (tmp_path / "comparison.json").read_text() == before and len(list(tmp_path.iterdir())) == 2
 
 
 def test_tables_of_others_are_not_replaced(comparison, tmp_path):

@@ -37,3 +37,9 @@ def test_what_no_comparison_wrote(tmp_path):
         merge([tmp_path], tmp_path / "means")
     with pytest.raises(FileNotFoundError):
         merge([tmp_path / "gone"], tmp_path / "means")
+    (tmp_path / "means.md").write_text("mine")
+    one = saved(tmp_path / "one", "a", 10.0, wanda_uniform=20.0)
+    with pytest.raises(FileExistsError, match="means.md was not written by a comparison"):
+        merge([one], tmp_path)
+    assert (tmp_path / "means.md").read_text() == "mine"
+    assert merge([one], tmp_path / "means") == merge([one], tmp_path / "means")

@@ -141,7 +141,10 @@ def test_the_directory_of_weights_is_of_one_command(tmp_path):
     with pytest.raises(ZeroDivisionError), weights_directory(tmp_path / "own") as directory:
         assert not list(directory.iterdir())
         (directory / "weights").touch()
-        with pytest.raises(BlockingIOError, match="own is in use by another prune"), weights_directory(tmp_path / "own"):
+        with (
+            pytest.raises(BlockingIOError, match="own is in use by another prune"),
+            weights_directory(tmp_path / "own"),
+        ):
             pytest.fail("entered")
         assert (directory / "weights").exists()
         raise ZeroDivisionError

@@ -212,6 +212,7 @@ def test_bad_schedules(tmp_path, data, llama):
         ({}, "Expected either at_step"),
         ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
         ({"at_step": -1}, "rising sparsities"),
+        ({"schedule": {}}, "rising sparsities"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
         ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
         ({"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),

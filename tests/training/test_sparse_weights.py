@@ -25,6 +25,13 @@ def test_masks_are_the_zeros(family):
     assert_same(found(model), zeros)
 
 
+def test_bits_of_a_mask_move_once():
+    """With the model, to an accelerator, which the device "meta" stands for."""
+    (weight, *_) = find_sparse_weights(make_sparse("llama"))
+    assert weight.masked(torch.ones(weight.mask.shape, device="meta")).device.type == "meta"
+    assert weight.mask.bits.device.type == "meta"
+
+
 def test_only_what_was_to_be_pruned():
     """The names that were recorded say what: patterns of a checkpoint are not run, be they slow or none."""
     model = make_model("llama")
