@@ -1,4 +1,4 @@
-"""Compare prunes with those of other packages, on the same weights and device, in turns.
+"""Compare prunes with those of other packages, on the same weights and device, alternately.
 
     pip install llmcompressor .
     python -m benchmarks.against_peers MODEL [--methods wanda sparsegpt gptq] [--num-samples 32] [--seq-length 512]

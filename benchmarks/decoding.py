@@ -1,4 +1,4 @@
-"""Measure tokens per second of whole models with packed and with dense weights, in turns.
+"""Measure tokens per second of whole models alternately with packed and with dense weights.
 
     python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--bits 4 3 2] [--threads 2] [--rounds 5]
 

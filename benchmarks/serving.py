@@ -3,7 +3,7 @@
     .venv-vllm/bin/python -m benchmarks.serving [--layers 4] [--bits 4] [--rounds 3]
 
 A random Llama with the shapes of Llama-3.2-1B and 70% zeros is served dense by vLLM alone and packed by the plug-in, at the
-same time. Requests go to the two in turns, so that other load slows both. Memory is that of the server's largest process,
+same time. Requests go to the two alternately, so that other load slows both. Memory is that of the server's largest process,
 minus that with a model of hardly any weights. `make test-vllm` creates the environment.
 """
 
@@ -132,7 +132,7 @@ def main():
 
 
 def compare(started: dict[str, Server], rounds: int) -> None:
-    """Send each load to each server in turns, and print the best of all rounds and the median ratio."""
+    """Send each load to each server alternately, and print the best of all rounds and the median ratio."""
     rows = []
     for load, sizes in LOADS.items():
         found = {kind: [] for kind in started}

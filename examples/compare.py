@@ -1,4 +1,4 @@
-"""Compare where sparsity can go on one model: a table on the terminal, files and figures in a directory.
+"""Compare where sparsity can go on one model: tables on the terminal and in a directory.
 
 python examples/compare.py --model Qwen/Qwen3-0.6B --dataset c4 --evaluate wikitext2 --output comparison
 """

@@ -1,4 +1,4 @@
-"""Fine-tune a sparse model with LoRA and merge it: the merged model is as sparse, with the outputs of the trained one.
+"""Fine-tune a sparse model with LoRA and merge it: the merged model keeps its zeros and computes what the trained one did.
 
 python examples/finetune_lora.py --model qwen3-70 --train train.txt --evaluate wikitext2 --output qwen3-70-tuned
 
@@ -20,7 +20,7 @@ parser.add_argument("--model", required=True, help="Hub id or directory of a spa
 parser.add_argument("--train", type=Path, required=True, help="file with training text")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
 parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
-parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--rank", type=int, default=16, help="of the adapters (default: 16)")
 parser.add_argument("--packed", action="store_true", help="keep weights packed until adapters are merged")

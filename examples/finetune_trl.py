@@ -2,7 +2,7 @@
 
 python examples/finetune_trl.py --model qwen3-70 --train train.jsonl --evaluate wikitext2 --output qwen3-70-tuned
 
-Each line of train.jsonl is {"text": "..."}. It needs `pip install trl peft`.
+Each line of train.jsonl is {"text": "..."}. It needs `pip install trl '.[train,peft]'`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ parser.add_argument("--model", required=True, help="Hub id or directory of a spa
 parser.add_argument("--train", type=Path, required=True, help="jsonl file with training text")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
 parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
-parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
 parser.add_argument("--packed", action="store_true", help="train LoRA on packed weights, and save the adapter")

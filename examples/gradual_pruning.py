@@ -17,7 +17,7 @@ parser.add_argument("--model", required=True, help="Hub id or directory of a den
 parser.add_argument("--train", type=Path, required=True, help="file with training text")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
 parser.add_argument("--output", type=Path, required=True, help="directory for the sparse model")
-parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--topup", default="search", help="where sparsity goes; uniform is quickest (default: search)")
 parser.add_argument("--num-samples", type=int, default=128, help="calibration sequences (default: 128)")

@@ -28,9 +28,9 @@ data = {"dataset": args.dataset, "num_samples": args.num_samples}
 pruner = NeuronALPruner(NeuronALConfig.preset(args.preset, sparsity=args.sparsity, **data), tokenizer)
 model = pruner.prune(model)
 print(pruner.report)
-if args.preset == "paper":
-    print(f"NeuronAL chose lambda {pruner.report.block_lambda:g} for blocks and {pruner.report.row_lambda:g} for rows")
 pruner.save(model, args.output)
+if args.preset == "paper":
+    print(f"NeuronAL chose lambda {pruner.report.block_lambda} for blocks and {pruner.report.row_lambda} for rows")
 
 reloaded = AutoModelForCausalLM.from_pretrained(args.output, dtype="auto")
 print(f"sparse, reloaded: perplexity {evaluate_perplexity(reloaded, tokenizer, args.evaluate):.2f}")

@@ -190,8 +190,8 @@ class NeuronALPruner(OptimumQuantizer):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
                 `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
             work_dir (`str` or `Path`, *optional*):
-                Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
-                same result to the bit.
+                Where finished steps and blocks are recorded. The same call goes on from there after a crash, with a
+                bit-identical result.
             batch_size (`int`, *optional*):
                 Sequences per forward pass on an accelerator; others change the result by rounding at most. None: as many
                 as make about 8192 tokens. On a CPU, sequences run one at a time, so that batches change nothing.

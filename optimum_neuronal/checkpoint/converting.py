@@ -1,4 +1,4 @@
-"""Converts a dense checkpoint to a packed one and back, with the same weights to the bit."""
+"""Converts a dense checkpoint to a packed one and back, with the same weights bit for bit."""
 
 import shutil
 from dataclasses import fields
@@ -29,7 +29,7 @@ def convert_checkpoint(
     token: str | None = None,
     embedding_bits: int | None = None,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, with the same weights to the bit.
+    """Write a pruned checkpoint in the other format, with the same weights bit for bit.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report; a README.md of your own stays.

@@ -79,7 +79,7 @@ class CompareCommand(Command):
         check_output(args.output, args.overwrite)
         ways = {key: given[key] for key in WAYS if key in given}
         others = {key: given[key] for key in given.keys() & flags.CONFIG_FLAGS.keys() - ways.keys()}
-        find_combinations(**ways, config=others)  # raises before the model is flags.loaded
+        find_combinations(**ways, config=others)  # raises before the model is loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
         with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
             found = compare(model, tokenizer, **given, **options)

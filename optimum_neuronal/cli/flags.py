@@ -100,10 +100,10 @@ def add_window_flag(parser: Flags) -> None:
 def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
     add_window_flag(parser)
-    parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+    parser.add_argument("--max-windows", type=int, help="measure only on the first N windows (default: all)")
     tasks = "zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
     parser.add_argument("--tasks", nargs="*", help=tasks)
-    parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
+    parser.add_argument("--limit", type=int, help="ask only the first N questions of each task (default: all)")
     parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")
 
 

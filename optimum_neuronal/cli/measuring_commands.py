@@ -38,7 +38,7 @@ class EvaluateCommand(Command):
 
         args, device = self.args, flags.device_of(self.args)
         if args.tasks:
-            load_tasks(args.tasks, args.include_path)  # raises before the model is flags.loaded
+            load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
             rows = []
@@ -66,7 +66,7 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 class SpeedCommand(Command):
-    COMMAND = CommandInfo(name="speed", help="Measure a sparse model with dense and with packed weights, in turns.")
+    COMMAND = CommandInfo(name="speed", help="Measure a sparse model alternately with dense and with packed weights.")
     USAGE = "--model MODEL [flags]"
     EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
 

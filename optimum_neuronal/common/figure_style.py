@@ -33,7 +33,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"Figures need matplotlib ({error}): pip install optimum-neuronal[report]") from error
+        raise ImportError(f"Figures need matplotlib ({error}): pip install 'optimum-neuronal[report]'") from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ try:
     from peft import LoraConfig
     from peft.tuners.lora.layer import Linear, LoraVariant
 except ImportError as error:
-    raise ImportError(f"Adapters need peft ({error}): pip install optimum-neuronal[peft]") from error
+    raise ImportError(f"Adapters need peft ({error}): pip install 'optimum-neuronal[peft]'") from error
 
 
 class SparseLora(LoraVariant):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .raw, "
-    ".csv, .jsonl or .parquet file, or a folder of them (PATH or PATH:COLUMN)"
+    ".csv, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN)"
 )
 
 

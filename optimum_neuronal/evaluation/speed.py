@@ -64,7 +64,7 @@ def measure_speed(
     new_tokens: int = 32,
     rounds: int = 5,
 ) -> SpeedReport:
-    """Time two forms of one sparse model in turns, so that other load on the machine slows down both.
+    """Time two forms of one sparse model alternately, so that other load on the machine slows down both.
 
     Args:
         dense, packed (`PreTrainedModel`): with dense weights, and with packed ones.

@@ -118,7 +118,7 @@ def _task_manager(**options: Any) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]") from error
+        raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install 'optimum-neuronal[eval]'") from error
     return TaskManager(**options)
 
 

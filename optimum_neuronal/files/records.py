@@ -74,7 +74,7 @@ class Records:
             logger.warning_once(f"{self.directory} cannot be written ({error}): the prune goes on without a record.")
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
-        """Return the recorded finding, or make and record it. All processes get the finding of the first."""
+        """Return the recorded finding, which all processes get from the first, or make and record it."""
         found = self.processes.from_first(self.get(name))
         if found is None:
             found = make()
@@ -114,17 +114,19 @@ def _is_own(name: str) -> bool:
 def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
     """Create and lock a directory for the first process, and yield its absolute path; None: nothing is recorded.
 
-    If no records are in it at the end, it is removed.
+    If it is made here and no records are in it at the end, it is removed.
     """
     if directory is None or Processes.current().rank > 0:
         yield None
         return
-    with _locked(check_writable(directory, "record in")) as path:
+    path = check_writable(directory, "record in")
+    existed = path.exists()
+    with _locked(path):
         try:
             yield path
         finally:
             if not (path / IDENTITY).exists():
-                remove_records(path)
+                (path / LOCK).unlink(missing_ok=True) if existed else remove_records(path)
 
 
 @contextmanager

@@ -48,5 +48,5 @@ def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[st
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}
     if options.get("gguf_file") and find_spec("gguf") is None:
-        raise ImportError(f"Reading {options['gguf_file']} needs gguf: pip install optimum-neuronal[gguf]")
+        raise ImportError(f"Reading {options['gguf_file']} needs gguf: pip install 'optimum-neuronal[gguf]'")
     return path, options

@@ -1,5 +1,5 @@
 /* The kernels in plain C, for any processor. Sparse products are added in an order of each instruction set's own,
- * quantized ones are the same to the bit in all. */
+ * quantized ones are the same bit for bit in all. */
 #pragma once
 
 #include "quantized_job.h"

@@ -28,7 +28,7 @@ class PackedLinear(PackedModule):
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def to_dense_module(self) -> nn.Module:
-        """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
+        """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight bit for bit and the same bias."""
         return make_linear(self, nn.Parameter(self.dense()))
 
     @property

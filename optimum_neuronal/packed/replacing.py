@@ -70,7 +70,7 @@ def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
 
 
 def take_packed(model: PreTrainedModel, path: str) -> None:
-    """Replace a packed module, and heads that are tied to it, by the dense ones, the same to the bit."""
+    """Replace a packed module, and heads that are tied to it, by the dense ones, the same bit for bit."""
     parent, name, module = _find(model, path)
     if isinstance(module, (PackedLinear, PackedEmbedding)):
         dense = module.to_dense_module()

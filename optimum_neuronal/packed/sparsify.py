@@ -65,7 +65,7 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 
 
 def densify(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace packed weights by dense ones, the same to the bit, in place.
+    """Replace packed weights by dense ones, the same bit for bit, in place.
 
     The model can be trained and pruned again, and its adapters merged.
 

@@ -229,7 +229,7 @@ class Space:
         mean = (sparsities * self.sizes).sum() / self.sizes.sum()
         within = sparsities.min() >= SMALLEST and sparsities.max() <= LARGEST
         if within and abs(mean - self.target) < NEGLIGIBLE:
-            return sparsities  # the same to the bit, so that candidates share equal blocks
+            return sparsities  # the same bit for bit, so that candidates share equal blocks
         return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:

@@ -114,6 +114,10 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
     with work_directory(tmp_path / "work") as folder:
         assert folder is None, "the second of two processes records nothing"
     assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    with work_directory(tmp_path / "mine"):
+        pass
+    assert not list((tmp_path / "mine").iterdir()), "which was there before"
 
 
 def test_a_second_prune_raises(tmp_path):
