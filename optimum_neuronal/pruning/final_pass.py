@@ -85,9 +85,10 @@ class FinalPruning:
         found, tensors = self._solve(block, self.trials.joined(norms, self._statistic))
         if expected is None or not block.pruned:
             return found, tensors
+        energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
         runner.block_forwards += RUNS * self.refit.epochs * inputs.sequences
-        fitted = self.refit.fit(block, changes, inputs, expected, calls)
+        fitted = self.refit.fit(block, changes, energies, inputs, expected, calls)
         for projection in block.pruned:
             name, change = projection.name, changes[projection.name]
             kept = change.unpack_mask().to(projection.weight.device)

@@ -12,8 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
-from ..blocks.runner import output_with, replay
-from ..blocks.statistics import Norms
+from ..blocks.runner import output_with
 from ..model.projections import Block, trial_tensors
 from ..packed.change import Change
 
@@ -39,14 +38,20 @@ class Refit:
         return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_STEP // tokens))
 
     def fit(
-        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
+        self,
+        block: Block,
+        changes: Mapping[str, Change],
+        energies: Mapping[str, torch.Tensor],
+        inputs: Stream,
+        expected: Stream,
+        calls: Sequence[Call],
     ) -> dict[str, torch.Tensor]:
         """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
 
-        `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate.
+        `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `energies`
+        are sums of squared inputs by projection, (in,), if it received any.
         """
-        norms = replay(block, inputs.batches, calls)[1]
-        weights = _Weights(block, changes, norms, self.dtype)
+        weights = _Weights(block, changes, energies, self.dtype)
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
@@ -86,7 +91,7 @@ def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
-    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms, dtype: torch.dtype):
+    def __init__(self, block: Block, changes: Mapping[str, Change], energies: Mapping[str, torch.Tensor], dtype: torch.dtype):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._products = dtype
@@ -95,10 +100,10 @@ class _Weights:
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
         for projection in block.pruned:
-            place, norm = self.places[projection.owner], norms.get(projection.name)
+            place, energy = self.places[projection.owner], energies.get(projection.name)
             kept = projection.view(self.masters[place].detach()) != 0
-            energy = kept.new_ones(projection.shape[1], dtype=torch.float32)
-            energy = energy if norm is None else norm.value.sum(dim=0).to(energy)
+            alike = kept.new_ones(projection.shape[1], dtype=torch.float32)
+            energy = alike if energy is None else energy.to(alike)
             projection.view(self._steps[place]).copy_(column_steps(energy, kept))
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:

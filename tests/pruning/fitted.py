@@ -5,6 +5,7 @@ from conftest import make_model
 from trial_helpers import build_trials, state
 
 from optimum_neuronal.blocks.block_inputs import Stream, inference
+from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.packed.change import NewWeight
@@ -33,7 +34,9 @@ class Fitted:
 
     def given(self):
         changes = {name: NewWeight(weight) for name, weight in self.sparse.items()}
-        return self.block, changes, self.inputs, self.expected, self.calls
+        norms = replay(self.block, self.inputs.batches, self.calls)[1]
+        energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
+        return self.block, changes, energies, self.inputs, self.expected, self.calls
 
     def with_weights(self, weights):
         return trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name]))

@@ -33,7 +33,7 @@ def test_what_does_not_fit_the_model_raises_without_weights():
     for fields, message in [
         ({"targets": ["qqq"]}, "match no projection"),
         ({"sparsity": 0.8, "pattern": "2:10"}, "32 input features, not a multiple of 10"),
-        ({"seq_length": 1000}, "allows 1 to 64 tokens"),
+        ({"seq_length": 1000}, "allows 2 to 64 tokens"),
     ]:
         with pytest.raises(ValueError, match=message):
             check(skeleton(), config(**fields), loaded=False)

@@ -144,10 +144,10 @@ def test_what_a_block_should_put_out(ids, monkeypatch):
     """The dense model's own output, not what the dense block makes of the sparse model's hidden states."""
     dense, seen, fit = make_model("llama"), [], Refit.fit
 
-    def spied(self, block, changes, inputs, expected, calls):
+    def spied(self, block, changes, energies, inputs, expected, calls):
         made = [block.module(states, *call.args, **call.kwargs) for states, call in zip(inputs, calls)]
         seen.append((torch.cat(list(expected)), torch.cat(made)))
-        return fit(self, block, changes, inputs, expected, calls)
+        return fit(self, block, changes, energies, inputs, expected, calls)
 
     monkeypatch.setattr(Refit, "fit", spied)
     prune(make_model("llama"), ids)
