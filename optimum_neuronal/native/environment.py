@@ -18,7 +18,11 @@ def describe_environment() -> dict[str, Any]:
     library = find_library()
     try:
         kernel = find_kernel()
-        used = kernel.name if kernel is not None else f"{TORCH}: packed weights save memory, but take about 30 times as long"
+        used = (
+            kernel.name
+            if kernel is not None
+            else f"{TORCH}: packed weights save memory, but take about 30 times as long"
+        )
     except ValueError as error:  # what the environment variable forces
         used = f"none: {error}"
     missing = isinstance(library, BuildError)

@@ -91,7 +91,9 @@ def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
-    def __init__(self, block: Block, changes: Mapping[str, Change], energies: Mapping[str, torch.Tensor], dtype: torch.dtype):
+    def __init__(
+        self, block: Block, changes: Mapping[str, Change], energies: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._products = dtype
