@@ -46,6 +46,16 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids):
             torch.testing.assert_close(recorded[0], hidden[0])  # experts run one by one while they are recorded
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_moe"])
+def test_replay_rounds_as_the_model_does(family, dtype, seed, ids):
+    """Experts, which run one by one while they are recorded. It raises otherwise."""
+    model = make_model(family, seed=seed).to(dtype)
+    with inference(model):
+        BlockRunner(find_decoder(model)).check_replay(ids[:1])
+
+
 SAVED = ("gpt2", "llama", "llama4_text", "mixtral", "phi", "qwen3_5_moe_text")  # by day
 
 

@@ -119,6 +119,7 @@ def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float
     """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
     ids, times, count = _random_tokens(model, batch, PROMPT), _TokenTimes(), 1 + new_tokens
     options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    options |= {"num_beams": 1, "num_return_sequences": 1}
     model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), streamer=times, **options)
     return times.seen[-1] - times.seen[1]
 

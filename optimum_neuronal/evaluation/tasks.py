@@ -59,7 +59,13 @@ def evaluate_tasks(
     """
     if batch_size is not None:
         check_count("batch_size", batch_size, 1)
+    if limit is not None:
+        check_count("limit", limit, 1)
     check_answers(model)
+    if tokenizer.eos_token_id is tokenizer.bos_token_id is None:
+        raise ValueError(
+            "Zero-shot tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
+        )
     loaded = load_tasks(tasks, include_path)
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM

@@ -98,4 +98,5 @@ class RecordingExperts:
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
         bias = hf_private.expert_bias(self.module, projection.parameter, projection.expert)
-        return linear(inputs, projection.weight, bias)
+        output = linear(inputs, projection.weight)
+        return output if bias is None else output + bias  # rounded in between, as transformers does

@@ -43,7 +43,7 @@ def find_gguf(path: str | os.PathLike[str]) -> Path | None:
 def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
     """Return the directory or Hub id of a model, and options of `from_pretrained`, with `gguf_file` for a GGUF file."""
     if os.path.isdir(path):
-        check_directory(path)
+        check_directory(Path(path) / options.get("subfolder", ""))
     file, options = find_gguf(path), dict(options)
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}

@@ -12,11 +12,12 @@ from ..common.machine import hand_back_freed
 from ..common.notes import get_logger
 from ..common.validation import check_embedding_bits
 from ..compat import hf_private
-from ..compat.peft import base_model
+from ..compat.peft import all_adapter_layers, base_model
 from .formats.packed_matrix import DTYPES, PackedMatrix
 from .formats.quantized import QuantizedWeight
 from .formats.sparse import SparseWeight, count_kept, sparse_bytes
 from .packed_embedding import is_embedding, is_head
+from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
 from .replacing import has_own_forward, keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
 
@@ -67,7 +68,7 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 def densify(model: PreTrainedModel) -> PreTrainedModel:
     """Replace packed weights by dense ones, the same bit for bit, in place.
 
-    The model can be trained and pruned again, and its adapters merged.
+    The model can be trained and pruned again, and its adapters merged. Beside adapters, the dense weights are frozen.
 
     Args:
         model (`PreTrainedModel`): a packed model; a dense one stays unchanged. It may carry adapters or be a `PeftModel`.
@@ -76,8 +77,12 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
         The same model.
     """
     inner = base_model(model)
+    before = set(inner.parameters())
     for name in [name for name, _ in packed_modules(inner)]:
         take_packed(inner, name)
+    if next(all_adapter_layers(inner), None) is not None:
+        for parameter in set(inner.parameters()) - before:
+            parameter.requires_grad_(False)
     vars(inner).pop("packing", None)
     if isinstance(getattr(inner, "hf_quantizer", None), DenseSaving):
         del inner.hf_quantizer
@@ -187,6 +192,8 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return f"no kernels for {next(iter(weights.values())).dtype}"
     if has_own_forward(module):
         return "its forward was replaced"
+    if is_linear(type(module)) and "weight" not in module._parameters:
+        return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module"
     found: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}

@@ -136,14 +136,14 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     try:
         return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
 
 def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
     model_or_path, options = locate(model_or_path, options)
-    with suppress(OSError, ValueError):
+    with suppress(ImportError, OSError, ValueError):
         return AutoTokenizer.from_pretrained(model_or_path, **options)
     return None
 

@@ -86,6 +86,8 @@ def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
 def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
     """Return the exponent, in float32, of the tail with the smallest Kolmogorov-Smirnov distance from its power law."""
     values = eigenvalues[eigenvalues > 0].cpu().sort().values
+    if not len(values):
+        return None
     logs, decades = values.log(), values.log10()
     counts = torch.histc(decades, bins, min=decades[0].item(), max=decades[-1].item())
     peak = 10 ** torch.linspace(decades[0].item(), decades[-1].item(), bins + 1)[counts.argmax()]

@@ -27,5 +27,5 @@ def test_equal_data_give_equal_files_whatever_the_users_settings(tmp_path):
 def test_matplotlib_is_not_installed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for call in (check_matplotlib, lambda: draw(tmp_path / "a.png")):
-        with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[report\]"):
+        with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[report\]'"):
             call()

@@ -33,6 +33,7 @@ def test_tokens_are_generated_whatever_the_checkpoint_says(models):
     """As many as requested, although nearly every token ends the text."""
     model, steps = models[1], []
     model.generation_config.eos_token_id = list(range(63))
+    model.generation_config.num_beams = model.generation_config.num_return_sequences = 2
     model.register_forward_hook(lambda module, args, output: steps.append(output.logits.shape[0]))
     assert decode_seconds(model, 2, 5) > 0 and prefill_seconds(model, 7) > 0
     assert steps == [2] * 6 + [1]

@@ -110,6 +110,10 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="A log-likelihood is nan in the task 'neuronal_words'"):
         evaluate(llama, tokenizer)
     llama.forward = None  # it must not run
+    with pytest.raises(ValueError, match="limit is 0: expected a whole number of at least 1"):
+        evaluate(llama, tokenizer, limit=0)
+    with pytest.raises(ValueError, match="a tokenizer with an eos_token or a bos_token"):
+        evaluate(llama, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer))
     with pytest.raises(ValueError, match="'neuronal_prose' has no metric 'acc'"):
         evaluate(llama, tokenizer, ["neuronal_words", "neuronal_prose"])
     index = tasks._task_manager  # without the harness's own tasks, which take long to read
@@ -117,7 +121,7 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
         evaluate(llama, tokenizer, ["neuronal_words", "neuronal_word"])
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[eval\]"):
+    with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[eval\]'"):
         evaluate(llama, tokenizer)
 
 

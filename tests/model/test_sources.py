@@ -69,8 +69,11 @@ def test_what_a_directory_names(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "find_spec", lambda name: name)
     assert locate(tmp_path, {"revision": "main"}) == (tmp_path, {"revision": "main", "gguf_file": "a.gguf"})
     assert locate("owner/name", {}) == ("owner/name", {})
+    (tmp_path / "of" / "sub").mkdir(parents=True)
+    (tmp_path / "of" / "sub" / "config.json").touch()
+    assert locate(tmp_path / "of", {"subfolder": "sub"}) == (tmp_path / "of", {"subfolder": "sub"})
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"Reading a.gguf needs gguf: pip install optimum-neuronal\[gguf\]"):
+    with pytest.raises(ImportError, match=r"Reading a.gguf needs gguf: pip install 'optimum-neuronal\[gguf\]'"):
         locate(tmp_path / "a.gguf", {})
     (tmp_path / "b.gguf").touch()
     with pytest.raises(ValueError, match="holds 2 GGUF files: name one of them, such as .*a.gguf"):

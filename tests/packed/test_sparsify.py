@@ -10,9 +10,10 @@ from conftest import FEW, make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed, zero
 from sparse import make_sparse
 from torch import nn
+from torch.nn.utils import prune
 from transformers import Trainer, TrainingArguments
 
-from optimum_neuronal import densify, sparsify
+from optimum_neuronal import densify, lora_for_packed, sparsify
 from optimum_neuronal.packed import sparsify as module
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import dense_state, packed_modules
@@ -111,3 +112,25 @@ def test_training_raises(ids, tmp_path):
         peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
     densify(model).train()(input_ids=ids, labels=ids).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_weights_that_a_hook_computes_stay_dense(ids):
+    model = make_model("llama")
+    for layer in (model.model.layers[0].mlp.up_proj, model.model.layers[0].mlp.down_proj):
+        prune.l1_unstructured(layer, "weight", 0.8)
+    prune.remove(model.model.layers[0].mlp.down_proj, "weight")
+    expected = logits(model, ids)
+    sparsify(model)
+    assert "torch.nn.utils.prune.remove" in model.packing.left_dense["model.layers.0.mlp.up_proj"]
+    assert model.packing.packed == 1
+    assert_close(logits(model, ids), expected)
+
+
+def test_beside_adapters_dense_weights_are_frozen():
+    """As PEFT leaves a dense model's."""
+    model = sparsify(make_zeroed())
+    adapted = peft.get_peft_model(model, lora_for_packed(model, peft.LoraConfig(target_modules="all-linear")))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    densify(adapted)
+    assert {name for name, parameter in adapted.named_parameters() if parameter.requires_grad} == trained
+    assert all(parameter.requires_grad for parameter in densify(sparsify(make_zeroed())).parameters())

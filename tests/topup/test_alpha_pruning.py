@@ -43,7 +43,7 @@ def test_the_authors_tail_may_begin_far_below_the_peak():
     1 + 4 / (0 + 1 + 3 + 3)."""
     spectrum = torch.tensor([1.0, math.e**-3, 1.0, math.e**-2])
     assert fitted_exponent(spectrum) == pytest.approx(1 + 4 / 7) and hill_exponent(spectrum) is None
-    assert fitted_exponent(torch.tensor([0.0, 2.0])) is None
+    assert fitted_exponent(torch.tensor([0.0, 2.0])) is None and fitted_exponent(torch.zeros(2)) is None
 
 
 def test_a_spectrum_without_tail_says_nothing_and_is_left_out_of_the_mean():

@@ -193,5 +193,5 @@ def test_errors(llama):
 def test_without_peft_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.delitem(sys.modules, "optimum_neuronal.compat.peft_layers", raising=False)
-    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[peft\]"):
+    with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[peft\]'"):
         lora_for_packed(make_model("llama"), "an-adapter")
