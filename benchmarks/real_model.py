@@ -87,13 +87,13 @@ def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronA
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Append a line of JSON per method and sparsity to a file, the dense model's first."""
+    """Append a line of JSON per method to a file, the dense model's first."""
     sizes = {name: getattr(args, name) for name in SIZES}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     quantized = [method for method in args.methods if method.startswith(BITS)]
     sparse = [method for method in args.methods if method not in quantized]
     whole = itertools.product([0.0], ["dense", *quantized])
-    for sparsity, method in [*whole, *itertools.product(args.sparsity, sparse)]:
+    for sparsity, method in [*whole, *itertools.product([args.sparsity], sparse)]:
         rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
