@@ -17,7 +17,6 @@ prompts, and the error of each block's output on the test text, the calibration 
 
 import argparse
 import hashlib
-import itertools
 import json
 import math
 import subprocess
@@ -92,8 +91,8 @@ def measure(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     quantized = [method for method in args.methods if method.startswith(BITS)]
     sparse = [method for method in args.methods if method not in quantized]
-    whole = itertools.product([0.0], ["dense", *quantized])
-    for sparsity, method in [*whole, *itertools.product([args.sparsity], sparse)]:
+    runs = [(method, 0.0) for method in ("dense", *quantized)] + [(method, args.sparsity) for method in sparse]
+    for method, sparsity in runs:
         rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
