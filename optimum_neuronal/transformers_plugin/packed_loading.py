@@ -78,8 +78,9 @@ def _renamed(headers: dict[str, PackedHeader], model: PreTrainedModel) -> dict[s
     """Return headers by the names of a model that is loaded without the head of the checkpoint's model, or with one."""
     prefix = f"{model.base_model_prefix}."
     has_head, is_named = hasattr(model, model.base_model_prefix), any(name.startswith(prefix) for name in headers)
-    if has_head == is_named:
-        return headers
+    if has_head == is_named:  # a head that the model lacks is left out, as from a dense checkpoint
+        own = {name for name in headers if name.startswith(prefix) or hasattr(model, name.partition(".")[0])}
+        return {name: header for name, header in headers.items() if not is_named or name in own}
     if has_head:
         return {prefix + name: header for name, header in headers.items()}
     return {name[len(prefix) :]: header for name, header in headers.items() if name.startswith(prefix)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from packed_models import make_low_bit, make_zeroed
 from profiles import by_day
-from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
 from optimum_neuronal import NeuronALConfig, densify, save_pretrained, sparsify
 from optimum_neuronal.packed.packed_module import packed_modules
@@ -78,6 +78,15 @@ def test_without_the_head(packed, tmp_path):
     assert_same(base, whole.model)
     save_pretrained(base, tmp_path, "packed")
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path).model, whole.model)
+
+
+def test_with_another_head(tmp_path):
+    """The checkpoint's, which is packed too, is left out, as from a dense checkpoint."""
+    model = sparsify(make_zeroed("llama"), embedding_bits=8)
+    save_pretrained(model, tmp_path, format="packed")
+    found = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert found.score.weight.shape[0] == 3
+    assert_same(found.model, model.model)
 
 
 def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
