@@ -48,9 +48,8 @@ def make_card(
     quantized = report.config.get("bits_per_weight") is not None
     text = _calibration_text(report)
     used = [] if quantized else [(TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"])]
-    methods = [
-        registry.get(name) for registry, name in used if name in registry.names()
-    ]  # others are of the user's own
+    # A method of the user's own may not be registered in this process.
+    methods = [registry.get(name) for registry, name in used if name in registry.names()]
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
     command += ["--dataset", text] if text else []

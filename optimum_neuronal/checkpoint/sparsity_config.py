@@ -53,11 +53,8 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
             validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
     except StrictDataclassError as error:
         raise ValueError(f"{KEY} is damaged: {textwrap.shorten(str(error), 300)}. Save the model again.") from error
-    parts = [value, *value.get("projections", {}).values()]
-    shares = [part["sparsity"] for part in parts] + [
-        value["achieved_sparsity"],
-        *value.get("block_sparsity", {}).values(),
-    ]
+    shares = [value["sparsity"], value["achieved_sparsity"], *value.get("block_sparsity", {}).values()]
+    shares += [entry["sparsity"] for entry in value.get("projections", {}).values()]
     if wrong := [share for share in shares if not 0 <= share <= 1]:
         raise ValueError(f"{KEY} is damaged: it has the sparsity {wrong[0]}, expected 0 to 1. Save the model again.")
     return value

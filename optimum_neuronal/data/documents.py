@@ -133,8 +133,9 @@ def find_dataset(name: str) -> TextDataset:
         path, column = head, tail
     suffix = Path(path).suffix.lower()
     if os.path.isdir(path):
-        kind = _kind_of_folder(path)
-        return TextDataset(os.path.abspath(path), column=column) if kind else TextDataset("txt", files=(path, path))
+        if _holds_data(path):
+            return TextDataset(os.path.abspath(path), column=column)
+        return TextDataset("txt", files=(path, path))
     if os.path.isfile(path) and suffix in FILE_SUFFIXES:
         return TextDataset(BUILDERS.get(suffix, "txt"), files=(path, path), column=column)
     if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)) or os.path.isfile(path):
@@ -151,17 +152,18 @@ def find_dataset(name: str) -> TextDataset:
     return TextDataset(hub_id, config, splits, column=parts[1] if len(parts) == 2 else None)
 
 
-def _kind_of_folder(path: str) -> str | None:
-    """Return the suffix of the data files of a folder, or None if its files are text. Raise if it has several kinds."""
+def _holds_data(path: str) -> bool:
+    """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for both or none."""
     suffixes = {file.suffix.lower() for file in Path(path).rglob("*") if file.is_file() and file.name != README}
     found = sorted(suffixes.intersection(FILE_SUFFIXES))
+    data = [suffix for suffix in found if suffix in BUILDERS]
     if not found:
         raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
-    if len({BUILDERS.get(suffix) for suffix in found}) > 1:
+    if 0 < len(data) < len(found):
         raise ValueError(
             f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind."
         )
-    return found[0] if found[0] in BUILDERS else None
+    return bool(data)
 
 
 def _texts(path: Path) -> list[Path]:

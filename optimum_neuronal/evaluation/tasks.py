@@ -62,7 +62,7 @@ def evaluate_tasks(
     if limit is not None:
         check_count("limit", limit, 1)
     check_answers(model)
-    if tokenizer.eos_token_id is tokenizer.bos_token_id is None:
+    if all(getattr(tokenizer, name, None) is None for name in ("eos_token_id", "bos_token_id")):
         raise ValueError(
             "Zero-shot tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
         )

@@ -19,9 +19,7 @@ def describe_environment() -> dict[str, Any]:
     try:
         kernel = find_kernel()
         used = (
-            kernel.name
-            if kernel is not None
-            else f"{TORCH}: packed weights save memory, but take about 30 times as long"
+            f"{TORCH}: packed weights save memory, but take about 30 times as long" if kernel is None else kernel.name
         )
     except ValueError as error:  # what the environment variable forces
         used = f"none: {error}"

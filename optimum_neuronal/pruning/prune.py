@@ -165,6 +165,8 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
             weight = hf_private.offload_hook(module).weights_map[own] if is_offloaded(module) else parameter
+            if weight.is_meta:
+                continue
             digest.update(f"{name}.{own} {tuple(weight.shape)} {weight.dtype}".encode())
             places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
             for row in (weight[place] for place in places):
