@@ -52,9 +52,9 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
             module.forward = before
 
 
-def to_device(hidden: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return hidden states on another device, with their `shared_contents`."""
-    if hidden.device == torch.device(device):
+    if hidden.device == device:
         return hidden
     moved = hidden.to(device)
     if hasattr(hidden, "shared_contents"):

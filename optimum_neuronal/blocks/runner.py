@@ -59,7 +59,7 @@ class BlockRunner:
         quiet: bool = False,
         steps: Sequence[str | None] = (),
     ):
-        self.decoder, self.batch_size, self.device = decoder, batch_size, device
+        self.decoder, self.batch_size, self.device = decoder, batch_size, torch.device(device)
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
         self._steps, self._parts, self._is_shown = steps, Counter(), False
         self.loader = BlockLoader(decoder.blocks)

@@ -102,12 +102,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def _split_method(self, kind: str) -> None:
         """Move hyper-parameters from the name of the saliency or top-up to its arguments."""
         method, place = getattr(self, kind), f"{kind}_args"
-        if isinstance(method, str) and ":" in method:
-            name, own = parse_method(method)
-            if twice := own.keys() & getattr(self, place).keys():
-                raise ValueError(f"{min(twice)} is given twice: in {kind}={method!r} and in {place}. Leave one out.")
-            setattr(self, kind, name)
-            setattr(self, place, getattr(self, place) | as_json(own))
+        name, own = _split(method)
+        if twice := own.keys() & getattr(self, place).keys():
+            raise ValueError(f"{min(twice)} is given twice: in {kind}={method!r} and in {place}. Leave one out.")
+        setattr(self, kind, name)
+        setattr(self, place, getattr(self, place) | as_json(own))
 
     def _check_amount(self) -> None:
         """Raise unless either a sparsity or a number of bits is given, with fields that go with it."""
@@ -240,8 +239,8 @@ def with_fields(config_dict: Mapping[str, Any], given: Mapping[str, Any]) -> dic
 
 
 def _split(method: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a method's name and its hyper-parameters. What is no such text is the constructor's to refuse."""
-    return parse_method(method) if isinstance(method, str) and ":" in method else (method, {})
+    """Return a method's name and its hyper-parameters. The constructor refuses anything that is not text."""
+    return parse_method(method) if isinstance(method, str) else (method, {})
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..common.validation import did_you_mean
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md")
 FILE_SUFFIXES = (*TEXT_SUFFIXES, *BUILDERS)
-README = "README.md"  # describes a folder, and is no part of its text
+README = "README.md"  # describes a folder and is not part of its text
 ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
 
 
@@ -154,8 +154,7 @@ def find_dataset(name: str) -> TextDataset:
 
 def _holds_data(path: str) -> bool:
     """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for both or none."""
-    suffixes = {file.suffix.lower() for file in Path(path).rglob("*") if file.is_file() and file.name != README}
-    found = sorted(suffixes.intersection(FILE_SUFFIXES))
+    found = sorted({file.suffix.lower() for file in _files(path)})
     data = [suffix for suffix in found if suffix in BUILDERS]
     if not found:
         raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
@@ -166,11 +165,9 @@ def _holds_data(path: str) -> bool:
     return bool(data)
 
 
-def _texts(path: Path) -> list[Path]:
-    """Return a file of text, or all of a folder."""
-    if not path.is_dir():
-        return [path]
-    files = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.name != README)
+def _files(path: str) -> list[Path]:
+    """Return the files of a folder that can be read, in order."""
+    files = (file for file in Path(path).rglob("*") if file.suffix.lower() in FILE_SUFFIXES and file.name != README)
     return sorted(file for file in files if file.is_file())
 
 
@@ -181,7 +178,7 @@ def _load(name: str, test: bool) -> Documents:
     is_local = is_folder or found.path in ("txt", *BUILDERS.values())
     source = Path(file or found.path).name if is_local else f"{name} ({found.path}, split {split})"
     if found.path == "txt":  # without `datasets`, which takes seconds to import
-        files = _texts(Path(file))
+        files = _files(file) if os.path.isdir(file) else [Path(file)]
         return Documents([file.read_text(encoding="utf-8-sig") for file in files], source, joined=len(files) == 1)
     import datasets
 

@@ -62,13 +62,6 @@ class Projection:
         return self.view(self.owner.data)
 
     @property
-    def stored_weight(self) -> torch.Tensor:
-        """The weight, shape (out, in); if offloaded, a view of its file."""
-        if not hf_private.is_offloaded(self.module):
-            return self.weight
-        return self.view(hf_private.offload_hook(self.module).weights_map[self.parameter])
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Numbers of output and input features."""
         sizes = tuple(self.owner.shape[-2:])

@@ -73,7 +73,7 @@ class SparseWeight:
     def count_lost(self) -> int:
         """Return the number of pruned weights that are not zero."""
         tensor = self.tensor
-        return int(((tensor != 0) & ~self.mask.unpack(tensor.device)).sum())
+        return int(((tensor != 0) & ~self._mask_on(tensor.device)).sum())
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

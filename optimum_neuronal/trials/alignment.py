@@ -229,7 +229,7 @@ def run_stream(
     return per_block, output
 
 
-def final_norms(final_norm: nn.Module | None, stream: Stream, device: torch.device | str) -> SquaredNorms:
+def final_norms(final_norm: nn.Module | None, stream: Stream, device: torch.device) -> SquaredNorms:
     """Return the squared norms of the last block's output, which may be in CPU memory, after the final norm."""
     norms = SquaredNorms()
     for states in (to_device(states, device) for states in stream):

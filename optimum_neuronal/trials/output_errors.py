@@ -99,7 +99,7 @@ def _compare(
 ) -> list[float]:
     """Compare pieces of sequences, so that logits take little memory and the result does not depend on batches."""
     predicted = ids.shape[1] - 1  # the last position of a sequence predicts nothing
-    limit = CACHED if torch.device(trials.runner.device).type == "cpu" else LAUNCHED
+    limit = CACHED if trials.runner.device.type == "cpu" else LAUNCHED
     length = max(1, limit // trials.decoder.config.vocab_size)
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
     by_sequence = {stream: [states for batch in stream for states in batch] for stream in {*streams, dense} - {None}}

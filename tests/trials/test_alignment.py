@@ -147,7 +147,7 @@ def test_deviation_from_the_dense_model_by_whole_forwards(trials, llama, ids):
 def test_the_final_norm_runs_where_its_weights_are():
     """Hidden states may wait in CPU memory. The device "meta" stands for an accelerator."""
     norm, stream = torch.nn.LayerNorm(8, device="meta"), Stream([torch.ones(2, 3, 8), torch.ones(1, 3, 8)])
-    found = final_norms(norm, stream, "meta")
+    found = final_norms(norm, stream, torch.device("meta"))
     assert found.value.device.type == "meta" and found.value.shape == (3, 8)
 
 
