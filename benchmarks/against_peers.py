@@ -154,7 +154,9 @@ def compare(method: str, args: argparse.Namespace, tokenizer: PreTrainedTokenize
     """Return a row of the table."""
     seconds, perplexities, zeros = [], [], []
     for prune in METHODS[method]:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).to(default_device())
+        with torch.no_grad():
+            model(ids[:1].to(model.device))  # loads the device's kernels before the clock starts
         start = time_on(model.device)
         prune(model, tokenizer, ids, args)
         seconds.append(time_on(model.device) - start)
@@ -172,6 +174,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["wanda", "sparsegpt"])
     parser.add_argument("--sparsity", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument("--bits", type=float, default=4, help="of a weight, for gptq (default: 4)")
+    parser.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
     parser.add_argument("--dataset", default="c4", help="to calibrate with (default: c4)")
     parser.add_argument("--num-samples", type=int, default=32, help="calibration sequences (default: 32)")
     parser.add_argument("--seq-length", type=int, default=512, help="their tokens (default: 512)")

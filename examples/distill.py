@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-from optimum_neuronal import SparsityCallback, evaluate_perplexity
+from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
 from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.data.calibration import draw_windows
 
@@ -26,7 +26,9 @@ parser.add_argument("--windows", type=int, help="test windows (default: all)")
 parser.add_argument("--output", type=Path, required=True, help="directory for the retrained model")
 parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--batch", type=int, default=8, help="sequences per step (default: 8)")
-parser.add_argument("--learning-rate", type=float, default=5e-4, help="the largest (default: 5e-4)")
+parser.add_argument("--sequences", type=int, help="of the text; more steps repeat them (default: steps x batch)")
+parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA and merge it, instead of all weights")
+parser.add_argument("--learning-rate", type=float, help="the largest (default: 5e-4, or 2e-3 with --lora)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16, for GPUs and CPUs that do so faster")
 args = parser.parse_args()
@@ -36,6 +38,11 @@ model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 test = {"dataset": args.evaluate, "seq_length": args.window, "max_windows": args.windows}
 print(f"before: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")
+if args.lora:  # needs the extra [peft]
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=args.lora, lora_alpha=2 * args.lora, target_modules="all-linear")
+    model = keep_lora_sparse(get_peft_model(model, config))
 
 
 class Distiller(Trainer):
@@ -48,9 +55,10 @@ class Distiller(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-sizes = {"num_samples": args.steps * args.batch, "seq_length": args.length, "seed": 0, "vocab_size": len(tokenizer)}
+sizes = {"num_samples": args.sequences or args.steps * args.batch, "seq_length": args.length, "seed": 0, "vocab_size": len(tokenizer)}
 windows = draw_windows(args.train, tokenizer, **sizes).ids
-how = {"max_steps": args.steps, "per_device_train_batch_size": args.batch, "learning_rate": args.learning_rate}
+rate = args.learning_rate or (2e-3 if args.lora else 5e-4)
+how = {"max_steps": args.steps, "per_device_train_batch_size": args.batch, "learning_rate": rate}
 how |= {"lr_scheduler_type": "cosine", "warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}
 how |= {"bf16": args.bf16, "use_cpu": model.device.type == "cpu"}
 how |= {"use_cache": True}  # Trainer would set it to false in config.json
@@ -65,6 +73,7 @@ trainer.train()
 print(f"trained for {(time.perf_counter() - start) / 60:.1f} minutes")
 
 model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
+model = model.merge_and_unload() if args.lora else model
 print(f"after: perplexity {evaluate_perplexity(model, tokenizer, **test):.2f}")
 model.save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)

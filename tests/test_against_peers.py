@@ -23,7 +23,7 @@ def row_against(monkeypatch):
     def row_against(peer):
         monkeypatch.setitem(benchmark.METHODS, "wanda", (WANDA, peer))
         text = str(TINY_MODEL / "heldout.txt")
-        args = argparse.Namespace(model=TINY_MODEL, sparsity=0.5, evaluate=text, window=32, windows=2)
+        args = argparse.Namespace(model=TINY_MODEL, dtype="float32", sparsity=0.5, evaluate=text, window=32, windows=2)
         tokenizer, ids = AutoTokenizer.from_pretrained(TINY_MODEL), torch.arange(4 * 16).view(4, 16)
         return benchmark.compare("wanda", args, tokenizer, ids)
 

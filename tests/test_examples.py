@@ -81,6 +81,7 @@ def text(tmp_path):
 
 
 RETRAINING = ["finetune.py", "finetune_lora.py", "finetune_lora.py --packed", "distill.py", "distill.py --bf16"]
+RETRAINING += ["distill.py --lora 2 --sequences 8"]
 RETRAINING += ["finetune_trl.py", "finetune_trl.py --lora"] if importlib.util.find_spec("trl") else []
 
 
