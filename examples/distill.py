@@ -55,7 +55,12 @@ class Distiller(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-sizes = {"num_samples": args.sequences or args.steps * args.batch, "seq_length": args.length, "seed": 0, "vocab_size": len(tokenizer)}
+sizes = {
+    "num_samples": args.sequences or args.steps * args.batch,
+    "seq_length": args.length,
+    "seed": 0,
+    "vocab_size": len(tokenizer),
+}
 windows = draw_windows(args.train, tokenizer, **sizes).ids
 rate = args.learning_rate or (2e-3 if args.lora else 5e-4)
 how = {"max_steps": args.steps, "per_device_train_batch_size": args.batch, "learning_rate": rate}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from ..blocks.statistics import Norms, SquaredNorms, most_specific
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, token_weights, trial_weights
-from ..packed.change import Change
+from ..packed.change import Change, NewWeight
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.sparse import StoredChange, of_parts, parts_of
 from ..packed.packed_embedding import is_embedding, is_head
@@ -25,7 +25,7 @@ from ..packed.sparsify import finish_packing
 from ..saliency.plan import Plan
 from ..saliency.prune_projections import Refine, prune_projections
 from ..trials import Trials
-from .refit import RUNS, Refit
+from .refit import RUNS, Refit, first_zeros
 
 
 LABEL = "changing the weights, block by block"
@@ -69,7 +69,7 @@ class FinalPruning:
             trials.runner.run(inputs, 1 if self.refit is None else 2, visit, LABEL, release=True)
         else:
             trials.runner.for_each_block(
-                lambda index, block: take(index, block, partial(self._solve, block, None)), LABEL
+                lambda index, block: take(index, block, partial(self._solve, block, None, self.plan)), LABEL
             )
         return found, starved
 
@@ -82,24 +82,25 @@ class FinalPruning:
     ) -> Finding:
         """Return the finding of a block, which `inputs` enter. A refit fits its values to the `expected` output."""
         norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
-        found, tensors = self._solve(block, self.trials.joined(norms, self._statistic))
-        if expected is None or not block.pruned:
+        refit = self.refit if expected is not None and block.pruned else None
+        adds = refit is not None and self.trials.pattern is None
+        plan = first_zeros(self.plan) if adds else self.plan
+        found, tensors = self._solve(block, self.trials.joined(norms, self._statistic), plan)
+        if refit is None:
             return found, tensors
         energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
         runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
-        runner.block_forwards += RUNS * self.refit.epochs * inputs.sequences
-        fitted = self.refit.fit(block, changes, energies, inputs, expected, calls)
+        runner.block_forwards += RUNS * refit.epochs * inputs.sequences
+        fitted = refit.fit(block, changes, energies, inputs, expected, calls, self.plan if adds else None)
         for projection in block.pruned:
-            name, change = projection.name, changes[projection.name]
-            kept = change.unpack_mask().to(projection.weight.device)
-            tensors |= parts_of(replace(change, values=fitted[name][kept]), projection.weight, name)
+            tensors |= parts_of(NewWeight(fitted[projection.name]), projection.weight, projection.name)
         return found, tensors
 
-    def _solve(self, block: Block, norms: Norms | None) -> Finding:
+    def _solve(self, block: Block, norms: Norms | None, plan: Plan) -> Finding:
         """Return the starved experts of a block, and the packed parts of their masks or weights."""
         trials, tensors = self.trials, {}
         changes, starved = prune_projections(
-            trials.saliency, block.pruned, norms, self.plan, trials.pattern, trials.min_expert_tokens, self.refine
+            trials.saliency, block.pruned, norms, plan, trials.pattern, trials.min_expert_tokens, self.refine
         )
         for name, change in changes.items():
             tensors |= parts_of(change, block.projections[name].weight, name)

@@ -1,11 +1,13 @@
 """Refit: the kept weights of a block are fitted to the dense model by gradients (Guo et al., EBFT, 2024).
 
-Masks, norms, biases and everything else stay as they are.
+The saliency makes five sixths of a block's zeros. The refit adds the others while it fits the weights, so that the last
+choices take account of all projections of a block together. With a pattern, the saliency makes all zeros. Norms, biases and
+everything else stay as they are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +15,23 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
-from ..model.projections import Block, trial_tensors
+from ..model.projections import Block, Projection, trial_tensors
 from ..packed.change import Change
+from ..saliency.plan import Plan, SparsityPlan, mask_count, pruned_count
 
 
 SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
 HELD_OUT = 8  # one step of this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
+ADDED = 1 / 6  # share of the zeros that the refit adds
+ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its steps
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
+
+
+def first_zeros(plan: Plan) -> Plan:
+    """Return the sparsity that the saliency makes, before the refit adds the last zeros of a plan."""
+    return SparsityPlan({name: (1 - ADDED) * amount for name, amount in plan.amounts.items()})
 
 
 @dataclass(frozen=True)
@@ -45,33 +55,49 @@ class Refit:
         inputs: Stream,
         expected: Stream,
         calls: Sequence[Call],
+        plan: Plan | None = None,
     ) -> dict[str, torch.Tensor]:
         """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
 
         `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `energies`
-        are sums of squared inputs by projection, (in,), if it received any.
+        are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. Others are added
+        until a projection has the sparsity of `plan`, if given.
         """
-        weights = _Weights(block, changes, energies, self.dtype)
+        weights = _Weights(block, changes, energies, self.dtype, plan)
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
+        with weights.pruned():
+            least, best = _error(block, weights, heldout), weights.snapshot()
         rates = [self.learning_rate * size for size in weights.sizes()]
         groups = [{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)]
         optimizer = torch.optim.Adam(groups, fused=True)
-        total = self.epochs * len(steps)
+        total, taken = self.epochs * len(steps), 0
+        zeros = zeros_due(0, total)
         schedule = LambdaLR(
             optimizer, lambda done: LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
         )
-        least, best = _error(block, weights, heldout), weights.snapshot()
         for epoch in range(self.epochs):
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
                 weights.step(optimizer, block, steps[place])
                 schedule.step()
+                taken += 1
+                if (due := zeros_due(taken, total)) > zeros:
+                    zeros = due
+                    weights.prune(zeros)
+            if zeros < 1 and plan is not None:
+                continue
             error = _error(block, weights, heldout)
             if error < least:
                 least, best = error, weights.snapshot()
         return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
+
+
+def zeros_due(taken: int, total: int) -> float:
+    """Return the share of a plan's zeros that there should be after so many steps, 1 after half of them."""
+    rounds = min(ROUNDS, 2 * ROUNDS * taken // total)
+    return 1 - ADDED * (1 - rounds / ROUNDS) ** 3
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how the block is called
@@ -92,21 +118,56 @@ class _Weights:
     """Float32 masters of the parameters that hold a block's pruned projections, and how far a step moves each weight."""
 
     def __init__(
-        self, block: Block, changes: Mapping[str, Change], energies: Mapping[str, torch.Tensor], dtype: torch.dtype
+        self,
+        block: Block,
+        changes: Mapping[str, Change],
+        energies: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        plan: Plan | None,
     ):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
-        self._products = dtype
+        self._products, self._plan = dtype, plan
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self.places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
+        self._projections, self._energies = block.pruned, {}
         for projection in block.pruned:
-            place, energy = self.places[projection.owner], energies.get(projection.name)
-            kept = projection.view(self.masters[place].detach()) != 0
-            alike = kept.new_ones(projection.shape[1], dtype=torch.float32)
-            energy = alike if energy is None else energy.to(alike)
-            projection.view(self._steps[place]).copy_(column_steps(energy, kept))
+            weight, energy = self._weight(projection), energies.get(projection.name)
+            alike = torch.ones_like(weight[0])
+            self._energies[projection.name] = alike if energy is None else energy.to(alike)
+            self._keep(projection, weight != 0)
+
+    def _weight(self, projection: Projection) -> torch.Tensor:
+        """Return a view of a projection's master, (out, in)."""
+        return projection.view(self.masters[self.places[projection.owner]].detach())
+
+    def _keep(self, projection: Projection, kept: torch.Tensor) -> None:
+        """Let steps change the kept weights alone. `kept` is (out, in)."""
+        steps = projection.view(self._steps[self.places[projection.owner]])
+        steps.copy_(column_steps(self._energies[projection.name], kept))
+
+    def prune(self, share: float = 1.0) -> None:
+        """Prune each projection to a share of its zeros in the plan, by the size of weights and of their inputs."""
+        for projection in self._projections if self._plan is not None else ():
+            weight = self._weight(projection)
+            count = pruned_count(self._plan.amounts[projection.name], projection.shape)
+            count = (share * count).long() if isinstance(count, torch.Tensor) else int(share * count)
+            score = weight.square() * self._energies[projection.name]
+            kept = mask_count(score, count) & (weight != 0)
+            weight.masked_fill_(~kept, 0)
+            self._keep(projection, kept)
+
+    @contextmanager
+    def pruned(self) -> Iterator[None]:
+        """Prune all of the plan at once while the context lasts."""
+        tensors = [*(master.detach() for master in self.masters), *self._steps]
+        before = [tensor.clone() for tensor in tensors]
+        self.prune()
+        yield
+        for tensor, own in zip(tensors, before):
+            tensor.copy_(own)
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}

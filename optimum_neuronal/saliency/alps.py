@@ -13,7 +13,7 @@ from ..common.machine import full_precision
 from ..common.validation import hyper
 from ..packed.change import Change, NewWeight
 from .base import WeightUpdate, register_saliency, solve_dampened
-from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, row_counts
+from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, pruned_count
 
 
 RHO = 0.1  # initial penalty, for a Hessian whose diagonal is 1
@@ -81,10 +81,10 @@ class ALPS(WeightUpdate):
 def make_support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:
     if pattern is not None:
         return lambda values, exactly: mask_groups(values.abs(), pattern)
-    if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
-        pruned = row_counts(sparsity, shape)
+    pruned = pruned_count(sparsity, shape)
+    if isinstance(pruned, torch.Tensor):
         return lambda values, exactly: mask_rows(values.abs(), pruned)
-    return Unstructured(shape[0] * shape[1] - int(shape[0] * shape[1] * float(sparsity) + 1e-4))
+    return Unstructured(shape[0] * shape[1] - pruned)
 
 
 class Unstructured:

@@ -170,6 +170,18 @@ def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
     return mask.view(saliency.shape)
 
 
+def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:
+    """Return the number of weights to prune in a whole matrix, or in each row if `amount` is a tensor of shape (out,)."""
+    if isinstance(amount, torch.Tensor) and amount.ndim:
+        return row_counts(amount, shape)
+    return int(shape[0] * shape[1] * float(amount) + 1e-4)
+
+
+def mask_count(saliency: torch.Tensor, count: int | torch.Tensor) -> torch.Tensor:
+    """Return the mask that prunes as many of the least salient weights as [`pruned_count`] says."""
+    return mask_rows(saliency, count) if isinstance(count, torch.Tensor) else mask_whole(saliency, count)
+
+
 def mask_groups(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
     """Return the mask of an N:M pattern. `in` is a multiple of M."""
     groups = saliency.reshape(len(saliency), -1, pattern.group)

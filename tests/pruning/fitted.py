@@ -10,13 +10,14 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.packed.change import NewWeight
 from optimum_neuronal.pruning.refit import Refit
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
 
 class Fitted:
-    """A block that was pruned by half at random places, and fitted."""
+    """A block that was pruned by half at random places, and fitted. `plan` is a larger sparsity that the refit reaches."""
 
-    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, **chosen):
+    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, plan=None, **chosen):
         self.model, self.refit = make_model(family), Refit(epochs, rate, dtype)
         self.before = state(self.model)
         with inference(self.model):
@@ -25,7 +26,8 @@ class Fitted:
             self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
             self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: self.half(p) for p in self.block.pruned}
-            self.found = self.refit.fit(*self.given())
+            self.plan = plan and SparsityPlan({p.name: plan for p in self.block.pruned})
+            self.found = self.refit.fit(*self.given(), self.plan)
 
     @staticmethod
     def half(projection) -> torch.Tensor:

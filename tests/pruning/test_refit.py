@@ -14,6 +14,7 @@ from trial_helpers import state, unchanged
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps, relative_error
+from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
 
 from .fitted import Fitted
 
@@ -57,6 +58,31 @@ class TestFit:
     def test_where_every_epoch_is_worse_the_weights_stay(self, family, ids):
         fitted = Fitted(family, ids, rate=1e3)
         assert all(torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "llama4_text"])
+class TestAddedZeros:
+    def test_the_zeros_of_a_plan_are_added_to_those_that_were_there(self, family, ids):
+        fitted = Fitted(family, ids, plan=0.7)
+        for name, weight in fitted.found.items():
+            zero = weight == 0
+            assert int(zero.sum()) == pytest.approx(0.7 * zero.numel(), abs=1), name
+            assert zero[fitted.sparse[name] == 0].all() and not (weight.signbit() & zero).any(), name
+
+    def test_it_is_better_to_add_them_step_by_step(self, family, ids):
+        at_once = Fitted(family, ids, plan=0.7, rate=1e3)
+        fitted = Fitted(family, ids, plan=0.7)
+        assert all(int((w == 0).sum()) == pytest.approx(0.7 * w.numel(), abs=1) for w in at_once.found.values())
+        assert fitted.error(fitted.found, LAST) < 0.95 * fitted.error(at_once.found, LAST)
+
+    def test_rows_have_their_own_shares(self, family, ids):
+        fitted = Fitted(family, ids)
+        shares = {p.name: torch.linspace(0.5, 0.9, p.shape[0], dtype=torch.float64) for p in fitted.block.pruned}
+        with torch.no_grad():
+            found = fitted.refit.fit(*fitted.given(), SparsityPlan(shares))
+        for name, weight in found.items():
+            there = (fitted.sparse[name] == 0).sum(dim=1)
+            assert torch.equal((weight == 0).sum(dim=1), row_counts(shares[name], weight.shape).maximum(there)), name
 
 
 def test_products_are_computed_in_the_dtype_of_the_refit(ids, monkeypatch):
@@ -118,19 +144,14 @@ def last_epoch(monkeypatch):
 @pytest.mark.usefixtures("last_epoch", "batched")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, method, ids):
-    plain, refitted, again, one_by_one, dense = (make_model(family) for _ in range(5))
-    prune(plain, ids, **METHODS[method], refit_epochs=0)
+def test_all_but_projections_stays_and_batches_change_no_bit(family, method, ids):
+    refitted, again, one_by_one, dense = (make_model(family) for _ in range(4))
     pruner = prune(refitted, ids, **METHODS[method], batch_size=5)
     for model, batch_size in ((again, 5), (one_by_one, 1)):
         prune(model, ids, **METHODS[method], batch_size=batch_size)
         assert unchanged(model, state(refitted))
-    projections = find_decoder(plain).projections
     own, original = find_decoder(refitted).projections, find_decoder(dense).projections
-    first = [name for name in projections if ".0." in name.replace(".experts.0.", ".")]
-    for name in first:  # later blocks have other inputs, so that other weights fall there
-        assert torch.equal(projections[name].weight == 0, own[name].weight == 0), name
-    assert any(not torch.equal(projections[name].weight, own[name].weight) for name in first)
+    assert all(int((p.weight == 0).sum()) == int(0.6 * p.numel + 1e-4) for p in own.values())
     assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
     owners = {id(projection.owner) for projection in own.values()}
     pairs = zip(refitted.named_parameters(), dense.parameters())
@@ -140,14 +161,25 @@ def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, me
     assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
 
 
+@pytest.mark.usefixtures("last_epoch")
+def test_a_pattern_keeps_its_zeros(ids):
+    plain, refitted = make_model("llama"), make_model("llama")
+    for model, epochs in ((plain, 0), (refitted, 2)):
+        NeuronALPruner(NeuronALConfig.preset("two-four", **FIELDS, refit_epochs=epochs)).prune(model, ids)
+    projections, own = (find_decoder(model).projections for model in (plain, refitted))
+    first = [name for name in projections if ".0." in name]  # later blocks have other inputs and other zeros
+    assert all(torch.equal(projections[name].weight == 0, own[name].weight == 0) for name in first)
+    assert any(not torch.equal(projections[name].weight, own[name].weight) for name in first)
+
+
 def test_what_a_block_should_put_out(ids, monkeypatch):
     """The dense model's own output, not what the dense block makes of the sparse model's hidden states."""
     dense, seen, fit = make_model("llama"), [], Refit.fit
 
-    def spied(self, block, changes, energies, inputs, expected, calls):
+    def spied(self, block, changes, energies, inputs, expected, calls, plan):
         made = [block.module(states, *call.args, **call.kwargs) for states, call in zip(inputs, calls)]
         seen.append((torch.cat(list(expected)), torch.cat(made)))
-        return fit(self, block, changes, energies, inputs, expected, calls)
+        return fit(self, block, changes, energies, inputs, expected, calls, plan)
 
     monkeypatch.setattr(Refit, "fit", spied)
     prune(make_model("llama"), ids)
