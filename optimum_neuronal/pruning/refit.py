@@ -8,7 +8,7 @@ everything else stay as they are.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,7 +17,7 @@ from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
 from ..model.projections import Block, Projection, trial_tensors
 from ..packed.change import Change
-from ..saliency.plan import Plan, SparsityPlan, mask_count, pruned_count
+from ..saliency.plan import Plan, mask_count, pruned_count
 
 
 SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
@@ -31,7 +31,7 @@ RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
 def first_zeros(plan: Plan) -> Plan:
     """Return the sparsity that the saliency makes, before the refit adds the last zeros of a plan."""
-    return SparsityPlan({name: (1 - ADDED) * amount for name, amount in plan.amounts.items()})
+    return replace(plan, amounts={name: (1 - ADDED) * amount for name, amount in plan.amounts.items()})
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Weights:
             weight = self._weight(projection)
             count = pruned_count(self._plan.amounts[projection.name], projection.shape)
             count = (share * count).long() if isinstance(count, torch.Tensor) else int(share * count)
-            score = weight.square() * self._energies[projection.name]
+            score = weight.square() * self._energies[projection.name].clamp(min=1e-18)  # 0 for zeros alone
             kept = mask_count(score, count) & (weight != 0)
             weight.masked_fill_(~kept, 0)
             self._keep(projection, kept)

@@ -75,6 +75,18 @@ class TestAddedZeros:
         assert all(int((w == 0).sum()) == pytest.approx(0.7 * w.numel(), abs=1) for w in at_once.found.values())
         assert fitted.error(fitted.found, LAST) < 0.95 * fitted.error(at_once.found, LAST)
 
+    def test_without_inputs_weights_are_pruned_by_their_size(self, family, ids):
+        fitted = Fitted(family, ids, rate=1e3)
+        block, changes, energies, *others = fitted.given()
+        silent = {name: torch.zeros_like(energy) for name, energy in energies.items()}
+        plan = SparsityPlan({p.name: 0.7 for p in fitted.block.pruned})
+        with torch.no_grad():
+            found = fitted.refit.fit(block, changes, silent, *others, plan)
+        for name, weight in found.items():
+            sizes = fitted.sparse[name].abs()
+            assert sizes[weight != 0].min() >= sizes[weight == 0].max(), name
+            assert int((weight == 0).sum()) == pytest.approx(0.7 * weight.numel(), abs=1), name
+
     def test_rows_have_their_own_shares(self, family, ids):
         fitted = Fitted(family, ids)
         shares = {p.name: torch.linspace(0.5, 0.9, p.shape[0], dtype=torch.float64) for p in fitted.block.pruned}
