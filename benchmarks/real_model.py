@@ -144,12 +144,12 @@ def read(results: Path) -> list[dict]:
 def draw(args: argparse.Namespace) -> None:
     """Draw the excess of each method at one sparsity to a PNG or SVG file, a point for each seed."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
+    rows = [row for row in rows if row["dataset"] == args.dataset]
     wanted = {"num_samples": args.num_samples, "windows": args.windows}
     rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
     if not rows:
         raise SystemExit(f"No row of {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}.")
-    texts = ["" if row["dataset"] == TEXTS["dataset"] else f", {row['dataset']}" for row in rows]
-    names = [row["method"].replace("+", "\n+ ", 1) + text for row, text in zip(rows, texts)]
+    names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
     with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
@@ -174,6 +174,7 @@ def main() -> None:
     drawing.set_defaults(run=draw)
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
+    drawing.add_argument("--dataset", default=TEXTS["dataset"], help="of the rows to draw (default: c4)")
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")
     drawing.add_argument("--windows", type=int, default=16, help="of the rows to draw (default: 16)")
     drawing.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
