@@ -6,9 +6,10 @@ everything else stay as they are.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -63,17 +64,19 @@ class Refit:
         are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. Others are added
         until a projection has the sparsity of `plan`, if given.
         """
-        weights = _Weights(block, changes, energies, self.dtype, plan)
+        start = partial(_Weights, block, changes, energies, self.dtype, plan)
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
-        with weights.pruned():
-            least, best = _error(block, weights, heldout), weights.snapshot()
+        weights = start()
+        weights.prune()  # all at once, which an epoch has to beat
+        least, best = _error(block, weights, heldout), weights.snapshot()
+        weights = start()
         rates = [self.learning_rate * size for size in weights.sizes()]
         groups = [{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)]
         optimizer = torch.optim.Adam(groups, fused=True)
         total, taken = self.epochs * len(steps), 0
-        zeros = zeros_due(0, total)
+        zeros = 1.0 if plan is None else zeros_due(0, total)
         schedule = LambdaLR(
             optimizer, lambda done: LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (done / total))) / 2
         )
@@ -86,7 +89,7 @@ class Refit:
                 if (due := zeros_due(taken, total)) > zeros:
                     zeros = due
                     weights.prune(zeros)
-            if zeros < 1 and plan is not None:
+            if zeros < 1:
                 continue
             error = _error(block, weights, heldout)
             if error < least:
@@ -158,16 +161,6 @@ class _Weights:
             kept = mask_count(score, count) & (weight != 0)
             weight.masked_fill_(~kept, 0)
             self._keep(projection, kept)
-
-    @contextmanager
-    def pruned(self) -> Iterator[None]:
-        """Prune all of the plan at once while the context lasts."""
-        tensors = [*(master.detach() for master in self.masters), *self._steps]
-        before = [tensor.clone() for tensor in tensors]
-        self.prune()
-        yield
-        for tensor, own in zip(tensors, before):
-            tensor.copy_(own)
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
