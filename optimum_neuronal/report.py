@@ -120,5 +120,6 @@ class PruningReport:
 def method_text(config: Mapping[str, Any]) -> str:
     """Return how fields of a `NeuronALConfig` prune a model, in a few words."""
     if config.get("bits_per_weight") is None:
-        return f"{config['saliency']} + {config['topup']}"
+        epochs = config.get("refit_epochs")
+        return f"{config['saliency']} + {config['topup']}" + (f", refit of {epochs} epochs" if epochs else "")
     return "quantized, " + ("uniform rates" if config["topup"] == "uniform" else "rates by divergence")

@@ -18,14 +18,15 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder, token_weights
+from ..packed.change import NewWeight
 from ..packed.formats.quantized import quantized_bytes
 from ..report import method_text
 from ..saliency.plan import Plan
 from ..saliency.prune_projections import prune_projections
 from ..topup.base import uniform_plan
 from ..topup.rates import Rates
-from .context import PruneContext, check
-from .refit import RUNS
+from .context import PruneContext, check, with_refit_dtype
+from .refit import RUNS, Refit
 from .reporting import PackedSize, packed_size
 
 
@@ -81,41 +82,62 @@ def plan_prune(
         tokens = resolve_seq_length(context.model.config, config.seq_length)
         sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
         hidden = (1 + (config.refit_epochs > 0)) * config.num_samples * sequence_bytes
-        plan = rates or uniform_plan(decoder, config.sparsity)
-        forward, solve = _time_block(context, plan, tokens, device or default_device())
-        seconds = forwards * forward + (1 + methods.topup.solves(methods.saliency)) * solve
+        plan, fitted = rates or uniform_plan(decoder, config.sparsity), count_refit_forwards(context)
+        times = _time_block(context, config, plan, tokens, device or default_device())
+        seconds = (forwards - fitted) * times.forward + fitted * times.refit_forward
+        seconds += (1 + methods.topup.solves(methods.saliency)) * times.solve
     return PrunePlan(context, size, saved, hidden, forwards, seconds)
 
 
 def count_forwards(context: PruneContext) -> int:
     methods, config, blocks = context.methods, context.config, len(context.decoder.blocks)
     aligned = min(config.num_alignment_samples, config.num_samples)
-    refit = RUNS * config.refit_epochs + (config.refit_epochs > 0)  # the dense model's stream runs beside it
-    runs = 2 * methods.needs_final_runs + refit  # of a block on one sequence
-    final = runs * config.num_samples * blocks
+    runs = 2 * methods.needs_final_runs + (config.refit_epochs > 0)  # the dense model's stream runs beside a refit
+    final = runs * config.num_samples * blocks + count_refit_forwards(context)
     return final + methods.topup.forwards(context.decoder, methods.saliency, aligned, config.num_samples)
 
 
-def _time_block(context: PruneContext, plan: Plan, tokens: int, device: torch.device) -> tuple[float, float]:
-    """Return seconds of a block's forward on one sequence, and of one solve of all projections, at random weights."""
+def count_refit_forwards(context: PruneContext) -> int:
+    return RUNS * context.config.refit_epochs * context.config.num_samples * len(context.decoder.blocks)
+
+
+@dataclass
+class BlockTimes:
+    """Seconds of one block's work, at random weights."""
+
+    forward: float = 0  # on one sequence
+    refit_forward: float = 0  # the same in a refit, with a share of its steps
+    solve: float = 0  # of all projections of the model
+
+
+def _time_block(
+    context: PruneContext, config: NeuronALConfig, plan: Plan, tokens: int, device: torch.device
+) -> BlockTimes:
     decoder, methods = context.decoder, context.methods
     runner = BlockRunner(_one_block(decoder, device), 1, device)
     counts = Counter(projection.shape for projection in decoder.projections.values())
-    times = [0.0, 0.0]
+    refit = Refit.of(with_refit_dtype(config, runner.decoder))
+    sequences, times = 1 if refit is None else 2, BlockTimes()
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        start = time_on(device)
-        norms = runner.inputs_of(block, streams[0], calls, methods.saliency.statistic)
-        times[0] = time_on(device) - start
+        stream, start = streams[0], time_on(device)
+        norms = runner.inputs_of(block, stream, calls, methods.saliency.statistic)
+        times.forward = (time_on(device) - start) / sequences
         for shape, projection in {projection.shape: projection for projection in block.pruned}.items():
             start = time_on(device)
             prune_projections(methods.saliency, [projection], norms, plan, methods.pattern)
-            times[1] += counts[shape] * (time_on(device) - start)
+            times.solve += counts[shape] * (time_on(device) - start)
+        if refit is not None:
+            unchanged, start = {p.name: NewWeight(p.weight) for p in block.pruned}, time_on(device)
+            replace(refit, epochs=1).fit(block, unchanged, {}, stream, stream, calls)
+            times.refit_forward = (time_on(device) - start) / (
+                RUNS + 2
+            )  # one step, and two runs of the other sequence
         return streams
 
     with inference(runner.decoder.model):
-        runner.run(runner.capture(torch.ones(1, tokens, dtype=torch.int64)), 1, visit, release=True)
-    return times[0], times[1]
+        runner.run(runner.capture(torch.ones(sequences, tokens, dtype=torch.int64)), 1, visit, release=True)
+    return times
 
 
 def _one_block(decoder: Decoder, device: torch.device) -> Decoder:

@@ -63,9 +63,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         context.records,
         context.cache,
     )
-    refit = None
-    if config.refit_epochs:
-        refit = Refit(config.refit_epochs, config.refit_learning_rate, getattr(torch, config.refit_dtype or "float32"))
+    refit = Refit.of(config)
     refine = topup.refine if topup.refines else None
     with inference(context.model):
         if methods.needs_calibration:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
+from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import Block, Projection, trial_tensors
 from ..packed.change import Change
 from ..saliency.plan import Plan, mask_count, pruned_count
@@ -42,6 +43,13 @@ class Refit:
     epochs: int
     learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
+
+    @classmethod
+    def of(cls, config: NeuronALConfig) -> "Refit | None":
+        """Return the refit of a config, or None if it has none."""
+        if not config.refit_epochs:
+            return None
+        return cls(config.refit_epochs, config.refit_learning_rate, getattr(torch, config.refit_dtype or "float32"))
 
     @staticmethod
     def batch_size(tokens: int) -> int:

@@ -1,8 +1,11 @@
 import pytest
+import torch
 from conftest import FEW, make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.pruning import context
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.topup import TOPUPS
 
 from .conftest import SMALL, config_of, saved
@@ -51,3 +54,22 @@ def test_bits(tmp_path, llama):
     fields = {name: value for name, value in SMALL.items() if name != "topup"}
     plan = plan_prune(saved(tmp_path, llama)[0], NeuronALConfig(bits_per_weight=8, **fields))
     assert plan.size.bits_per_weight <= 8 and "rates by divergence" in str(plan)
+
+
+def test_a_refit_is_timed_in_its_dtype_and_without_one_none_is(tmp_path, llama, monkeypatch):
+    timed, fit = [], Refit.fit
+
+    def noted(refit, *args, **kwargs):
+        timed.append((refit.dtype, refit.epochs))
+        return fit(refit, *args, **kwargs)
+
+    monkeypatch.setattr(Refit, "fit", noted)
+    monkeypatch.setattr(context, "WIDE", 32)
+    monkeypatch.setattr(context, "multiplies_bfloat16", lambda: True)
+    directory = saved(tmp_path, llama)[0]
+    fields = {"topup": "uniform", "saliency": "sparsegpt", "num_samples": 16}
+    plain = plan_prune(directory, config_of(**fields))
+    assert not timed
+    fitted = plan_prune(directory, config_of(**fields, refit_epochs=40))
+    assert timed == [(torch.bfloat16, 1)] and "sparsegpt + uniform, refit of 40 epochs" in str(fitted)
+    assert fitted.seconds > plain.seconds and fitted.block_forwards > 40 * plain.block_forwards
