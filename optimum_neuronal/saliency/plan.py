@@ -165,9 +165,7 @@ def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
     """Return the mask that prunes the `count` least salient weights of a matrix, ties in row order."""
-    mask = torch.ones(saliency.numel(), dtype=torch.bool, device=saliency.device)
-    mask[saliency.flatten().sort(stable=True).indices[:count]] = False
-    return mask.view(saliency.shape)
+    return mask_rows(saliency.reshape(1, -1), torch.tensor([count])).view(saliency.shape)
 
 
 def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:
