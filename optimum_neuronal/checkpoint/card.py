@@ -46,26 +46,14 @@ def make_card(
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     quantized = report.config.get("bits_per_weight") is not None
-    text = _calibration_text(report)
     used = [] if quantized else [(TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"])]
     # A method of the user's own may not be registered in this process.
     methods = [registry.get(name) for registry, name in used if name in registry.names()]
-    source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
-    command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
-    command += ["--dataset", text] if text else []
-    saved = str(dtype or model.dtype).removeprefix("torch.")
-    command += ["--dtype", report.dtype or saved, "--save-dtype", saved, "--format", format]
-    command += ["--trust-remote-code"] if model.is_remote_code() else []
-    command += ["--output", title.rpartition("/")[2]]
+    saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
+    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
+    command += ["--dtype", report.dtype or saved, "--output", folder]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
-    perplexities = [
-        [
-            dataset,
-            *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")),
-            values.get("window", "-"),
-        ]
-        for dataset, values in report.evaluation.items()
-    ]
+    blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
@@ -86,12 +74,9 @@ def make_card(
         loader=loader,
         call=loading_code(model, title),
         tokenizer=tokenizer and json.dumps(tokenizer, ensure_ascii=False),
-        local=shlex.quote(title.rpartition("/")[2]),
-        blocks=format_markdown(
-            ["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]
-        ),
-        perplexities=perplexities
-        and format_markdown(["dataset", "dense model", "pruned", "tokens per window"], perplexities),
+        local=shlex.quote(folder),
+        blocks=format_markdown(["block", "sparsity"], blocks),
+        perplexities=_perplexities(report),
         command=shlex.join(command),
         papers=[own.paper for own in methods if own.paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
@@ -104,6 +89,23 @@ def may_write_card(directory: Path) -> bool:
     with suppress(FileNotFoundError):
         return MARK.encode() in (directory / MODEL_CARD).read_bytes()
     return True
+
+
+def _command(report: PruningReport, base: str | None, remote_code: bool) -> list[str]:
+    """Return the start of the command that repeats a prune."""
+    source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
+    text = _calibration_text(report)
+    command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
+    return command + (["--dataset", text] if text else []) + (["--trust-remote-code"] if remote_code else [])
+
+
+def _perplexities(report: PruningReport) -> str | None:
+    """Return a table of the report's perplexities, or None if none was measured."""
+    rows = []
+    for dataset, values in report.evaluation.items():
+        found = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
+        rows.append([dataset, *found, values.get("window", "-")])
+    return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
 
 
 def _calibration_text(report: PruningReport) -> str | None:
