@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..common.machine import reset_peak_memory
 from ..common.notes import get_logger
 from ..common.progress import progress
+from ..config.config_fields import as_json
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..data.documents import check_datasets
@@ -107,10 +108,12 @@ def compare(
     runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
     runs.load_tests(tests, window, max_windows)
     with exclusive(runs.model):
-        return _run_all(runs, combinations, output, overwrite)
+        return _run_all(runs, combinations, as_json(config), output, overwrite)
 
 
-def _run_all(runs: "Runs", combinations: Combinations, output: str | Path | None, overwrite: bool) -> Comparison:
+def _run_all(
+    runs: "Runs", combinations: Combinations, fields: dict[str, Any], output: str | Path | None, overwrite: bool
+) -> Comparison:
     """Measure the dense model and each combination. The tables are written after each."""
     folder = None if output is None else Path(output) / FINISHED
     if overwrite:
@@ -119,7 +122,7 @@ def _run_all(runs: "Runs", combinations: Combinations, output: str | Path | None
     dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = next((own.to_dict() for own in runs.calibrations.values() if own is not None), {})
-    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows)
+    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows, fields)
     for result, own in progress(combinations, "comparing", "combination"):
         if own is not None:
             depends_on = [result.method, own.to_dict(), runs.depends_on(runs.calibration_of(result, own))]

@@ -46,6 +46,7 @@ class Comparison:
     calibration: dict[str, Any]  # source, number and length of the sequences, seed
     versions: dict[str, str]  # of this package, transformers, torch and Python
     windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
+    config: dict[str, Any] = field(default_factory=dict)  # fields that all combinations were given
 
     @classmethod
     def load(cls, directory: str | Path) -> "Comparison":
@@ -77,6 +78,9 @@ class Comparison:
         if self.calibration:
             text = "Calibration: {num_samples} x {seq_length} tokens of {source}, seed {seed}."
             notes.append(text.format(**self.calibration))
+        given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in self.calibration)
+        if given:
+            notes.append(f"All with {given}.")
         for name in dict.fromkeys(name for setting in settings for name in setting):
             values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
             notes.append(f"Means over {name} {values}, ± the standard deviation.")

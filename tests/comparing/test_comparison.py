@@ -27,6 +27,7 @@ def comparison():
         ],
         {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3},
         {"torch": "2"},
+        config={"refit_epochs": 6, "seed": 3},
     )
 
 
@@ -54,7 +55,10 @@ def test_tables(comparison):
     assert squeezed(line).strip() == expected and "failed: out of | luck" in str(comparison)
     markdown = squeezed(comparison.to_markdown())
     assert "| 0.00% | dense | - | 16.00 | 10.00 |" in markdown and "out of \\| luck" in markdown
-    assert "Calibration: 8 x 16 tokens of c4, seed 3." in markdown and "Versions: torch 2." in markdown
+    assert (
+        "Calibration: 8 x 16 tokens of c4, seed 3.\n\nAll with refit_epochs=6." in markdown
+        and "Versions: torch 2." in markdown
+    )
 
 
 def test_budgets_of_bits_and_presets(comparison):
