@@ -28,7 +28,7 @@ parser.add_argument("--steps", type=int, default=200, help="of training (default
 parser.add_argument("--batch", type=int, default=8, help="sequences per step (default: 8)")
 parser.add_argument("--sequences", type=int, help="of the text; more steps repeat them (default: steps x batch)")
 parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA and merge it, instead of all weights")
-parser.add_argument("--learning-rate", type=float, help="the largest (default: 5e-4, or 2e-3 with --lora)")
+parser.add_argument("--learning-rate", type=float, help="peak learning rate (default: 5e-4, or 2e-3 with --lora)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16, for GPUs and CPUs that do so faster")
 args = parser.parse_args()
@@ -75,7 +75,7 @@ trainer = Distiller(model, arguments, train_dataset=data, callbacks=[SparsityCal
 trainer.model_accepts_loss_kwargs = False  # the loss is a mean, so Trainer averages accumulated ones
 start = time.perf_counter()
 trainer.train()
-print(f"trained for {(time.perf_counter() - start) / 60:.1f} minutes")
+print(f"trained for {time.perf_counter() - start:.0f} seconds")
 
 model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
 model = model.merge_and_unload() if args.lora else model

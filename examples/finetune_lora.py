@@ -22,7 +22,7 @@ parser.add_argument("--evaluate", default="wikitext2", help="test text (default:
 parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
 parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
-parser.add_argument("--rank", type=int, default=16, help="of the adapters (default: 16)")
+parser.add_argument("--rank", type=int, default=16, help="of LoRA (default: 16)")
 parser.add_argument("--packed", action="store_true", help="keep weights packed until adapters are merged")
 args = parser.parse_args()
 

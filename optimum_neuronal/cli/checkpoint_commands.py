@@ -35,7 +35,7 @@ class InspectCommand(Command):
 
 
 class ConvertCommand(Command):
-    COMMAND = CommandInfo(name="convert", help="Write a pruned checkpoint packed or dense, with equal weights.")
+    COMMAND = CommandInfo(name="convert", help="Convert a pruned checkpoint to packed or dense, with the same weights.")
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
     EXAMPLES = (
         "qwen-sparse --format packed",

@@ -40,7 +40,7 @@ class CompareCommand(Command):
 
     @classmethod
     def parse_args(cls, parser: argparse.ArgumentParser) -> None:
-        preset = "experiment of the paper, whose arguments flags replace (default: none)"
+        preset = "experiment from the paper; other flags override its arguments (default: none)"
         parser.add_argument("--preset", choices=sorted(EXPERIMENTS), help=preset)
         merge = "only show means over finished comparisons of several models (default: none)"
         parser.add_argument("--merge", nargs="+", metavar="DIR", help=merge)

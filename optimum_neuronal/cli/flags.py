@@ -80,11 +80,11 @@ def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
     spread = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
     parser.add_argument("--device-map", help=spread)
     default = "about 2048 tokens; a prune uses 8192 on an accelerator, and one sequence on a CPU, whatever is given"
-    batch = f"sequences per forward, which change the result by rounding at most (default: {default})"
+    batch = f"sequences per forward pass; others change the result by rounding at most (default: {default})"
     parser.add_argument("--batch-size", type=int, help=batch)
     if not prunes:
         return
-    beyond = "hidden states beyond this many bytes wait in CPU memory (default: they stay on the device)"
+    beyond = "keep hidden states above this many bytes in CPU memory (default: they stay on the device)"
     parser.add_argument("--max-hidden-bytes", type=int, help=beyond)
 
 

@@ -66,7 +66,7 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 class SpeedCommand(Command):
-    COMMAND = CommandInfo(name="speed", help="Measure a sparse model alternately with dense and with packed weights.")
+    COMMAND = CommandInfo(name="speed", help="Time a sparse model with dense and with packed weights, in turns.")
     USAGE = "--model MODEL [flags]"
     EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
 
@@ -77,7 +77,7 @@ class SpeedCommand(Command):
         parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help=batches)
         parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
         parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
-        parser.add_argument("--rounds", type=int, default=5, help="timings of each form (default: 5)")
+        parser.add_argument("--rounds", type=int, default=5, help="timed runs of each form (default: 5)")
         parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
 
     def work(self) -> None:

@@ -36,7 +36,7 @@ class ConfigFields:
     sparsity: float | None = _field(
         None,
         "share of the weights in the decoder blocks' linear projections to set to zero, in [0, 1), such as 0.7",
-        unset="required, unless bits_per_weight is given",
+        unset="required, unless a preset or bits_per_weight is given",
         metavar="SHARE",
     )
     saliency: str = _field(
@@ -58,7 +58,7 @@ class ConfigFields:
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
     num_alignment_samples: int = _field(
-        8, "calibration sequences, from the first, on which the top-up measures its candidates", least=1
+        8, "the top-up compares candidates on this many of the calibration sequences, the first ones", least=1
     )
     seq_length: int | None = _field(
         None, "tokens in each sequence", unset="2048, or the model's longest sequence if that is shorter", least=2
