@@ -1,8 +1,8 @@
 """Refit: the kept weights of a block are fitted to the dense model by gradients (Guo et al., EBFT, 2024).
 
-The saliency makes five sixths of a block's zeros. The refit adds the others while it fits the weights, so that the last
-choices take account of all projections of a block together. With a pattern, the saliency makes all zeros. Norms, biases and
-everything else stay as they are.
+The saliency makes five sixths of a block's zeros. The refit adds the others while it fits the weights, where the block's
+output suffers the least. Projections of equal sparsity share these zeros, so one may get more than another. With a pattern,
+the saliency makes all zeros. Norms, biases and everything else stay as they are.
 """
 
 import math
@@ -19,7 +19,7 @@ from ..blocks.runner import output_with
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import Block, Projection, trial_tensors
 from ..packed.change import Change
-from ..saliency.plan import Plan, mask_count, pruned_count
+from ..saliency.plan import Plan, mask_rows, mask_whole, pruned_count
 
 
 SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
@@ -28,6 +28,8 @@ LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
 ADDED = 1 / 6  # share of the zeros that the refit adds
 ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its steps
+MEASURED = 8  # batches of which it learns where the output suffers the least
+SMALLEST = 1e-6  # curvature of a row or a column, as a share of their mean
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
 
@@ -72,10 +74,11 @@ class Refit:
         are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. Others are added
         until a projection has the sparsity of `plan`, if given.
         """
-        start = partial(_Weights, block, changes, energies, self.dtype, plan)
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
+        start = partial(_Weights, block, changes, energies, self.dtype)
+        start = partial(start, plan=plan, curvature=plan and start().curvature(block, steps[:MEASURED]))
         weights = start()
         weights.prune()  # all at once, which an epoch has to beat
         least, best = _error(block, weights, heldout), weights.snapshot()
@@ -134,11 +137,12 @@ class _Weights:
         changes: Mapping[str, Change],
         energies: Mapping[str, torch.Tensor],
         dtype: torch.dtype,
-        plan: Plan | None,
+        plan: Plan | None = None,
+        curvature: Mapping[str, torch.Tensor] | None = None,
     ):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
-        self._products, self._plan = dtype, plan
+        self._products, self._plan, self._curvature = dtype, plan, curvature
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self.places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
@@ -160,15 +164,42 @@ class _Weights:
         steps.copy_(column_steps(self._energies[projection.name], kept))
 
     def prune(self, share: float = 1.0) -> None:
-        """Prune each projection to a share of its zeros in the plan, by the size of weights and of their inputs."""
-        for projection in self._projections if self._plan is not None else ():
-            weight = self._weight(projection)
-            count = pruned_count(self._plan.amounts[projection.name], projection.shape)
-            count = (share * count).long() if isinstance(count, torch.Tensor) else int(share * count)
-            score = weight.square() * self._energies[projection.name].clamp(min=1e-18)  # 0 for zeros alone
-            kept = mask_count(score, count) & (weight != 0)
-            weight.masked_fill_(~kept, 0)
-            self._keep(projection, kept)
+        """Prune to a share of the plan's zeros, where the error grows the least."""
+        for pool in _pools(self._projections, self._plan) if self._plan is not None else ():
+            weights = [self._weight(projection) for projection in pool]
+            scores = [weight.square() * self._curvature[p.name] for weight, p in zip(weights, pool)]
+            counts = [pruned_count(self._plan.amounts[projection.name], projection.shape) for projection in pool]
+            if isinstance(counts[0], torch.Tensor):  # of rows, in a pool of one projection
+                masks = [mask_rows(scores[0], (share * counts[0]).long())]
+            else:
+                kept = mask_whole(torch.cat([score.flatten() for score in scores]), int(share * sum(counts)))
+                masks = kept.split([score.numel() for score in scores])
+            for projection, weight, mask in zip(pool, weights, masks):
+                kept = mask.view(weight.shape) & (weight != 0)
+                weight.masked_fill_(~kept, 0)
+                self._keep(projection, kept)
+
+    def curvature(self, block: Block, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+        """Return how much the square of each weight adds to the error: the diagonal of its Gauss-Newton matrix, (out, in).
+
+        Squared gradients of the output's sum with random signs estimate it (Hutchinson). The estimate is made smooth: each
+        projection's is the product of its means over rows and over columns.
+        """
+        rows = {p.name: torch.zeros_like(self._weight(p)[:, 0]) for p in self._projections}
+        columns = {p.name: torch.zeros_like(self._weight(p)[0]) for p in self._projections}
+        for seed, (states, expected, call) in enumerate(batches):
+            signs = torch.randint(0, 2, expected.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+            with torch.enable_grad():
+                outputs = self.run(block, states, call)
+                signed = (
+                    signs.to(outputs.device) * outputs.float() / token_sizes(expected.to(outputs)).sqrt()[..., None]
+                )
+                gradients = torch.autograd.grad(signed.sum(), self.masters, materialize_grads=True)
+            for p in self._projections:
+                squares = p.view(gradients[self.places[p.owner]]).square()
+                rows[p.name] += squares.mean(dim=1)
+                columns[p.name] += squares.mean(dim=0)
+        return {name: _product(rows[name], columns[name]) for name in rows}
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
@@ -206,6 +237,25 @@ class _Weights:
         return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
 
 
+def _pools(projections: Sequence[Projection], plan: Plan) -> list[list[Projection]]:
+    """Return the projections that share their zeros: those of equal sparsity, each expert's alone, since few tokens reach it."""
+    pools: dict[str | float, list[Projection]] = {}
+    for projection in projections:
+        amount = plan.amounts[projection.name]
+        rows = isinstance(amount, torch.Tensor) and amount.ndim
+        alone = rows or projection.expert is not None
+        pools.setdefault(projection.name if alone else float(amount), []).append(projection)
+    return list(pools.values())
+
+
+def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Return the matrix of these means, (out, in), above 0. It is constant if they are all 0, as for an expert without tokens."""
+    mean = rows.mean()
+    if not mean > 0:
+        return torch.ones(len(rows), len(columns), device=rows.device)
+    return rows.clamp(min=SMALLEST * mean)[:, None] * (columns / mean).clamp(min=SMALLEST)
+
+
 def _error(block: Block, weights: _Weights, batches: Sequence[Batch]) -> float:
     with torch.no_grad():
         errors = [relative_error(weights.run(block, states, call), expected) for states, expected, call in batches]
@@ -219,5 +269,9 @@ def relative_error(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tenso
     Both tensors have shape (batch, tokens, hidden size).
     """
     expected = expected.to(outputs.device).float()
-    sizes = expected.square().sum(dim=-1).clamp(min=1e-12)
-    return ((outputs.float() - expected).square().sum(dim=-1) / sizes).mean()
+    return ((outputs.float() - expected).square().sum(dim=-1) / token_sizes(expected)).mean()
+
+
+def token_sizes(outputs: torch.Tensor) -> torch.Tensor:
+    """Return each token's squared size, (batch, tokens), above 0."""
+    return outputs.float().square().sum(dim=-1).clamp(min=1e-12)
