@@ -35,7 +35,9 @@ class InspectCommand(Command):
 
 
 class ConvertCommand(Command):
-    COMMAND = CommandInfo(name="convert", help="Convert a pruned checkpoint to packed or dense, with the same weights.")
+    COMMAND = CommandInfo(
+        name="convert", help="Convert a pruned checkpoint to packed or dense, with the same weights."
+    )
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
     EXAMPLES = (
         "qwen-sparse --format packed",

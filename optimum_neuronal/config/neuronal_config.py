@@ -157,7 +157,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"{topup.name!r} to decide: set topup='uniform'."
             )
         if pattern is not None and abs(self.amount - pattern.sparsity) > 1e-6:
-            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: leave sparsity out.")
+            raise ValueError(
+                f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: leave sparsity out."
+            )
 
     @property
     def amount(self) -> float:

@@ -71,14 +71,15 @@ class Refit:
         """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
 
         `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `energies`
-        are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. Others are added
-        until a projection has the sparsity of `plan`, if given.
+        are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. With a `plan`,
+        others are added until there are as many as it says.
         """
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // HELD_OUT)
         steps, heldout = batches[:-count], batches[-count:]
-        start = partial(_Weights, block, changes, energies, self.dtype)
-        start = partial(start, plan=plan, curvature=plan and start().curvature(block, steps[:MEASURED]))
+        start = partial(_Weights, block, changes, energies, self.dtype, plan)
+        if plan is not None:
+            start = partial(start, start().curvature(block, steps[:MEASURED]))
         weights = start()
         weights.prune()  # all at once, which an epoch has to beat
         least, best = _error(block, weights, heldout), weights.snapshot()
@@ -137,7 +138,7 @@ class _Weights:
         changes: Mapping[str, Change],
         energies: Mapping[str, torch.Tensor],
         dtype: torch.dtype,
-        plan: Plan | None = None,
+        plan: Plan | None,
         curvature: Mapping[str, torch.Tensor] | None = None,
     ):
         trials = trial_tensors(block.pruned, lambda p: changes[p.name])
@@ -191,9 +192,8 @@ class _Weights:
             signs = torch.randint(0, 2, expected.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
             with torch.enable_grad():
                 outputs = self.run(block, states, call)
-                signed = (
-                    signs.to(outputs.device) * outputs.float() / token_sizes(expected.to(outputs)).sqrt()[..., None]
-                )
+                sizes = token_sizes(expected.to(outputs)).sqrt()
+                signed = signs.to(outputs.device) * outputs.float() / sizes[..., None]
                 gradients = torch.autograd.grad(signed.sum(), self.masters, materialize_grads=True)
             for p in self._projections:
                 squares = p.view(gradients[self.places[p.owner]]).square()

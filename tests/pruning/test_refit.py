@@ -104,7 +104,7 @@ def test_curvature_has_the_mean_rows_and_columns_of_the_gauss_newton_matrix(ids)
     """Against its exact diagonal, the summed squares of a Jacobian, on one short sequence."""
     fitted = Fitted("llama", ids[:, :4], epochs=1)
     block, changes, energies, inputs, expected, calls = fitted.given()
-    weights, draws = _Weights(block, changes, energies, torch.float32), 300
+    weights, draws = _Weights(block, changes, energies, torch.float32, None), 300
     batch = next(iter(inputs))[:1], next(iter(expected))[:1], calls[0]
     found = weights.curvature(block, [batch] * draws)
     sizes = batch[1].square().sum(dim=-1, keepdim=True).sqrt()
