@@ -88,7 +88,8 @@ class ConfigFields:
     )
     refit_epochs: int = _field(
         0,
-        "epochs in which gradients fit the kept weights of each block, with a saliency that updates weights; 0: no refit",
+        "epochs in which gradients fit the kept weights of each block, with a saliency that updates weights, best with "
+        "uniform sparsity; 0: no refit",
         least=0,
     )
     refit_learning_rate: float = _field(
