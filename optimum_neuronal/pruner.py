@@ -50,12 +50,12 @@ class NeuronALPruner(OptimumQuantizer):
         report ([`PruningReport`]): of the last prune; None before.
     """
 
-    def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | None = None):
+    def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | Path | None = None):
         super().__init__()
         if not isinstance(config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         self.config = config
-        self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         self._own: PreTrainedTokenizerBase | None = None  # of self.model's checkpoint
         self._last: PreTrainedTokenizerBase | None = None  # of the last pruned model's
         self._sparsity_config: dict[str, Any] | None = None  # of the last pruned model
@@ -141,7 +141,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
-        format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
+        format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         with work_directory(work_dir) as folder:
             context = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -64,6 +64,26 @@ def test_it_computes_in_one_dtype_and_saves_in_the_checkpoints(tmp_path, ids):
         model = pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=save_dtype)
         assert (model.dtype, pruner.report.dtype) == (torch.float32, "float32")
         assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse").dtype == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.int8])
+def test_a_dtype_that_cannot_hold_weights_is_refused_before_the_prune(dtype, tmp_path, ids):
+    dense = make_model("llama")
+    dense.save_pretrained(tmp_path / "dense")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(topup="uniform"))
+    for save in (
+        lambda: pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=dtype),
+        lambda: save_pretrained(dense, tmp_path / "sparse", dtype=dtype),
+    ):
+        with pytest.raises(TypeError, match="expected a floating-point one, such as torch.bfloat16"):
+            save()
+    assert pruner.report is None and not (tmp_path / "sparse").exists()
+
+
+def test_paths_name_texts_and_tokenizers(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "own")
+    pruner = NeuronALPruner(NeuronALConfig(0.5, dataset=tmp_path / "text.txt"), tmp_path / "own")
+    assert pruner.config.dataset == str(tmp_path / "text.txt") and len(pruner.tokenizer) == len(tokenizer)
 
 
 @pytest.fixture

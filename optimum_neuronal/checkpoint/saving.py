@@ -71,11 +71,12 @@ def save_pretrained(
         dtype (`torch.dtype`, *optional*): of the files; the model itself keeps its own. None: the model's.
 
     Raises:
-        `TypeError`: this is not a transformers model.
+        `TypeError`: this is not a transformers model, or not a floating-point dtype.
         `ValueError`: the format is unknown.
         `OSError`: the directory cannot be written, or the disk is full.
     """
     check_choice("format", format, FORMATS)
+    check_dtype(dtype)
     with replaced_checkpoint(check_writable(save_directory, "save to")) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
 
@@ -200,7 +201,7 @@ def save_pruned(
     A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. Other files
     stay, and so does a README.md of your own. `title`: of the card; None: the directory's name.
     """
-    format = check_saveable(model, format, report.config.get("embedding_bits"))
+    format = check_saveable(model, format, report.config.get("embedding_bits"), dtype)
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
     with replaced_checkpoint(path) as staging:
@@ -263,6 +264,7 @@ def push_pruned(
         `PermissionError`: there is no token, or it may not write there.
         `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
     """
+    check_dtype(dtype)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -286,12 +288,21 @@ def push_pruned(
     return commit.commit_url
 
 
-def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raise `TypeError` unless weights can be saved in a dtype."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
+
+
+def check_saveable(
+    model: PreTrainedModel, format: str | None, embedding_bits: int | None = None, dtype: torch.dtype | None = None
+) -> str:
     """Return the checked format to save a model in, by default packed if it computes with packed weights."""
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
+    check_dtype(dtype)
     return format
 
 

@@ -1,6 +1,7 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -66,6 +67,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self) -> None:
+        if isinstance(self.dataset, os.PathLike):
+            self.dataset = os.fspath(self.dataset)
         if not isinstance(self.dataset, str | None):
             raise TypeError(
                 f"dataset is a {type(self.dataset).__name__}: expected a name or a path. Pass text or token ids in memory "
@@ -158,7 +161,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
         if pattern is not None and abs(self.amount - pattern.sparsity) > 1e-6:
             raise ValueError(
-                f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: leave sparsity out."
+                f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: set "
+                f"sparsity={pattern.sparsity:g}."
             )
 
     @property

@@ -94,7 +94,10 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
             raise ValueError(f"{directory} holds other files: choose an empty directory to record in.")
         write_atomically(path, json.dumps(identity, indent=2).encode())
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):  # not JSON, or not a mapping
+        raise ValueError(f"{path} is damaged: delete {directory} to start again.") from None
     names = [name for name in sorted({**before, **identity}) if before.get(name) != identity.get(name)]
     if names:
         changes = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in names)

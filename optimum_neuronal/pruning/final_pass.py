@@ -84,7 +84,7 @@ class FinalPruning:
         norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
         refit = self.refit if expected is not None and block.pruned else None
         adds = refit is not None and self.trials.pattern is None
-        plan = first_zeros(self.plan) if adds else self.plan
+        plan = first_zeros(self.plan, block.pruned) if adds else self.plan
         found, tensors = self._solve(block, self.trials.joined(norms, self._statistic), plan)
         if refit is None:
             return found, tensors

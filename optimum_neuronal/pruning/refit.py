@@ -29,13 +29,23 @@ DAMPENING = 0.01  # of a column's energy: share of their mean
 ADDED = 1 / 6  # share of the zeros that the refit adds
 ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its steps
 MEASURED = 8  # batches of which it learns where the output suffers the least
+NO_CURVATURE = 1e-18  # of projections that do not reach the output: small, but weights of other sizes stay apart
 SMALLEST = 1e-6  # curvature of a row or a column, as a share of their mean
+FLOAT16_SCALE = 2.0**16  # of the error, whose gradients would underflow
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
 
-def first_zeros(plan: Plan) -> Plan:
+def first_zeros(plan: Plan, projections: Sequence[Projection]) -> Plan:
     """Return the sparsity that the saliency makes, before the refit adds the last zeros of a plan."""
-    return replace(plan, amounts={name: (1 - ADDED) * amount for name, amount in plan.amounts.items()})
+    amounts = {}
+    for projection in projections:
+        amount = plan.amounts[projection.name]
+        if isinstance(amount, torch.Tensor) and amount.ndim:  # no row gets more than it has in the end
+            counts = pruned_count(amount, projection.shape)
+            amounts[projection.name] = ((1 - ADDED) * counts).floor().double() / projection.shape[1]
+        else:
+            amounts[projection.name] = (1 - ADDED) * amount
+    return replace(plan, amounts=amounts)
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ class _Weights:
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._products, self._plan, self._curvature = dtype, plan, curvature
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
+        self._scale = FLOAT16_SCALE if torch.float16 in self._dtypes.values() else 1.0
         self.places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
@@ -218,7 +229,10 @@ class _Weights:
         optimizer.zero_grad()
         with torch.enable_grad():
             error = relative_error(self.run(block, states, call), expected)
-            error.backward(inputs=self.masters)
+            (self._scale * error).backward(inputs=self.masters)
+        for master in self.masters:
+            if master.grad is not None and self._scale != 1:
+                master.grad /= self._scale
         before = [master.detach().clone() for master in self.masters]
         optimizer.step()
         with torch.no_grad():
@@ -252,7 +266,7 @@ def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Return the matrix of these means, (out, in), above 0. It is constant if they are all 0, as for an expert without tokens."""
     mean = rows.mean()
     if not mean > 0:
-        return torch.ones(len(rows), len(columns), device=rows.device)
+        return torch.full((len(rows), len(columns)), NO_CURVATURE, device=rows.device)
     return rows.clamp(min=SMALLEST * mean)[:, None] * (columns / mean).clamp(min=SMALLEST)
 
 
@@ -273,5 +287,6 @@ def relative_error(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tenso
 
 
 def token_sizes(outputs: torch.Tensor) -> torch.Tensor:
-    """Return each token's squared size, (batch, tokens), above 0."""
-    return outputs.float().square().sum(dim=-1).clamp(min=1e-12)
+    """Return each token's squared size, (batch, tokens), at least 1e-8 of their mean, so that no token's error is infinite."""
+    sizes = outputs.float().square().sum(dim=-1)
+    return sizes.maximum(1e-8 * sizes.mean()).clamp(min=1e-12)

@@ -164,8 +164,8 @@ def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = 
 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the mask that prunes the `count` least salient weights of a matrix, ties in row order."""
-    return mask_rows(saliency.reshape(1, -1), torch.tensor([count])).view(saliency.shape)
+    """Return the mask that prunes the `count` least salient weights of a matrix, at most all of them, ties in row order."""
+    return mask_rows(saliency.reshape(1, -1), torch.tensor([min(count, saliency.numel())])).view(saliency.shape)
 
 
 def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:

@@ -44,7 +44,8 @@ class Search(TopUp):
     first stage solves its candidates, and the others only mask them.
 
     Args:
-        budget (`int`): passes of the alignment sequences through the model, at most. NeuronAL's two steps take 58.
+        budget (`int`): passes of the alignment sequences through the model, at most, but the first stage always runs
+            whole. NeuronAL's two steps take 58.
         objective (`str`):
             Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency

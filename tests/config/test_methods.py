@@ -29,7 +29,7 @@ class TestMethodsThatGoTogether:
     def test_a_pattern_raises_with_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
             NeuronALConfig(sparsity=0.5, pattern="2:4", topup="search")
-        with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
+        with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7: set sparsity=0.5"):
             NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform", saliency="wanda")
         with pytest.raises(ValueError, match="expected 'N:M'"):
             NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform", saliency="wanda")

@@ -128,6 +128,14 @@ def test_a_second_prune_raises(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
+def test_damaged_settings_are_named(content, tmp_path):
+    work = used(tmp_path / "work")
+    (work / IDENTITY).write_bytes(content)
+    with pytest.raises(ValueError, match="identity.json is damaged: delete"):
+        Records(work, {})
+
+
 def test_only_its_own_files_are_removed(tmp_path):
     work = used(tmp_path / "work")
     (work / "model").mkdir()

@@ -46,7 +46,7 @@ def test_a_plan_outside_zero_and_one_raises():
 
 def test_of_a_whole_matrix_equal_ones_of_earlier_rows_are_pruned_first():
     saliency = torch.tensor([[3.0, 1.0, 1.0], [0.0, 1.0, 6.0]])
-    assert mask_whole(saliency, 0).all() and not mask_whole(saliency, 6).any()
+    assert mask_whole(saliency, 0).all() and not mask_whole(saliency, 6).any() and not mask_whole(saliency, 7).any()
     assert mask_whole(saliency, 3).tolist() == [[True, False, False], [False, True, True]]
 
 
