@@ -149,7 +149,7 @@ def draw(args: argparse.Namespace) -> None:
     rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
     if not rows:
         raise SystemExit(
-            f"No row of {args.results} has {args.sparsity:.0%} zeros, {args.dataset} and the sizes {wanted}."
+            f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
     names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
     with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
