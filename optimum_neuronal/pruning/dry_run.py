@@ -130,9 +130,8 @@ def _time_block(
         if refit is not None:
             unchanged, start = {p.name: NewWeight(p.weight) for p in block.pruned}, time_on(device)
             replace(refit, epochs=1).fit(block, unchanged, {}, stream, stream, calls)
-            times.refit_forward = (time_on(device) - start) / (
-                RUNS + 2
-            )  # one step, and two runs of the other sequence
+            runs = RUNS + 2  # one step, and the other sequence before and after it
+            times.refit_forward = (time_on(device) - start) / runs
         return streams
 
     with inference(runner.decoder.model):

@@ -263,9 +263,9 @@ def _pools(projections: Sequence[Projection], plan: Plan) -> list[list[Projectio
 
 
 def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return the matrix of these means, (out, in), above 0. It is constant if they are all 0, as for an expert without tokens."""
+    """Return the matrix of these means, (out, in), above 0. It is constant if all are 0, as for an expert without tokens."""
     mean = rows.mean()
-    if not mean > 0:
+    if not 0 < mean < math.inf:
         return torch.full((len(rows), len(columns)), NO_CURVATURE, device=rows.device)
     return rows.clamp(min=SMALLEST * mean)[:, None] * (columns / mean).clamp(min=SMALLEST)
 

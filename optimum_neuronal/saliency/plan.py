@@ -175,11 +175,6 @@ def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | 
     return int(shape[0] * shape[1] * float(amount) + 1e-4)
 
 
-def mask_count(saliency: torch.Tensor, count: int | torch.Tensor) -> torch.Tensor:
-    """Return the mask that prunes as many of the least salient weights as [`pruned_count`] says."""
-    return mask_rows(saliency, count) if isinstance(count, torch.Tensor) else mask_whole(saliency, count)
-
-
 def mask_groups(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
     """Return the mask of an N:M pattern. `in` is a multiple of M."""
     groups = saliency.reshape(len(saliency), -1, pattern.group)

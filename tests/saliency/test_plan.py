@@ -7,7 +7,6 @@ from optimum_neuronal.saliency.plan import (
     SparsityPlan,
     apply_cut,
     find_cut,
-    mask_count,
     mask_groups,
     mask_rows,
     mask_whole,
@@ -52,8 +51,8 @@ def test_of_a_whole_matrix_equal_ones_of_earlier_rows_are_pruned_first():
 
 def test_a_number_is_the_share_of_a_whole_matrix_and_a_tensor_that_of_rows():
     saliency, rows = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([0.5, 0.5], dtype=torch.float64)
-    assert mask_count(saliency, pruned_count(0.5, (2, 2))).tolist() == [[True, True], [False, False]]
-    assert mask_count(saliency, pruned_count(rows, (2, 2))).tolist() == [[False, True], [False, True]]
+    assert mask_whole(saliency, pruned_count(0.5, (2, 2))).tolist() == [[True, True], [False, False]]
+    assert mask_rows(saliency, pruned_count(rows, (2, 2))).tolist() == [[False, True], [False, True]]
     assert pruned_count(0.7, (10, 128)) == 896, "without the rounding error of 895.9999"
 
 
