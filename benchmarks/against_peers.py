@@ -6,8 +6,9 @@
 MODEL is a folder or an id on the Hub. Wanda and SparseGPT run with uniform sparsity in llm-compressor, as its GPTQ does with
 --bits, in groups of 64. Our side of GPTQ has the same bits in every projection.
 
-`--methods neuronal` runs NeuronAL's block step over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL),
-which needs a CUDA device. It draws its own 8 alignment sequences of C4, and its seconds include this:
+`--methods neuronal` runs NeuronAL's block step over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL). It
+draws its own 8 alignment sequences of C4, and its seconds include this. Its operator needs a CUDA device, but the block step does
+not call it: on a CPU, let an empty `mask_gen` in ops/mask_gen/functions/mask_gen.py stand for it.
 
     pip install weightwatcher; git clone https://github.com/eliacunegatti/NeuroAL; (cd NeuroAL/ops; python setup.py install)
     PYTHONPATH=NeuroAL:. python -m benchmarks.against_peers MODEL --methods neuronal --sparsity 0.6 --seq-length 2048

@@ -64,8 +64,9 @@ def add_switch(parser: Flags, flag: str, meaning: str) -> None:
 def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = True) -> None:
     """Add the flags that say which model to load, and how. Rarely needed flags go to a group of their own."""
     rare = rare or parser
+    needed = "required" if required else "required, unless --merge is given"
     parser.add_argument(
-        "--model", required=required, help="Hub id or directory of the model, or a GGUF file (required)"
+        "--model", required=required, help=f"Hub id or directory of the model, or a GGUF file ({needed})"
     )
     dtype = "dtype to compute in; on a CPU float32 is often much faster (default: auto, the checkpoint's)"
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help=dtype)
