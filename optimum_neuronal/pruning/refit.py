@@ -19,7 +19,7 @@ from ..blocks.runner import output_with
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import Block, Projection, trial_tensors
 from ..packed.change import Change
-from ..saliency.plan import Plan, mask_rows, mask_whole, pruned_count
+from ..saliency.plan import Plan, has_rows, mask_rows, mask_whole, pruned_count
 
 
 SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
@@ -40,7 +40,7 @@ def first_zeros(plan: Plan, projections: Sequence[Projection]) -> Plan:
     amounts = {}
     for projection in projections:
         amount = plan.amounts[projection.name]
-        if isinstance(amount, torch.Tensor) and amount.ndim:  # no row gets more than it has in the end
+        if has_rows(amount):  # no row gets more than it has in the end
             counts = pruned_count(amount, projection.shape)
             amounts[projection.name] = ((1 - ADDED) * counts).floor().double() / projection.shape[1]
         else:
@@ -256,8 +256,7 @@ def _pools(projections: Sequence[Projection], plan: Plan) -> list[list[Projectio
     pools: dict[str | float, list[Projection]] = {}
     for projection in projections:
         amount = plan.amounts[projection.name]
-        rows = isinstance(amount, torch.Tensor) and amount.ndim
-        alone = rows or projection.expert is not None
+        alone = has_rows(amount) or projection.expert is not None
         pools.setdefault(projection.name if alone else float(amount), []).append(projection)
     return list(pools.values())
 

@@ -168,9 +168,14 @@ def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
     return mask_rows(saliency.reshape(1, -1), torch.tensor([min(count, saliency.numel())])).view(saliency.shape)
 
 
+def has_rows(amount: float | torch.Tensor) -> bool:
+    """Return True if an amount of a plan is one number per row, of shape (out,)."""
+    return isinstance(amount, torch.Tensor) and amount.ndim > 0
+
+
 def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:
     """Return the number of weights to prune in a whole matrix, or in each row if `amount` is a tensor of shape (out,)."""
-    if isinstance(amount, torch.Tensor) and amount.ndim:
+    if has_rows(amount):
         return row_counts(amount, shape)
     return int(shape[0] * shape[1] * float(amount) + 1e-4)
 
