@@ -30,12 +30,12 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks.packed_kernels import copied
-from benchmarks.shared import random_llama, zero_randomly
+from benchmarks.shared import milliseconds, peak_teraflops, random_llama, share_of_peak, zero_randomly
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.display import format_markdown
-from optimum_neuronal.common.machine import default_device, full_precision, peak_memory, reset_peak_memory, time_on
+from optimum_neuronal.common.machine import default_device, peak_memory, reset_peak_memory, time_on
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed import accelerator, ops
@@ -152,21 +152,8 @@ def find_checks(device: torch.device, folder: Path) -> Iterator[tuple[str, float
         yield f"logits of packed weights, {tokens} tokens", ROUNDING, partial(logits, tokens)
 
 
-def milliseconds(device: torch.device, work: Callable) -> float:
-    """Return the mean time of repeated work, after as much to warm up."""
-    for _ in range(2):
-        start = time_on(device)
-        for _ in range(REPEATS):
-            work()
-        seconds = time_on(device) - start
-    return 1e3 * seconds / REPEATS
-
-
 def peak_figures(rows: int, device: torch.device) -> dict:
-    """Return the operations per second of large products, in 10^12."""
-    factors = [torch.randn(rows, rows).to(device, dtype) for dtype in (torch.bfloat16, torch.float32)]
-    with full_precision():
-        return {str(x.dtype): 2e-9 * rows**3 / milliseconds(device, partial(torch.mm, x, x)) for x in factors}
+    return {str(dtype): peak_teraflops(rows, device, dtype, REPEATS) for dtype in (torch.bfloat16, torch.float32)}
 
 
 def make(shape: str, device: torch.device, sparsity: float = 0.0) -> LlamaForCausalLM:
@@ -181,7 +168,7 @@ def prune_figures(shape: str, method: str, device: torch.device, teraflops: floa
     """Return seconds, memory and arithmetic of a prune, or of capturing inputs."""
     _, blocks, vocabulary, samples, tokens, _ = SHAPES[shape]
     ids, model = random_ids(samples, tokens, vocabulary), make(shape, device)
-    block = list(model.model.layers[0].parameters())
+    block = model.model.layers[0]
     if method == CAPTURE:
         reset_peak_memory()
         start = time_on(device)
@@ -196,9 +183,9 @@ def prune_figures(shape: str, method: str, device: torch.device, teraflops: floa
         "seconds": seconds,
         "seconds, all blocks": seconds * blocks / BLOCKS,
         "peak GB": peak / 1e9,
-        "peak GB, all blocks": (peak + (blocks - BLOCKS) * sum(weight.nbytes for weight in block)) / 1e9,
+        "peak GB, all blocks": (peak + (blocks - BLOCKS) * sum(weight.nbytes for weight in block.parameters())) / 1e9,
         "block forwards": forwards,
-        "share of peak": 2e-12 * forwards * tokens * sum(weight.numel() for weight in block) / seconds / teraflops,
+        "share of peak": share_of_peak(forwards, tokens, block, seconds, teraflops),
         "phases": phases,
     }
 
@@ -212,8 +199,9 @@ def packed_figures(shape: str, sparsity: float, device: torch.device) -> dict:
     weights, matrices = cycle([weight.clone() for _ in range(count)]), cycle([copied(matrix) for _ in range(count)])
     for tokens in (1, 8, 64):
         x = torch.randn(tokens, weight.shape[1]).to(weight)
-        slow = milliseconds(device, lambda x=x: linear(x, next(weights)))
-        found[f"product, {tokens} tokens"] = slow / milliseconds(device, lambda x=x: ops.linear(next(matrices), x))
+        slow = milliseconds(device, lambda x=x: linear(x, next(weights)), REPEATS)
+        fast = milliseconds(device, lambda x=x: ops.linear(next(matrices), x), REPEATS)
+        found[f"product, {tokens} tokens"] = slow / fast
     report = measure_speed(dense, packed, batches=(1, 8), prompt_tokens=SHAPES[shape][4], new_tokens=16, rounds=3)
     return found | {timing.work: timing.ratio for timing in report.timings} | {"report": asdict(report)}
 

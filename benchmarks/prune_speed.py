@@ -8,6 +8,9 @@ Figures are those of the reports, but for the solver's seconds, which the standa
 The least possible number repeats no forward: in the final pass one dense and one sparse forward of a sequence, and those of a
 refit; in NeuronAL one dense forward and one for each candidate, in each step; in a search the passes that it spent. Other
 top-ups count as in a dry run.
+
+The share of the peak is that of block forwards in the time outside the solver, without attention's products and a refit's
+gradients, against a large product in float32 that is timed before each prune.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from benchmarks.real_model import make_config
+from benchmarks.shared import peak_teraflops, share_of_peak
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.common.machine import default_device
@@ -35,7 +39,11 @@ SOLVER = (
     "trial_changes",
     "_sparse",
 )  # functions that make masks and weights, none within another
-HEADER = ("method", "block forwards", "at least", "ratio", *(f"{stage}, s" for stage in STAGES), "solver, s", "all, s")
+HEADER = (
+    *("method", "block forwards", "at least", "ratio", *(f"{stage}, s" for stage in STAGES)),
+    *("solver, s", "all, s", "share of the peak"),
+)
+ROWS, REPEATS = 2048, 5  # of the large product
 
 
 def method_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
@@ -67,13 +75,16 @@ def measure(method: str, args: argparse.Namespace) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
     decoder = find_decoder(model, config.targets, config.ignore)
     pruner, profile = NeuronALPruner(config, AutoTokenizer.from_pretrained(args.model)), cProfile.Profile()
+    teraflops = peak_teraflops(ROWS, model.device, torch.float32, REPEATS)
     profile.runcall(pruner.prune, model)
     called, report = pstats.Stats(profile).get_stats_profile().func_profiles, pruner.report
     count, least = report.block_forwards, least_forwards(report, config, decoder)
     times = [report.seconds.get(stage, 0) for stage in STAGES]
     times += [sum(called[name].cumtime for name in SOLVER if name in called), sum(report.seconds.values())]
+    outside = sum(times[1:3]) - times[3]
+    share = share_of_peak(count, report.calibration.get("seq_length", 0), decoder.blocks[0].module, outside, teraflops)
     ratio = f"{count / least:.2f}" if least else ""
-    return [method, f"{count:,}", f"{least:,}", ratio, *(f"{seconds:.1f}" for seconds in times)]
+    return [method, f"{count:,}", f"{least:,}", ratio, *(f"{seconds:.1f}" for seconds in times), f"{share:.2f}"]
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
-"""What several benchmarks use: random and packed models, and resident memory."""
+"""What several benchmarks use: random and packed models, resident memory, and the arithmetic of a device."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from optimum_neuronal import sparsify
+from optimum_neuronal.common.machine import full_precision, time_on
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.replacing import packable_parameter, packable_paths, put_packed
 from optimum_neuronal.packed.sparsify import finish_packing
@@ -51,3 +54,25 @@ def pack(model: PreTrainedModel, bits: int | None) -> PreTrainedModel:
         put_packed(model, path, QuantizedWeight.nearest(packable_parameter(model, path), bits))
     finish_packing(model)
     return model
+
+
+def milliseconds(device: torch.device, work: Callable, repeats: int) -> float:
+    """Return the mean time of repeated work, after as much to warm up."""
+    for _ in range(2):
+        start = time_on(device)
+        for _ in range(repeats):
+            work()
+        seconds = time_on(device) - start
+    return 1e3 * seconds / repeats
+
+
+def peak_teraflops(rows: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
+    """Return the operations per second of large square products, in 10^12."""
+    factor = torch.randn(rows, rows).to(device, dtype)
+    with full_precision():
+        return 2e-9 * rows**3 / milliseconds(device, partial(torch.mm, factor, factor), repeats)
+
+
+def share_of_peak(forwards: int, tokens: int, block: torch.nn.Module, seconds: float, teraflops: float) -> float:
+    """Return the share of the peak that runs of a block on sequences reach, without attention's products."""
+    return 2e-12 * forwards * tokens * sum(weight.numel() for weight in block.parameters()) / seconds / teraflops

@@ -21,8 +21,9 @@ def test_the_table_has_each_stage_beside_the_least_number_of_forwards(monkeypatc
     assert counts["wanda"] == (final + BLOCKS, final), "and one run of each block, which checks the replay"
     assert counts[methods[1]][1] == final + ALIGNED * BLOCKS * (1 + 2)
     assert counts["wanda+owl"][1] == final + SAMPLES * BLOCKS
-    solver, every = (float(cell) for cell in rows[3][-2:])
+    solver, every, share = (float(cell) for cell in rows[3][-3:])
     assert 0 < solver < every
+    assert 0 < share < 1
 
 
 def test_presets_keep_their_own_sparsity():
