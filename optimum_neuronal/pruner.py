@@ -58,7 +58,7 @@ class NeuronALPruner(OptimumQuantizer):
         self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         self._own: PreTrainedTokenizerBase | None = None  # of self.model's checkpoint
         self._last: PreTrainedTokenizerBase | None = None  # of the last pruned model's
-        self._sparsity_config: dict[str, Any] | None = None  # of the last pruned model
+        self._pruned: tuple[str, dict[str, Any]] | None = None  # path and sparsity_config of the last pruned model
         self.report: PruningReport | None = None
         self.model: PreTrainedModel | None = None
 
@@ -100,7 +100,7 @@ class NeuronALPruner(OptimumQuantizer):
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
-            shared = {key: model_kwargs[key] for key in TOKENIZER_KWARGS if key in model_kwargs}
+            shared = {key: model_kwargs[key] for key in (*TOKENIZER_KWARGS, "subfolder") if key in model_kwargs}
             pruner._own = pruner._last = find_tokenizer(model_or_path, **shared)
         return pruner
 
@@ -144,8 +144,8 @@ class NeuronALPruner(OptimumQuantizer):
         format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         with work_directory(work_dir) as folder:
-            context = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
-            windows = {name: load_windows(model.config, self.tokenizer, test, window) for name, test in tests.items()}
+            context, tokenizer = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
+            windows = {name: load_windows(model.config, tokenizer, test, window) for name, test in tests.items()}
             held_out = None if context.calibration is None else context.calibration.held_out
             if not windows and held_out is not None and model.can_generate():
                 windows = {HELD_OUT: held_out}
@@ -157,7 +157,7 @@ class NeuronALPruner(OptimumQuantizer):
                     context.clock.lap("evaluation")
 
             measure("dense")
-            report = self._prune(context, folder)
+            report = self._prune(context, tokenizer, folder)
             try:
                 measure("pruned")
             except ValueError as error:  # the pruned model is saved all the same
@@ -208,30 +208,34 @@ class NeuronALPruner(OptimumQuantizer):
             `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder:
-            self._prune(self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset), folder)
+            context, tokenizer = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
+            self._prune(context, tokenizer, folder)
         return model
 
-    def _calibrated(self, context: PruneContext, dataset: Any) -> PruneContext:
-        """Return the context with calibration sequences, and a clock that starts with their drawing."""
+    def _calibrated(self, context: PruneContext, dataset: Any) -> tuple[PruneContext, PreTrainedTokenizerBase | None]:
+        """Return the context with calibration sequences and a clock that starts with their drawing, and the tokenizer."""
         model, clock = context.model, Clock()
         reset_peak_memory()
         tokenizer = self._given or (self._own if model is self.model else None)
         calibration = draw_calibration(model, self.config, tokenizer, dataset)
-        self._last = tokenizer or (calibration and calibration.tokenizer)
-        if self._last is None:  # token ids, or no text at all
+        tokenizer = tokenizer or (calibration and calibration.tokenizer)
+        if tokenizer is None:  # token ids, or no text at all
             with suppress(ValueError):
-                self._last = own_tokenizer(model)
+                tokenizer = own_tokenizer(model)
         clock.lap("calibration data")
-        return replace(context, calibration=calibration, clock=clock)
+        return replace(context, calibration=calibration, clock=clock), tokenizer
 
-    def _prune(self, context: PruneContext, folder: Path | None) -> PruningReport:
+    def _prune(
+        self, context: PruneContext, tokenizer: PreTrainedTokenizerBase | None, folder: Path | None
+    ) -> PruningReport:
         model = context.model
         with exclusive(model):
             check_not_sparse(model)  # another thread may have pruned it since
             context = replace(context, records=open_records(folder, context.decoder, context.config, context.ids))
-            self.report = prune_model(context)
-        self._sparsity_config = getattr(model.config, KEY)
-        return self.report
+            report = prune_model(context)
+        self.report, self._last = report, tokenizer
+        self._pruned = model.config.name_or_path, getattr(model.config, KEY)
+        return report
 
     def save(
         self,
@@ -265,14 +269,19 @@ class NeuronALPruner(OptimumQuantizer):
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
-        """Publish the model that this pruner pruned last. Arguments and return value: see [`push_pruned`]."""
-        return push_pruned(model, repo_id, self._report_of(model), self.tokenizer, **kwargs)
+        """Publish the model that this pruner pruned last. Arguments and return value: see [`push_pruned`].
+
+        Of several processes, the first one uploads.
+        """
+        report, processes = self._report_of(model), Processes.current()
+        url = push_pruned(model, repo_id, report, self.tokenizer, **kwargs) if processes.rank == 0 else ""
+        return processes.from_first(url)
 
     def _report_of(self, model: PreTrainedModel) -> PruningReport:
         """Return the report. Raise `ValueError` if it is not the model's."""
         if self.report is None:
             raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
-        if getattr(model.config, KEY, None) != self._sparsity_config:
+        if (model.config.name_or_path, getattr(model.config, KEY, None)) != self._pruned:
             raise ValueError(
                 "The model is not the one that this pruner pruned last, so its report and model card would be wrong. Save "
                 "it before you prune another model, or use model.save_pretrained(directory)."

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import make_model
 from optimum.quantization_base import OptimumQuantizer
+from several_processes import in_processes
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -192,6 +193,47 @@ def test_every_model_has_its_own_tokenizer(tmp_path):
     assert loaded.tokenizer.get_vocab()["w7"] == 7
 
 
+def test_a_prune_that_fails_leaves_tokenizer_and_report_of_the_last_one(tmp_path, monkeypatch):
+    first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
+    text, pruner = [" ".join(f"w{i % 60}" for i in range(400))], NeuronALPruner(config(topup="uniform", seq_length=16))
+    pruner.prune(first, text)
+
+    def fail(context):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pruner_module, "prune_model", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pruner.prune(second, text)
+    pruner.save(first, tmp_path / "sparse")
+    assert AutoTokenizer.from_pretrained(tmp_path / "sparse").get_vocab()["w7"] == 7
+
+
+def test_a_model_in_a_subfolder(tmp_path, ids):
+    saved_with_own_tokenizer(tmp_path / "repo" / "inner", 5).to(torch.bfloat16).save_pretrained(
+        tmp_path / "repo" / "inner"
+    )
+    options = {"subfolder": "inner", "config": config(topup="uniform"), "dtype": torch.float32}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "repo", **options)
+    assert pruner.tokenizer.get_vocab()["w7"] == 12
+    with pytest.raises(FileExistsError, match="would replace the model in"):
+        pruner.quantize(tmp_path / "repo" / "inner", dataset=ids)
+    pruner.quantize(tmp_path / "sparse", dataset=ids)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse", dtype="auto").dtype == torch.bfloat16
+
+
+def _push(rank, count, ids, folder):
+    pruner, model = NeuronALPruner(config(topup="uniform")), make_model("llama")
+    pruner.prune(model, ids)
+    pruner_module.push_pruned = lambda *_, **__: (folder / f"{rank}").touch() or "https://commit"
+    assert pruner.push_to_hub(model, "me/model") == "https://commit"
+
+
+def test_the_first_of_several_processes_uploads(tmp_path, ids):
+    (tmp_path / "pushed").mkdir()
+    in_processes(2, _push, tmp_path, ids, tmp_path / "pushed")
+    assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["0"]
+
+
 def test_a_tokenizer_is_looked_for_where_its_model_is(tmp_path, monkeypatch):
     make_model("llama").save_pretrained(tmp_path)
     asked = {}
@@ -237,6 +279,10 @@ def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
     with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
         pruner.save(first, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+    alike = copy.deepcopy(second)  # another checkpoint with an equal record
+    alike.config.name_or_path = "another"
+    with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
+        pruner.save(alike, tmp_path / "saved")
     for model in (second, copy.deepcopy(second)):
         pruner.save(model, tmp_path / "saved")
         saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())

@@ -5,18 +5,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
 from ..model.projections import token_weights
-from ..packed.sparsify import densify, sparsify
+from ..packed.sparsify import sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
-from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
-from .packed_files import is_packed, read_json
+from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
+from .packed_files import is_packed, read_json, weight_files
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
 from .sparsity_config import KEY, about_head, read_sparsity_config
+
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert_checkpoint(
@@ -48,7 +54,8 @@ def convert_checkpoint(
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, has this format already, or was quantized and saved dense.
+        `ValueError`: the checkpoint is not pruned, is damaged, has this format already, or was quantized and saved dense;
+            or an adapter lies beside it.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
@@ -56,9 +63,13 @@ def convert_checkpoint(
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
     _check(source, format, embedding_bits)
-    model = load_model(source)
+    try:
+        model = load_model(source)
+    except SafetensorError as error:
+        raise ValueError(f"A file of {source} is damaged: {error}. Download or save it again.") from error
+    _check_dtypes(source, model)
     if embedding_bits is not None:
-        about = getattr(model.config, KEY) | about_head(token_weights(densify(model)))
+        about = getattr(model.config, KEY) | about_head(token_weights(model))
         setattr(model.config, KEY, about)
         sparsify(model, embedding_bits=embedding_bits)
     with replaced_checkpoint(target) as staging:
@@ -90,10 +101,30 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> None:
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
     if packed == (format == "packed") and embedding_bits in (None, sparsity_config.get("embedding_bits")):
         raise ValueError(f"{source} is {format} already.")
+    if (source / ADAPTER_CONFIG).exists():
+        raise ValueError(
+            f"{source} holds an adapter ({ADAPTER_CONFIG}), which would be loaded with the model: move it elsewhere."
+        )
     if not packed and sparsity_config.get("bits_per_weight") is not None:
         raise ValueError(
             f"{source} was quantized and is stored dense, without codes: convert the packed checkpoint instead."
         )
+
+
+def _check_dtypes(source: Path, model: Any) -> None:
+    """Raise `ValueError` if transformers has converted weights of a dense checkpoint to another dtype."""
+    if is_packed(read_json(source / CONFIG)):
+        return
+    loaded = {tensor.dtype for tensor in model.state_dict().values()}
+    for path in weight_files(source, packed=False):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                dtype = FLOATS.get(file.get_slice(name).get_dtype())
+                if dtype is not None and dtype not in loaded:
+                    raise ValueError(
+                        f"{path} stores {name} in {dtype}, but transformers loads it in {model.dtype}, so its values would "
+                        f"change: save the model in one dtype first."
+                    )
 
 
 def _copy_others(source: Path, staging: Path) -> None:
@@ -115,7 +146,7 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
             known = PruningReport(
                 **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
             )
-        except TypeError as error:
-            raise ValueError(f"{report} is damaged: {error}. Prune the model again, or delete that file.") from error
-        with_tokenizer = any(source.glob("tokenizer*"))
-        (staging / MODEL_CARD).write_text(make_card(model, known, title, format, with_tokenizer), encoding="utf-8")
+            text = make_card(model, known, title, format, any(source.glob("tokenizer*")))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
+        (staging / MODEL_CARD).write_text(text, encoding="utf-8")

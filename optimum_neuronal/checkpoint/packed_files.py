@@ -5,6 +5,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             weights |= _read_metadata(path, file.metadata())
             for name in file.keys():  # noqa: SIM118
                 module, is_part, part = name.rpartition(PREFIX)
@@ -75,7 +76,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
     try:
         return {
             name: PackedHeader(
-                facts["format"],
+                str(facts["format"]),
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
                 tensors.get(name, {}),
@@ -89,12 +90,22 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
         ) from error
 
 
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """Open a file of safetensors. Raise `ValueError` if it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
+
+
 def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict[str, dict[str, Any]]:
     try:
         about = json.loads((metadata or {})[METADATA])
         if about["version"] != VERSION:
             raise ValueError(f"it has version {about['version']!r}, expected {VERSION}")
-        if hidden := [name for name in about["weights"] if not name.isprintable()]:
+        if hidden := [name for name in about["weights"] if not str(name).isprintable()]:
             raise ValueError(f"it names a weight {escaped(hidden[0], 80)!r}")
         return dict(about["weights"])
     except (KeyError, TypeError, ValueError) as error:
@@ -108,9 +119,10 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
         return [folder / DENSE_FILE]
-    names = sorted(set((read_json(folder / index).get("weight_map") or {}).values()))
-    if not names:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not weight_map or not isinstance(weight_map, dict):
         raise ValueError(f"{folder / index} names no files of weights. Download or save the checkpoint again.")
+    names = sorted({str(name) for name in weight_map.values()})
     if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
         raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
     return [folder / name for name in names]
@@ -124,16 +136,18 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
     files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    if name.rpartition(PREFIX)[0] not in headers:
-                        yield name, file.get_tensor(name), None
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118
+                if name.rpartition(PREFIX)[0] not in headers:
+                    yield name, file.get_tensor(name), None
     for module, header in headers.items():
-        matrix = header.matrix()
-        matrix.check()
+        try:
+            matrix = header.matrix()
+            matrix.check()
+        except ValueError as error:
+            raise ValueError(
+                f"The packed weight of {module} is damaged: {error}. Download or save it again."
+            ) from error
         yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
 
 
@@ -144,7 +158,10 @@ def stored_size(directory: str | Path) -> int:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}: expected a JSON object.")
     return value

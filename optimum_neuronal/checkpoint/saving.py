@@ -22,12 +22,13 @@ from transformers.utils.hub import convert_file_size_to_int
 from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
+from ..compat.peft import all_adapter_layers
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, is_same
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import describe_weight, packed_modules
 from ..packed.replacing import keeps_transposed, packable_paths
-from ..packed.sparsify import pack_weight
+from ..packed.sparsify import DenseSaving, pack_weight
 from ..report import PruningReport
 from .card import make_card, may_write_card
 from .hub import explained
@@ -72,11 +73,10 @@ def save_pretrained(
 
     Raises:
         `TypeError`: this is not a transformers model, or not a floating-point dtype.
-        `ValueError`: the format is unknown.
+        `ValueError`: the format is unknown or has no such dtype, or the model has adapters.
         `OSError`: the directory cannot be written, or the disk is full.
     """
-    check_choice("format", format, FORMATS)
-    check_dtype(dtype)
+    check_saveable(model, format, dtype=dtype)
     with replaced_checkpoint(check_writable(save_directory, "save to")) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
 
@@ -104,9 +104,15 @@ def write_model(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    if next(all_adapter_layers(model), None) is not None:
+        raise ValueError(
+            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
+        )
     dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
     if format == "packed":
         return _write_packed(model, folder, max_shard_size, dtype)
+    if next(packed_modules(model), None) is not None and getattr(model, "hf_quantizer", None) is None:
+        model.hf_quantizer = DenseSaving(None)  # only a part of the model was given to `sparsify`
     if any(parameter.is_meta for parameter in model.parameters()):
         size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
         with hf_private.known_as_offloaded(model):
@@ -201,6 +207,7 @@ def save_pruned(
     A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. Other files
     stay, and so does a README.md of your own. `title`: of the card; None: the directory's name.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     format = check_saveable(model, format, report.config.get("embedding_bits"), dtype)
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
@@ -303,6 +310,8 @@ def check_saveable(
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
     check_dtype(dtype)
+    if format == "packed" and dtype not in (None, *DTYPES):
+        raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
     return format
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 KEY = "sparsity_config"
 VERSION = 1
+MOST_BITS = 16  # of a quantized weight, with scales
 
 Number = int | float
 
@@ -23,6 +24,7 @@ class _SparsityConfig(TypedDict, total=False):
     block_sparsity: dict[str, Number]
     projections: dict[str, dict]
     bits_per_weight: Number | None
+    embedding_bits: int | None
     left_out: list[str]
     head_weights: list[str]
     config: dict
@@ -53,10 +55,19 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
             validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
     except StrictDataclassError as error:
         raise ValueError(f"{KEY} is damaged: {textwrap.shorten(str(error), 300)}. Save the model again.") from error
+    projections = value.get("projections", {}).values()
     shares = [value["sparsity"], value["achieved_sparsity"], *value.get("block_sparsity", {}).values()]
-    shares += [entry["sparsity"] for entry in value.get("projections", {}).values()]
+    shares += [entry["sparsity"] for entry in projections]
     if wrong := [share for share in shares if not 0 <= share <= 1]:
         raise ValueError(f"{KEY} is damaged: it has the sparsity {wrong[0]}, expected 0 to 1. Save the model again.")
+    numbers = [
+        value.get("bits_per_weight"),
+        value.get("embedding_bits"),
+        *(entry.get("bits") for entry in projections),
+    ]
+    if wrong := [bits for bits in numbers if bits is not None and not 0 <= bits <= MOST_BITS]:
+        found = textwrap.shorten(str(wrong[0]), 80)
+        raise ValueError(f"{KEY} is damaged: it has {found} bits, expected 0 to {MOST_BITS}. Save the model again.")
     return value
 
 

@@ -16,6 +16,9 @@ except ImportError as error:
     raise ImportError(f"Adapters need peft ({error}): pip install 'optimum-neuronal[peft]'") from error
 
 
+OF_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # beginnings of `init_lora_weights` that change the adapted weights
+
+
 class SparseLora(LoraVariant):
     """LoRA whose update leaves out pruned weights when it is merged, and in the forward too if `exact`.
 
@@ -105,6 +108,14 @@ def packed_lora_config(config: Any, kind: type[nn.Module]) -> LoraConfig:
     """Return a copy of a `LoraConfig`, or the config of a saved adapter, that adapts layers of class `kind` as packed."""
     if isinstance(config, (str, os.PathLike)):
         config = LoraConfig.from_pretrained(config)
+    if not isinstance(config, LoraConfig):
+        raise TypeError(
+            f"The adapter's config is a {type(config).__name__}: packed weights support a LoraConfig only."
+        )
+    if str(config.init_lora_weights).startswith(OF_WEIGHTS):
+        raise ValueError(
+            f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones stay: leave it True."
+        )
     config = copy.deepcopy(config)
     config._register_custom_module({kind: PackedLora})
     return config

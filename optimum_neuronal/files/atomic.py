@@ -4,6 +4,7 @@ New files are written under a temporary name on the same disk, then renamed by `
 leaves the old files, the new ones, or a directory without the file that makes it a model.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 
 STAGING = ".saving"  # end of the temporary directory's name
+REPLACED = ".replaced"  # folder in it for the old files, until all new ones are in their place
 
 
 @contextmanager
@@ -51,15 +53,25 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
 
 
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
+    """Put new files in the place of old ones. If one cannot be moved, all old files come back."""
     new = sorted(os.listdir(staging), key=lambda name: name == last)
-    (path / last).unlink(missing_ok=True)
-    for entry in list(os.scandir(path)):
-        if entry.name not in new and entry.is_file() and belongs(entry.name):
-            os.unlink(entry)
     for name in new:
-        if (path / name).is_dir() and (staging / name).is_dir():
-            shutil.rmtree(path / name)
-        os.replace(staging / name, path / name)
+        if (path / name).is_dir() and not (staging / name).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / name))
+    with os.scandir(path) as entries:
+        old = [e.name for e in entries if e.name in (last, *new) or e.is_file() and belongs(e.name)]
+    old.sort(key=lambda name: name != last)
+    (staging / REPLACED).mkdir()
+    moves = [(path / name, staging / REPLACED / name) for name in old]
+    moves += [(staging / name, path / name) for name in new]
+    try:
+        for place, target in moves:
+            os.replace(place, target)
+    except BaseException:
+        for place, target in reversed(moves):
+            if os.path.lexists(target) and not os.path.lexists(place):
+                os.replace(target, place)
+        raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:

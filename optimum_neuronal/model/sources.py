@@ -41,10 +41,16 @@ def find_gguf(path: str | os.PathLike[str]) -> Path | None:
 
 
 def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
-    """Return the directory or Hub id of a model, and options of `from_pretrained`, with `gguf_file` for a GGUF file."""
+    """Return the directory or Hub id of a model, and options of `from_pretrained`, with `gguf_file` for a GGUF file.
+
+    A `subfolder` becomes a part of the directory, so that the model's config names the place of its files.
+    """
+    options = dict(options)
     if os.path.isdir(path):
-        check_directory(Path(path) / options.get("subfolder", ""))
-    file, options = find_gguf(path), dict(options)
+        subfolder = options.pop("subfolder", None)
+        path = Path(path) / subfolder if subfolder else path
+        check_directory(path)
+    file = find_gguf(path)
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}
     if options.get("gguf_file") and find_spec("gguf") is None:

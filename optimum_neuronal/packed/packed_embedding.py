@@ -46,7 +46,7 @@ class PackedEmbedding(PackedModule):
         embedding = self.dense_module
         if self.rounds_scale:
             embedding._buffers["embed_scale"] = torch.tensor(self.embed_scale, device=self.device)
-        embedding.weight = nn.Parameter(self.dense())
+        embedding.weight = self.dense_parameter()
         return take_place(embedding, self)
 
     @property

@@ -124,7 +124,9 @@ def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
     before, transposed = hf_private.set_experts_function(experts, FUNCTION), experts.is_transposed
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
-    stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
+    parameter = getattr(experts, name)
+    stack = PackedStack(matrix, parameter.shape[0], transposed, function)
+    stack.trainable = parameter.requires_grad
     delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 
@@ -132,6 +134,6 @@ def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
 def take_stack(experts: nn.Module, name: str) -> None:
     """Replace a packed parameter by the dense one, bit-equal, and restore what computed the experts before."""
     stack = getattr(experts, name)
-    setattr(experts, name, nn.Parameter(stack.dense()))
+    setattr(experts, name, stack.dense_parameter())
     if stack.function is not None:
         hf_private.set_experts_function(experts, stack.function)

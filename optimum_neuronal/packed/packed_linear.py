@@ -24,12 +24,12 @@ class PackedLinear(PackedModule):
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
         super().__init__(matrix, transposed=kind is Conv1D)
         self.stands_for = kind
-        self.in_features, self.out_features = self.nx, self.nf = self.columns, self.row_count  # nx, nf: of a Conv1D
+        self.in_features, self.out_features = self.columns, self.row_count
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def to_dense_module(self) -> nn.Module:
         """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight bit for bit and the same bias."""
-        return make_linear(self, nn.Parameter(self.dense()))
+        return make_linear(self, self.dense_parameter())
 
     @property
     def dense_shape(self) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def make_linear(packed: nn.Module, weight: nn.Parameter) -> nn.Module:
         else:
             linear = packed.stands_for(packed.in_features, packed.out_features, bias=packed.bias is not None)
     linear.weight = weight
-    linear.bias = None if packed.bias is None else nn.Parameter(packed.bias)
+    linear.bias = None if packed.bias is None else nn.Parameter(packed.bias, requires_grad=weight.requires_grad)
     return take_place(linear, packed)
 
 

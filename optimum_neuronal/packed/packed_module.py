@@ -27,6 +27,7 @@ class PackedModule(nn.Module):
         self.kind, self.format, self.transposed = type(matrix), matrix.name, transposed
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
+        self.trainable = True  # the dense parameter, `requires_grad`
         stored = matrix.stored()
         self.stored_names = tuple(stored)
         for name, tensor in stored.items():
@@ -133,6 +134,10 @@ class PackedModule(nn.Module):
         dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
+    def dense_parameter(self) -> nn.Parameter:
+        """Return the dense parameter as it was before it was packed."""
+        return nn.Parameter(self.dense(), requires_grad=self.trainable)
+
     def extra_repr(self) -> str:
         return f"format={self.format}, dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
@@ -146,9 +151,6 @@ class WeightInfo:
     device: torch.device
     requires_grad = False
     _is_hf_initialized = True  # transformers does not initialize it
-
-    def size(self) -> torch.Size:
-        return self.shape
 
 
 def describe_weight(format: str, shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:

@@ -59,13 +59,16 @@ def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
     if isinstance(module, nn.Parameter):
         put_stack(parent, name, matrix)
     elif isinstance(module, nn.Embedding):
-        heads, table = _tied_heads(model, module), PackedEmbedding(matrix, module)
+        heads, trainable = _tied_heads(model, module), module.weight.requires_grad
+        table = PackedEmbedding(matrix, module)
+        table.trainable = trainable
         for other in heads:
             replace_module(model, other, TiedLinear(table, other))
         replace_module(model, module, table)
         _tie_again(model)
     else:
         packed = PackedLinear(matrix, module.bias, type(module))
+        packed.trainable = module.weight.requires_grad
         replace_module(model, module, take_place(packed, module))
 
 

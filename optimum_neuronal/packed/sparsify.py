@@ -46,7 +46,8 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 
     Raises:
         `TypeError`: it is not a transformers model.
-        `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
+        `ValueError`: it is quantized, offloaded or has adapters, no weight would become smaller, or with `embedding_bits`
+            no parameter would be left.
     """
     check_model(model)
     check_embedding_bits(embedding_bits)
@@ -68,7 +69,8 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 def densify(model: PreTrainedModel) -> PreTrainedModel:
     """Replace packed weights by dense ones, the same bit for bit, in place.
 
-    The model can be trained and pruned again, and its adapters merged. Beside adapters, the dense weights are frozen.
+    The model can be trained and pruned again, and its adapters merged. Weights that were frozen when they were packed are
+    frozen again, and all weights beside adapters.
 
     Args:
         model (`PreTrainedModel`): a packed model; a dense one stays unchanged. It may carry adapters or be a `PeftModel`.
@@ -149,8 +151,20 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix 
     return SparseWeight.pack(matrix.reshape(shape))
 
 
+def check_head(model: PreTrainedModel) -> None:
+    """Raise `ValueError` if a model might have no parameter left, whose dtype transformers reads, with a packed head."""
+    heads = {id(m) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
+    dense = [m for name, m in model.named_modules() if id(m) not in heads and not packable_paths(m, name)]
+    if not any(True for module in dense for _ in module.parameters(recurse=False)):
+        raise ValueError(
+            f"{type(model).__name__} has linear layers and embeddings only, so embedding_bits would leave no parameter, which "
+            "transformers needs: leave it out."
+        )
+
+
 def pack_head(model: PreTrainedModel) -> dict[str, str]:
     """Round token embeddings and head to 8 bits, in place. Return the modules that stay dense -> why."""
+    check_head(model)
     names = {id(module): name for name, module in model.named_modules()}
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is not None and getattr(head, "weight", None) is table.weight

@@ -25,6 +25,7 @@ from ..model.projections import Decoder, Projection, token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
+from ..packed.sparsify import check_head
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 from .final_pass import LABEL as PRUNING
@@ -225,6 +226,7 @@ def _check_dtype(name: str, weight: torch.Tensor, field: str) -> None:
 
 
 def _check_head(model: PreTrainedModel, loaded: bool) -> None:
+    check_head(model)
     for name, weight in token_weights(model).items():
         _check_dtype(name, weight, "embedding_bits")
         if loaded and weight.is_meta:

@@ -73,8 +73,8 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         config (`LoraConfig`): or the path or Hub id of a saved adapter.
 
     Raises:
-        `TypeError`: not a model.
-        `ValueError`: the config trains biases.
+        `TypeError`: not a model, or another config.
+        `ValueError`: the config trains biases, or its `init_lora_weights` changes the adapted weights.
     """
     from ..compat.peft_layers import packed_lora_config
 

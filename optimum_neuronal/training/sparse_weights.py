@@ -159,11 +159,11 @@ def _weights_of(block: Block) -> list[SparseWeight]:
 
 def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
     """Raise `ValueError` unless as many weights are zero as pruning recorded; warn if it recorded nothing."""
+    if found / weights < NEGLIGIBLE and (recorded is None or recorded["achieved_sparsity"] < NEGLIGIBLE):
+        raise DenseModelError(
+            f"The model is dense: only {found / weights:.2%} of the weights of its projections are zero. Prune it first."
+        )
     if recorded is None:
-        if found / weights < NEGLIGIBLE:
-            raise DenseModelError(
-                f"The model is dense: only {found / weights:.2%} of the weights of its projections are zero. Prune it first."
-            )
         logger.warning(
             f"The model has no sparsity_config: all zeros of its projections ({found / weights:.2%}) count as pruned."
         )

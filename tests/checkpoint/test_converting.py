@@ -1,8 +1,10 @@
 import json
+import shutil
 
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from peft import LoraConfig, get_peft_model
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
@@ -50,14 +52,22 @@ def test_in_place(tmp_path):
 def test_what_cannot_be_converted(tmp_path):
     save_pruned(tmp_path / "pruned")
     make_model("llama").save_pretrained(tmp_path / "plain")
+    shutil.copytree(tmp_path / "pruned", tmp_path / "adapted")
+    get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapted")
+    shutil.copytree(tmp_path / "pruned", tmp_path / "mixed")
+    change_config(tmp_path / "mixed", lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
         ("pruned", "dense", "is dense already"),
         ("plain", "packed", "is not pruned: prune it first"),
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is not a directory: check its path"),
+        ("adapted", "packed", "holds an adapter"),
+        ("mixed", "packed", "in torch.float32, but transformers loads it in torch.bfloat16"),
     ]:
+        before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):
             convert_checkpoint(tmp_path / folder, format)
+        assert all_files(tmp_path) == before
 
 
 def test_reports_of_other_methods_and_damaged_ones(tmp_path):
@@ -72,15 +82,19 @@ def test_reports_of_other_methods_and_damaged_ones(tmp_path):
     report.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="neuronal_report.json is damaged: .*calibration"):
         convert_checkpoint(tmp_path / "model", "packed", tmp_path / "other")
+    report.write_text(json.dumps({**values, "calibration": {}, "evaluation": {"wikitext2": {"dense": "a"}}}))
+    with pytest.raises(ValueError, match="neuronal_report.json is damaged"):
+        convert_checkpoint(tmp_path / "model", "packed", tmp_path / "other")
 
 
-def test_a_damaged_checkpoint_changes_nothing(tmp_path):
-    save_pruned(tmp_path / "model", format="packed")
-    (file,) = (tmp_path / "model").glob("packed-*.safetensors")
+@pytest.mark.parametrize("format, other", [("packed", "dense"), ("dense", "packed")])
+def test_a_damaged_checkpoint_changes_nothing(format, other, tmp_path):
+    save_pruned(tmp_path / "model", format=format)
+    (file,) = (tmp_path / "model").glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     before = all_files(tmp_path)
-    with pytest.raises(Exception, match="(?i)safetensors|incomplete|header"):
-        convert_checkpoint(tmp_path / "model", "dense")
+    with pytest.raises(ValueError, match="model.* is damaged: .*Download or save it again"):
+        convert_checkpoint(tmp_path / "model", other)
     assert all_files(tmp_path) == before
 
 
@@ -129,6 +143,18 @@ def test_a_quantized_checkpoint(quantized, tmp_path):
         assert torch.equal(tensors_of(dense)[f"{name}.weight"], module.dense()), name
     with pytest.raises(ValueError, match="was quantized and is stored dense, without codes"):
         convert_checkpoint(dense, "packed", tmp_path / "again")
+
+
+def test_codes_stay_when_embeddings_are_rounded_later(tmp_path):
+    model = make_model("llama")
+    pruner = NeuronALPruner(NeuronALConfig(bits_per_weight=4, topup="uniform", num_samples=8))
+    pruner.save(pruner.prune(model, torch.arange(64).view(8, 8)), tmp_path / "llama-4")
+    convert_checkpoint(tmp_path / "llama-4", "packed", tmp_path / "rounded", embedding_bits=8)
+    before, after = (tensors_of(tmp_path / name) for name in ("llama-4", "rounded"))
+    head = ("model.embed_tokens", "lm_head")
+    assert {name for name in before if not name.startswith(head)} == {n for n in after if not n.startswith(head)}
+    assert all(torch.equal(after[name], before[name]) for name in before.keys() & after.keys())
+    assert inspect_checkpoint(tmp_path / "rounded").verdict.startswith("Verified: the bits of the codes")
 
 
 def test_codes_of_other_bits_than_recorded_are_found(quantized):

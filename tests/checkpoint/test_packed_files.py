@@ -115,6 +115,19 @@ def test_damage_is_an_error_before_anything_is_computed(folder, change):
     assert str(error.value).isprintable()
 
 
+def test_a_damaged_weight_is_named(folder):
+    rewrite(folder, offset)
+    with pytest.raises(ValueError, match=f"packed weight of {WEIGHT} is damaged: its bitmask keeps"):
+        list(read_weights(folder, packed=True))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_is_named(content, folder):
+    (folder / INDEX).write_text(content)
+    with pytest.raises(ValueError, match=INDEX):
+        list(read_weights(folder, packed=True))
+
+
 def test_another_version_raises(folder):
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))

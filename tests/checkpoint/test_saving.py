@@ -9,11 +9,12 @@ import sys
 import pytest
 import torch
 from conftest import make_model
+from peft import LoraConfig
 from profiles import by_day
 from sparse_checkpoints import all_files, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained, sparsify
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained, sparsify
 from optimum_neuronal.checkpoint.card import MARK
 from optimum_neuronal.packed.packed_module import packed_modules
 
@@ -141,6 +142,37 @@ def test_a_packed_model_saves_what_the_dense_one_does(family, make, tmp_path):
             json.loads((tmp_path / folder / "config.json").read_text()) for folder in (name, f"{name} again")
         )
         assert config == again
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_a_model_of_which_a_part_is_packed(format, tmp_path):
+    _, model = pruned()
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    sparsify(model.model)
+    save_pretrained(model, tmp_path, format)
+    assert same(densify(AutoModelForCausalLM.from_pretrained(tmp_path)).state_dict(), expected)
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_a_model_with_adapters_is_not_saved(format, tmp_path):
+    """transformers would write the adapter alone, and the save would remove the old weights."""
+    pruner, model = save_pruned(tmp_path / "model")
+    before = all_files(tmp_path)
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
+    for save in (pruner.save, save_pretrained):
+        with pytest.raises(ValueError, match="carries adapters: merge them first"):
+            save(model, tmp_path / "model", format)
+    assert all_files(tmp_path) == before
+
+
+def test_the_packed_format_has_no_float64(tmp_path):
+    pruner, model = pruned()
+    with pytest.raises(ValueError, match="packed format has no torch.float64: expected one of torch.bfloat16"):
+        save_pretrained(model, tmp_path, "packed", dtype=torch.float64)
+    with pytest.raises(ValueError, match="packed format has no torch.float64"):
+        pruner.save(model, tmp_path, "packed", torch.float64)
+    pruner.save(model, tmp_path, "dense", torch.float64)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.float64
 
 
 def test_checkpoints_of_trainer_are_dense(tmp_path):

@@ -87,6 +87,36 @@ def test_an_exception_leaves_everything(tmp_path):
     assert content(tmp_path / "model") == OLD and os.listdir(tmp_path) == ["model"]
 
 
+def test_a_file_that_cannot_be_moved_brings_the_old_ones_back(tmp_path, monkeypatch):
+    make(tmp_path / "model")
+    moves, failing, replace = 0, 1, os.replace
+
+    def full(*paths):
+        nonlocal moves
+        moves += 1
+        if moves == failing:
+            raise PermissionError(errno.EPERM, "not permitted")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", full)
+    while content(tmp_path / "model") == OLD:
+        moves = 0
+        try:
+            write(tmp_path / "model", "new")
+        except PermissionError:
+            assert content(tmp_path / "model") == OLD and ".saving" not in os.listdir(tmp_path / "model")
+        failing += 1
+    assert content(tmp_path / "model") == NEW and failing > 6
+
+
+def test_a_folder_in_the_way_of_a_file_stays(tmp_path):
+    make(tmp_path / "model")
+    (tmp_path / "model" / "README.md").mkdir()
+    with pytest.raises(IsADirectoryError, match="README.md"):
+        write(tmp_path / "model", "new")
+    assert content(tmp_path / "model") == OLD
+
+
 def test_users_files_stay_and_links_are_followed(tmp_path):
     make(tmp_path / "model")
     (tmp_path / "link").symlink_to(tmp_path / "model")

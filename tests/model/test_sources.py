@@ -71,7 +71,7 @@ def test_what_a_directory_names(tmp_path, monkeypatch):
     assert locate("owner/name", {}) == ("owner/name", {})
     (tmp_path / "of" / "sub").mkdir(parents=True)
     (tmp_path / "of" / "sub" / "config.json").touch()
-    assert locate(tmp_path / "of", {"subfolder": "sub"}) == (tmp_path / "of", {"subfolder": "sub"})
+    assert locate(tmp_path / "of", {"subfolder": "sub"}) == (tmp_path / "of" / "sub", {})
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"Reading a.gguf needs gguf: pip install 'optimum-neuronal\[gguf\]'"):
         locate(tmp_path / "a.gguf", {})

@@ -8,7 +8,7 @@ from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
-from optimum_neuronal import keep_lora_sparse, keep_sparsity, lora_for_packed
+from optimum_neuronal import keep_lora_sparse, keep_sparsity, lora_for_packed, sparsify
 
 
 CASES = {
@@ -195,3 +195,13 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "optimum_neuronal.compat.peft_layers", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[peft\]'"):
         lora_for_packed(make_model("llama"), "an-adapter")
+
+
+def test_adapters_that_packed_weights_do_not_support():
+    model = sparsify(make_sparse("llama"))
+    for config, kind, message in (
+        (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
+        (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
+    ):
+        with pytest.raises(kind, match=message):
+            lora_for_packed(model, config)

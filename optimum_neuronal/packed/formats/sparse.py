@@ -106,10 +106,6 @@ class SparseWeight(PackedMatrix):
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self.values.dtype
 
-    def unpack_mask(self) -> torch.Tensor:
-        """Return the mask as booleans of the weight's shape, True where kept."""
-        return unpack_bits(self.mask, self.shape[-1]).view(self.shape)
-
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Sums are taken in float32, in a fixed order."""
         kernel = find_kernel() if x.device.type == "cpu" else None
