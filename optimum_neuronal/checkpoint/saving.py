@@ -32,7 +32,7 @@ from ..packed.sparsify import DenseSaving, pack_weight
 from ..report import PruningReport
 from .card import make_card, may_write_card
 from .hub import explained
-from .names import CONFIG, DENSE_INDEX, FORMATS, MODEL_CARD, SUFFIX, WEIGHT_FILES, belongs_to_model
+from .names import ADAPTER_CONFIG, CONFIG, DENSE_INDEX, FORMATS, MODEL_CARD, SUFFIX, WEIGHT_FILES, belongs_to_model
 from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
 
@@ -84,6 +84,10 @@ def save_pretrained(
 @contextmanager
 def replaced_checkpoint(path: Path) -> Iterator[Path]:
     """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
+    if (path / ADAPTER_CONFIG).exists():
+        logger.warning(
+            f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
+        )
     try:
         with replaced_directory(path, belongs_to_model, last=CONFIG) as staging:
             yield staging

@@ -165,6 +165,12 @@ def test_a_model_with_adapters_is_not_saved(format, tmp_path):
     assert all_files(tmp_path) == before
 
 
+def test_an_adapter_beside_the_model_is_named(tmp_path, caplog):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_pretrained(pruned()[1], tmp_path)
+    assert "holds an adapter, which transformers will load with the model" in caplog.text
+
+
 def test_the_packed_format_has_no_float64(tmp_path):
     pruner, model = pruned()
     with pytest.raises(ValueError, match="packed format has no torch.float64: expected one of torch.bfloat16"):
