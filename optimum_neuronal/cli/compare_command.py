@@ -60,6 +60,8 @@ class CompareCommand(Command):
     def check(self) -> None:
         if self.args.model is self.args.merge is None:
             raise ValueError("--model is missing: give it, or --merge.")
+        if self.args.plots and self.args.merge:
+            raise ValueError("--plots draws no means: leave it out with --merge, or run it with --model.")
         if self.args.plots:
             from ..common.figure_style import check_matplotlib
 

@@ -133,7 +133,9 @@ class PruneCommand(Command):
             if pruner.report.lost_most:
                 write(f"\nThis model has lost most of its ability; try {_milder(config)}.")
             elif not pruner.report.evaluation:
-                write("\nPerplexity was not measured, since no calibration text was left: name some with --evaluate.")
+                write(
+                    "\nPerplexity was not measured, since there is no unused calibration text: name some with --evaluate."
+                )
             write(f"\nSaved to {args.output}. Load it with:")
             if (args.format or config.default_format) == "packed":
                 write("    import optimum_neuronal  # to load the packed format")

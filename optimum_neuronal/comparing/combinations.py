@@ -41,6 +41,10 @@ def find_combinations(
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
     left_out, sweep = set(check_texts("without", without, "['sparsegpt+dsnot']")), sweep or {}
+    if "embedding_bits" in {**(config or {}), **sweep}:
+        raise ValueError("A comparison measures pruned projections, and keeps embeddings: leave embedding_bits out.")
+    if empty := [name for name, values in sweep.items() if not len(values)]:
+        raise ValueError(f"sweep has no values of {empty[0]}: name some, or leave it out.")
     wanted = [
         Result(*own)
         for own in dict.fromkeys(product(sparsities, saliencies, topups))

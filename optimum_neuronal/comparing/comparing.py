@@ -155,13 +155,14 @@ class Runs:
     ):
         self.model = model
         self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `check`
+        self.task_files = _checksums(questions["include_path"])
         self.windows: dict[str, torch.Tensor] = {}  # by test set
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
         possible = [(result, config) for result, config in combinations if config is not None]
         self.decoder = _decoder(model, [config for _, config in possible], memory)
         for result, config in possible:  # before any long work
-            if self.calibration_of(result, config) is None:
+            if config.methods.needs_calibration and self.calibration_of(result, config) is None:
                 drawn = draw_calibration(model, config, tokenizer, result.setting.get("dataset", dataset))
                 self.calibrations[_data(result, config)] = drawn
                 tokenizer = tokenizer or (drawn and drawn.tokenizer)
@@ -179,7 +180,7 @@ class Runs:
             self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows)
 
     def calibration_of(self, result: Result, config: NeuronALConfig) -> CalibrationSet | None:
-        return self.calibrations.get(_data(result, config))
+        return self.calibrations.get(_data(result, config)) if config.methods.needs_calibration else None
 
     def depends_on(self, calibration: CalibrationSet | None) -> dict[str, Any]:
         """Return checksums of everything but the config that results depend on."""
@@ -188,7 +189,7 @@ class Runs:
             for name, ids in self.windows.items()
         }
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        others = {"versions": versions(), "tests": tests, "tasks": self.questions}
+        others = {"versions": versions(), "tests": tests, "tasks": self.questions, "task files": self.task_files}
         return identity(self.model, self.decoder, ids) | others
 
     def measure(self) -> dict[str, Any]:
@@ -240,6 +241,12 @@ def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: 
         except (ValueError, TypeError) as error:
             errors.append(error)
     raise errors[0]
+
+
+def _checksums(folder: str | Path | None) -> dict[str, str]:
+    """Return the checksum of every file in a folder of tasks, which a later call may find changed."""
+    files = [] if folder is None else sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:

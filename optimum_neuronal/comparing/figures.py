@@ -28,6 +28,23 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     results = [result for result in results if result.error is None]
     if not results:
         return []
+    methods = [result for result in results if result.budget is None]
+    paths = _draw_perplexities(folder, model, dense, results, styles) if dense.perplexity else []
+    for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
+        name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
+        title = f"{model}, {saliency}, {members[0].target}"
+        lines = {result.label: list(enumerate(result.block_sparsity)) for result in members}
+        labels = ("Decoder block", "Sparsity")
+        paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
+        for across, *drawn in _by_parameters(members) if dense.perplexity else ():
+            paths.append(plot_lines(folder / f"perplexity-by-{across}-{name}", title, *drawn))
+    return paths
+
+
+def _draw_perplexities(
+    folder: Path, model: str, dense: Result, results: Sequence[Result], styles: Styles
+) -> list[Path]:
+    """Draw mean perplexity by seconds and, of several amounts, by bits and by sparsity."""
     names = ", ".join(sorted(dense.perplexity))
     title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
     paths = [plot_by_seconds(folder, title, dense, results, styles)]
@@ -38,14 +55,6 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     if len({result.sparsity for result in methods}) > 2:
         lines, label = _lines(methods, "sparsity"), "Sparsity of the pruned projections"
         paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, label, dense=dense))
-    for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
-        name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
-        title = f"{model}, {saliency}, {members[0].target}"
-        lines = {result.label: list(enumerate(result.block_sparsity)) for result in members}
-        labels = ("Decoder block", "Sparsity")
-        paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
-        for across, *drawn in _by_parameters(members):
-            paths.append(plot_lines(folder / f"perplexity-by-{across}-{name}", title, *drawn))
     return paths
 
 

@@ -158,7 +158,7 @@ def _holds_data(path: str) -> bool:
     data = [suffix for suffix in found if suffix in BUILDERS]
     if not found:
         raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
-    if 0 < len(data) < len(found):
+    if 0 < len(data) < len(found) or len({BUILDERS[suffix] for suffix in data}) > 1:
         raise ValueError(
             f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind."
         )
@@ -194,7 +194,7 @@ def _load(name: str, test: bool) -> Documents:
         options |= {"data_files": {split: glob.escape(file)} if file else None, "split": None if is_folder else split}
         data = datasets.load_dataset(path, found.config, **options)
         if is_folder:
-            data = data[split] if split in data else data["train"]
+            data = _split_of(data, test)
     except Exception as error:  # no network, no such id or split, a gated dataset, a damaged file
         cause = error if isinstance(error, ConnectionError) else error.__cause__ or error
         reason = textwrap.shorten(str(cause), 300).rstrip(".") or type(error).__name__
@@ -204,6 +204,16 @@ def _load(name: str, test: bool) -> Documents:
     documents = _column(data, found.column, source)
     windows = found.test_windows if test else None
     return replace(documents, separator=found.separator, joined=found.joined, max_windows=windows)
+
+
+def _split_of(data: Any, test: bool) -> Any:
+    """Return the split of a folder's files for evaluation (`test`) or calibration: the only one serves both."""
+    for name in ("test", "validation") if test else ("train",):
+        if name in data:
+            return data[name]
+    if len(data) > 1:
+        raise ValueError(f"it has the splits {', '.join(data)}, and none {'to test with' if test else 'named train'}")
+    return next(iter(data.values()))
 
 
 def _download(dataset: TextDataset, file: str) -> str:

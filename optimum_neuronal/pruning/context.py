@@ -21,7 +21,7 @@ from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..files.records import Records
 from ..model.find_blocks import check_kind, find_decoder
-from ..model.projections import Decoder, Projection, token_weights
+from ..model.projections import Decoder, Projection, by_owner, token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import PackedModule
 from ..packed.replacing import has_own_forward, packable_paths
@@ -239,6 +239,12 @@ def _check_head(model: PreTrainedModel, loaded: bool) -> None:
 
 
 def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
+    for first, *others in by_owner(decoder.projections.values()):
+        if first.expert is not None and 1 + len(others) < len(first.owner):
+            raise ValueError(
+                f"Only {1 + len(others)} of the {len(first.owner)} experts of {first.group} are to be quantized, but they share "
+                "a parameter: change targets or ignore, so that all of them are, or none."
+            )
     for name, projection in decoder.projections.items():
         module = projection.module
         _check_dtype(name, projection.owner, "bits_per_weight")

@@ -60,7 +60,9 @@ class ALPS(WeightUpdate):
         return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
-        dead = hessian.diagonal() == 0  # inputs that are always zero, whose weights are pruned first
+        dead = (
+            hessian.diagonal() == 0
+        )  # inputs that are always zero, whose weights are pruned first, and kept as they are
 
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
             # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
@@ -72,7 +74,9 @@ class ALPS(WeightUpdate):
                 found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
             except torch.linalg.LinAlgError:
                 return None
-            return fit_support(matrix, target, found, support(found, True), self.refinements).div_(scale)
+            mask = support(found, True)
+            fitted = fit_support(matrix, target, found, mask, self.refinements).div_(scale)
+            return torch.where(mask & dead, weight, fitted)
 
         with full_precision():
             return solve_dampened(hessian, self.dampening, name, attempt)

@@ -29,9 +29,10 @@ class SparseGPT(WeightUpdate):
         block_size (`int`): columns whose mask is chosen together, and whose updates are applied to later columns at once.
         dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
         variant (`str`):
-            `"authors"`, the code of NeuronAL's authors as it was run for the paper. It differs in two places:
+            `"authors"`, the code of NeuronAL's authors as it was run for the paper. It differs in three places:
             - It prunes one weight more than the target in every block of columns, `int(weights * sparsity) + 1`.
             - Activations weigh the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
+            - All weights of inputs that are always zero become zero, beyond the target too.
     """
 
     paper: ClassVar[str] = (
@@ -48,8 +49,9 @@ class SparseGPT(WeightUpdate):
         return DecayingHessian if self.variant == "authors" else Hessian
 
     def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        weight = weight.clone()
-        weight[:, hessian.diagonal() == 0] = 0  # inputs that are always zero
+        weight, dead = weight.clone(), hessian.diagonal() == 0  # inputs that are always zero: pruned first
+        if self.variant == "authors":
+            weight[:, dead] = 0
         inverse = solve_dampened(hessian, self.dampening, name, inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
@@ -61,21 +63,30 @@ class SparseGPT(WeightUpdate):
             else:  # Remainders are carried from block to block, so that the whole weight hits its target.
                 count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
             pruned += count
-            errors = self._prune_block(weight[:, start:end], inverse[start:end, start:end], count, pattern)
+            errors = self._prune_block(
+                weight[:, start:end], inverse[start:end, start:end], dead[start:end], count, pattern
+            )
             weight[:, end:] -= errors @ inverse[start:end, end:]
         return weight
 
     def _prune_block(
-        self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
+        self,
+        weight: torch.Tensor,
+        inverse: torch.Tensor,
+        dead: torch.Tensor,
+        count: int,
+        pattern: ColumnPattern | None,
     ) -> torch.Tensor:
         """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
         scale, columns = inverse.diagonal(), weight.T.contiguous()  # rows of a contiguous tensor are fast to update
-        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
+        scores = (weight / scale).square().masked_fill(dead, 0)
+        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole(scores, count)
         errors, mask = torch.empty_like(columns), mask.T.contiguous()
         for index in range(len(columns)):
             if pattern and index % pattern.group == 0:
                 group = slice(index, index + pattern.group)
-                mask[group] = mask_groups((columns[group].T / scale[group]).square(), pattern).T
+                scores = (columns[group].T / scale[group]).square().masked_fill(dead[group], 0)
+                mask[group] = mask_groups(scores, pattern).T
             kept = torch.where(mask[index], columns[index], 0)
             errors[index] = (columns[index] - kept) / scale[index]
             columns[index:] -= torch.outer(inverse[index, index:], errors[index])

@@ -1,4 +1,4 @@
-"""DLP: blocks whose median weight has a low saliency are pruned more."""
+"""DLP: blocks whose median weight has a high saliency are pruned more."""
 
 from dataclasses import dataclass
 from typing import ClassVar

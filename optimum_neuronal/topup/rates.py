@@ -60,7 +60,8 @@ class Rates(TopUp):
         return units.plan(chosen)
 
     def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return 0 if self.by == "uniform" else aligned * len(decoder.blocks) * (1 + len(decoder.projections) // 2)
+        units = len(by_owner(decoder.projections.values()))
+        return 0 if self.by == "uniform" else aligned * len(decoder.blocks) * (1 + units // 2)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if self.by == "uniform":

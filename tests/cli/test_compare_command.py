@@ -74,6 +74,11 @@ def test_weights_on_disk_and_spread_by_accelerate(run, arguments, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folders for rewritten weights are gone"
 
 
+def test_means_have_no_figures(run, tmp_path):
+    with pytest.raises(SystemExit, match="--plots draws no means"):
+        run("compare", "--merge", tmp_path, "--plots")
+
+
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comparison.md").write_text("mine")

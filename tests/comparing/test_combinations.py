@@ -58,6 +58,8 @@ def test_an_impossible_combination_has_an_error():
         ({"sparsities": [1.5]}, ValueError, "sparsities is 1.5"),
         ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected a list"),
         ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
+        ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),
+        ({"sweep": {"seed": [], "num_samples": [8]}}, ValueError, "sweep has no values of seed"),
     ],
 )
 def test_mistakes(changes, error, message):

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from accelerate import disk_offload
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
@@ -112,6 +112,27 @@ def test_commands_may_share_an_output_directory(llama, others, tmp_path, monkeyp
         compare(llama, **METHODS | {"topups": [topup]}, **others, output=tmp_path)
     monkeypatch.delattr(comparing.Runs, "measure")  # of any model, the dense one too
     assert len(compare(llama, **METHODS, **others, output=tmp_path).results) == 4, "all were finished"
+
+
+def test_other_methods_do_not_change_what_one_without_text_depends_on(llama, others, tmp_path, monkeypatch):
+    for saliency in ("magnitude", "wanda"):
+        compare(llama, saliencies=[saliency], topups=["uniform"], **others, output=tmp_path)
+    monkeypatch.delattr(comparing.Runs, "measure")
+    assert len(
+        compare(llama, saliencies=["wanda", "magnitude"], topups=["uniform"], **others, output=tmp_path).results
+    )
+
+
+def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
+    monkeypatch.setattr(comparing, "evaluate_tasks", lambda *_, **how: asked.append(how) or {})
+    task, given = tmp_path / "tasks" / "mine.yaml", {"tasks": ["mine"], "include_path": tmp_path / "tasks"}
+    task.parent.mkdir()
+    for text, count in (("task: mine", 2), ("task: mine", 2), ("task: mine  # again", 4)):
+        task.write_text(text)
+        compare(llama, make_tokenizer(), **ONE, **others, **given, output=tmp_path / "out")
+        assert len(asked) == count, "the dense model, and one prune"
 
 
 def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_path):

@@ -54,6 +54,11 @@ def test_a_comparison_gets_the_figures_that_it_allows():
     assert max(map(len, found)) < 150, "a method of many words has a file"
 
 
+def test_without_test_text_there_are_blocks_only():
+    found = draw([run(perplexity=())], "model", Result(0, "dense", "dense", {}))
+    assert list(found) == ["block-sparsity-wanda-70"]
+
+
 def test_titles_name_the_model_the_saliency_and_the_target():
     found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
     assert len(found) == 3

@@ -60,8 +60,19 @@ def test_folders(tmp_path):
     (tmp_path / "splits" / "test.jsonl").write_text('{"text": "b", "code": "d"}\n')
     assert list(load_documents(tmp_path / "splits", "test")) == ["b"]
     assert list(load_documents(f"{tmp_path / 'splits'}:code")) == ["c"]
+    (tmp_path / "splits" / "test.jsonl").rename(tmp_path / "splits" / "validation.jsonl")
+    assert list(load_documents(tmp_path / "splits", "test")) == ["b"], "instead of the text to train with"
+    (tmp_path / "splits" / "train.jsonl").rename(tmp_path / "splits" / "test.jsonl")
+    with pytest.raises(RuntimeError, match="it has the splits validation, test, and none named train"):
+        load_documents(tmp_path / "splits")
+    (tmp_path / "splits" / "validation.jsonl").unlink()
+    assert list(load_documents(tmp_path / "splits")) == ["a"], "the only split"
+    (tmp_path / "splits" / "test.csv").write_text("text\nc\n")
+    with pytest.raises(ValueError, match=r"files of several kinds \(.csv, .jsonl\)"):
+        load_documents(tmp_path / "splits")
+    (tmp_path / "splits" / "test.csv").rename(tmp_path / "away.csv")
     (tmp_path / "splits" / "README.md").write_text("about it")
-    assert list(load_documents(tmp_path / "splits", "test")) == ["b"]
+    assert list(load_documents(tmp_path / "splits", "test")) == ["a"]
     (tmp_path / "splits" / "LICENSE.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"files of several kinds \(.jsonl, .txt\): name a file"):
         load_documents(tmp_path / "splits")

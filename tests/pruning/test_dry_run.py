@@ -3,6 +3,7 @@ import torch
 from conftest import FEW, make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import context
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.refit import Refit
@@ -41,6 +42,13 @@ def test_block_forwards_are_roughly_those_of_the_prune(saliency, topup, tmp_path
     pruner = NeuronALPruner(config)
     pruner.prune(model, ids[:8])
     assert plan.block_forwards == pytest.approx(pruner.report.block_forwards, rel=0.4)
+
+
+def test_experts_that_share_a_rate_count_once():
+    decoder = find_decoder(make_model("qwen3_moe"))
+    methods = NeuronALConfig(bits_per_weight=6).methods
+    units = len(decoder.blocks) * (4 + 2)  # projections of attention, and two parameters of experts
+    assert methods.topup.forwards(decoder, methods.saliency, 4, 8) == 4 * len(decoder.blocks) * (1 + units // 2)
 
 
 def test_candidates_that_are_solved_are_counted():

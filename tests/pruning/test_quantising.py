@@ -134,3 +134,13 @@ def test_what_cannot_be_quantized_raises_before_any_work(spoil, message, ids, mo
     monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
     with pytest.raises(ValueError, match=message):
         quantise(model, ids)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_all_experts_of_a_layer_are_quantized_or_none(family, ids):
+    """They share a parameter, which only codes of all of them can replace."""
+    model = make_model(family)
+    with pytest.raises(ValueError, match="Only 3 of the 4 experts of model.layers.0.* share a parameter"):
+        quantise(model, ids, ignore=[r"experts\.1\."])
+    quantise(model, ids, ignore=[r"experts\."])
+    assert torch.isfinite(model(ids).logits).all()

@@ -138,7 +138,17 @@ def test_dead_inputs_lose_their_weights_first():
     alive = [column for column in range(10) if column != 3]
     torch.testing.assert_close(found[:, alive], weight[:, alive], atol=1e-3, rtol=1e-3)
     nothing = ALPS().prune(weights(3, 8), torch.zeros(8, 8), 0.5)
-    assert (nothing == 0).sum() >= 12 and torch.isfinite(nothing).all()
+    assert (nothing == 0).sum() == 12 and torch.isfinite(nothing).all()
+
+
+@pytest.mark.parametrize("pattern", [None, ColumnPattern(2, 4)])
+def test_no_more_weights_of_dead_inputs_are_pruned_than_asked_for(pattern):
+    weight, hessian = weights(6, 12), hessian_of(12)
+    hessian[2:9] = hessian[:, 2:9] = 0
+    found = ALPS().prune(weight, hessian, 0.5 if pattern else 0.25, pattern)
+    assert (found == 0).sum() == (36 if pattern else 18)
+    kept = (found != 0) & (hessian.diagonal() == 0)
+    assert kept.any() and torch.equal(found[kept], weight[kept])
 
 
 def test_projections_with_the_same_input_keep_their_own_sparsities():

@@ -1,5 +1,6 @@
 """SparseGPT against cases by hand, a plain loop over columns, and least squares."""
 
+import pytest
 import torch
 from random_layers import hessian_of, inputs, weights
 
@@ -76,6 +77,18 @@ def test_dead_inputs_lose_their_weights_first():
     sparse = SparseGPT().prune(weight, x.T @ x, 0.1)
     assert (sparse[:, 3] == 0).all() and (sparse == 0).sum() == 4
     torch.testing.assert_close(sparse[:, :3], weight[:, :3])
+
+
+@pytest.mark.parametrize("pattern", [None, ColumnPattern(2, 4)])
+def test_no_more_weights_of_dead_inputs_are_pruned_than_asked_for(pattern):
+    x, weight = inputs(12), weights(4, 12)
+    x[:, 2:9] = 0
+    sparse = SparseGPT().prune(weight, x.T @ x, 0.5 if pattern else 0.25, pattern)
+    assert (sparse == 0).sum() == (24 if pattern else 12)
+    kept = (sparse != 0) & (x == 0).all(dim=0)
+    assert kept.any() and torch.equal(sparse[kept], weight[kept])
+    authors = SparseGPT(variant="authors").prune(weight, x.T @ x, 0.25)
+    assert (authors[:, 2:9] == 0).all()
 
 
 def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
