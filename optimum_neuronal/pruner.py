@@ -130,7 +130,7 @@ class NeuronALPruner(OptimumQuantizer):
                 perplexities before and after the prune. Without any, those of a few sequences of the calibration text
                 that are not used otherwise, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
-            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantized, else dense.
+            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if any weights are low-bit, else dense.
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, also if `from_pretrained` was given another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
@@ -184,8 +184,8 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model (`PreTrainedModel`):
-                A dense decoder model. What accelerate has offloaded (`device_map`) is read block by block; the sparse
-                weights are then made whenever they are read, and no file is changed.
+                A dense decoder model. Weights that accelerate offloads (`device_map`) are read block by block. They
+                become sparse each time they are read, and no file is changed.
             dataset (*optional*):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
                 `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
@@ -193,8 +193,8 @@ class NeuronALPruner(OptimumQuantizer):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with a
                 bit-identical result.
             batch_size (`int`, *optional*):
-                Sequences per forward pass on an accelerator; others change the result by rounding at most. None: as many
-                as make about 8192 tokens. On a CPU, sequences run one at a time, so that batches change nothing.
+                Sequences per forward pass on an accelerator, which change the result by rounding at most. None: about
+                8192 tokens. On a CPU it is ignored: sequences run one at a time.
             max_hidden_bytes (`int`, *optional*):
                 Hidden states of the calibration sequences beyond this many bytes wait in CPU memory. Does not change the
                 result. None: they stay on the device.
@@ -204,7 +204,7 @@ class NeuronALPruner(OptimumQuantizer):
 
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
-            `BlockingIOError`: another prune uses the work directory; the message says which process.
+            `BlockingIOError`: another prune uses the work directory.
             `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder:
@@ -269,9 +269,10 @@ class NeuronALPruner(OptimumQuantizer):
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
-        """Publish the model that this pruner pruned last. Arguments and return value: see [`push_pruned`].
+        """Publish the model that this pruner pruned last, and return the commit's URL.
 
-        Of several processes, the first one uploads.
+        Keyword arguments: `format`, `dtype`, `private`, `token`, `revision` and `commit_message`, all optional, as for
+        [`push_pruned`]. Of several processes, the first one uploads.
         """
         report, processes = self._report_of(model), Processes.current()
         url = push_pruned(model, repo_id, report, self.tokenizer, **kwargs) if processes.rank == 0 else ""

@@ -37,7 +37,8 @@ class PruningReport:
         evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`, and `window`, its tokens; you may fill it in. The model card shows it.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks or scales included.
         head_roundings (`dict`):
-            Name in the files -> `error` of rounding token embeddings and head to 8 bits, as a share of the squares.
+            Name in the files -> `error`: squared error of rounding token embeddings and head to 8 bits, relative to
+            the squared weights.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         version (`int`): of this format.

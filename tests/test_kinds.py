@@ -87,7 +87,7 @@ def test_unsupported_kinds_raise_before_weights_are_read(name, tmp_path):
         lambda: NeuronALPruner(config()).prune(make_kind(name)),
     ):
         with pytest.raises(
-            ValueError, match=rf"{name}(', and no Auto class| reads 'pixel_values'| is an encoder-decoder)"
+            ValueError, match=rf"{name}(': no Auto class| reads 'pixel_values'| is an encoder-decoder)"
         ):
             attempt()
 

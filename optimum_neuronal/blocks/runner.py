@@ -197,7 +197,7 @@ class BlockRunner:
         errors = torch.stack([error.cpu() for error in per_block])  # blocks may be on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
-            raise ValueError(f"Activations in {block.name} are not finite: they overflow in the model's dtype.")
+            raise ValueError(f"Activations in {block.name} are not finite: load the model in bfloat16 or float32.")
         return errors.sum().item()
 
 

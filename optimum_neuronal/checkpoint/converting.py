@@ -100,7 +100,7 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> None:
     if sparsity_config is None:
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
     if packed == (format == "packed") and embedding_bits in (None, sparsity_config.get("embedding_bits")):
-        raise ValueError(f"{source} is {format} already.")
+        raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if (source / ADAPTER_CONFIG).exists():
         raise ValueError(
             f"{source} holds an adapter ({ADAPTER_CONFIG}), which would be loaded with the model: move it elsewhere."

@@ -51,7 +51,7 @@ class CompareCommand(Command):
         parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
-        flags.add_switch(parser, "--overwrite", "run finished combinations again, and replace files of others")
+        flags.add_switch(parser, "--overwrite", "rerun everything, and replace tables that no comparison wrote")
         flags.add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
         flags.add_memory_flags(parser)
         several = {name: default for name, (_, default) in SEVERAL.items()} | SWEPT
@@ -61,7 +61,7 @@ class CompareCommand(Command):
         if self.args.model is self.args.merge is None:
             raise ValueError("--model is missing: give it, or --merge.")
         if self.args.plots and self.args.merge:
-            raise ValueError("--plots draws no means: leave it out with --merge, or run it with --model.")
+            raise ValueError("--plots and --merge cannot be combined: leave one of them out.")
         if self.args.plots:
             from ..common.figure_style import check_matplotlib
 

@@ -80,8 +80,8 @@ def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
     add_switch(parser, "--stream", "read weights from disk one block at a time, for models larger than memory")
     spread = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
     parser.add_argument("--device-map", help=spread)
-    default = "about 2048 tokens; a prune uses 8192 on an accelerator, and one sequence on a CPU, whatever is given"
-    batch = f"sequences per forward pass; others change the result by rounding at most (default: {default})"
+    default = "about 2048 tokens; to prune, about 8192 on an accelerator. On a CPU, pruning always uses one sequence"
+    batch = f"sequences per forward pass; changes the result by rounding at most (default: {default})"
     parser.add_argument("--batch-size", type=int, help=batch)
     if not prunes:
         return

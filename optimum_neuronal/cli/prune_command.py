@@ -41,7 +41,7 @@ class PruneCommand(Command):
         main.add_argument("--config", metavar="FILE", help=config)
         result.add_argument("--output", help="directory to save the pruned model in (required without --dry-run)")
         flags.add_overwrite_flag(result)
-        format = "packed: small, loads with this package (default: packed if weights are quantized, else dense)"
+        format = "packed: small, loads with this package (default: packed if any weights are low-bit, else dense)"
         result.add_argument("--format", choices=("dense", "packed"), help=format)
         dtype = "dtype of the saved weights (default: the checkpoint's, whatever --dtype says)"
         result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
@@ -109,7 +109,7 @@ class PruneCommand(Command):
             flags.loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
         ):
             if args.sample and (tokenizer is None or not dense.can_generate()):
-                raise ValueError("--sample needs a model that generates text, and its tokenizer.")
+                raise ValueError(f"--sample needs a generative model and a tokenizer, not {args.model}: leave it out.")
             pruner = NeuronALPruner(config, tokenizer)
             pruner.model = dense
             answers = [answer(dense, tokenizer, args.sample)] if args.sample else []
@@ -134,7 +134,7 @@ class PruneCommand(Command):
                 write(f"\nThis model has lost most of its ability; try {_milder(config)}.")
             elif not pruner.report.evaluation:
                 write(
-                    "\nPerplexity was not measured, since there is no unused calibration text: name some with --evaluate."
+                    "\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate."
                 )
             write(f"\nSaved to {args.output}. Load it with:")
             if (args.format or config.default_format) == "packed":

@@ -49,7 +49,7 @@ class ConfigFields:
     topup: str = _field(
         "neuronal",
         "method that decides how much of each block, projection and row is pruned; uniform with a pattern. With "
-        "bits_per_weight, uniform gives all projections the same bits, and others are not used",
+        "bits_per_weight, uniform gives all projections about the same bits; leave out any other",
         methods="topup",
         example="owl:half_width=0.1",
     )
@@ -58,7 +58,7 @@ class ConfigFields:
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
     num_alignment_samples: int = _field(
-        8, "the top-up compares candidates on this many of the calibration sequences, the first ones", least=1
+        8, "number of calibration sequences, from the first one on, that the top-up compares candidates on", least=1
     )
     seq_length: int | None = _field(
         None, "tokens in each sequence", unset="2048, or the model's longest sequence if that is shorter", least=2
@@ -66,7 +66,7 @@ class ConfigFields:
     min_expert_tokens: int = _field(
         32, "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active", least=1
     )
-    seed: int = _field(0, "seed of the draw of calibration sequences", least=0)
+    seed: int = _field(0, "seed for drawing the calibration sequences", least=0)
     targets: Sequence[str] | None = _field(
         None,
         "regular expressions, searched in module names: only projections that match one are pruned, and sparsity is "
@@ -88,8 +88,8 @@ class ConfigFields:
     )
     refit_epochs: int = _field(
         0,
-        "epochs in which gradients fit the kept weights of each block, with a saliency that updates weights, best with "
-        "uniform sparsity; 0: no refit",
+        "epochs of gradient descent that fit the kept weights of each block, with a saliency that updates weights, "
+        "best with uniform sparsity; 0: no refit",
         least=0,
     )
     refit_learning_rate: float = _field(

@@ -212,7 +212,7 @@ def _split_of(data: Any, test: bool) -> Any:
         if name in data:
             return data[name]
     if len(data) > 1:
-        raise ValueError(f"it has the splits {', '.join(data)}, and none {'to test with' if test else 'named train'}")
+        raise ValueError(f"it has the splits {', '.join(data)}: expected {'test or validation' if test else 'train'}")
     return next(iter(data.values()))
 
 

@@ -41,7 +41,7 @@ def evaluate_perplexity(
         dataset: any kind that [`load_documents`] takes, or token ids of shape (N, L), which are the windows. A Hub dataset
             without a split gives its test split.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
-        max_windows (`int`): evaluate on the first so many windows. None: all (c4: 256).
+        max_windows (`int`): measure only the first windows, at most this many. None: all (c4: 256).
         batch_size (`int`): windows per forward. Changes the result by rounding at most.
 
     Raises:

@@ -85,7 +85,9 @@ def check_answers(model: PreTrainedModel) -> None:
     """Raise unless a model can answer questions: the harness sends them to the device of its embeddings."""
     check_language_model(model)
     if model.device.type == "meta":
-        raise ValueError("Zero-shot tasks need the model's weights in memory: load it without offloading.")
+        raise ValueError(
+            "Zero-shot tasks need the embeddings in memory, not offloaded: change device_map or --stream."
+        )
 
 
 def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _result(name: str, task: Any, results: dict) -> TaskResult:
     for instance in task.instances:
         # a response is (log-likelihood, True if greedy decoding gives this answer)
         if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):
-            raise ValueError(f"A log-likelihood is nan in the task {name!r}: try bfloat16 or float32.")
+            raise ValueError(f"A log-likelihood in the task {name!r} is NaN: load the model in bfloat16 or float32.")
     # Metrics are called "acc,none", where "none" is the filter of the answers.
     metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
     accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]

@@ -169,8 +169,8 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config, of model_type {config.model_type!r}, {known}, and no Auto class for text makes it. Set "
-        "trust_remote_code if its code comes with it, or load it yourself and call NeuronALPruner.prune."
+        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text makes it. Set "
+        "trust_remote_code if the checkpoint has its own code, or load it yourself and call NeuronALPruner.prune."
     )
 
 

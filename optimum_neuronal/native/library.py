@@ -148,7 +148,7 @@ def warn_without_kernel() -> None:
     """Warn once if torch computes with packed weights because there are no compiled kernels."""
     if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
         logger.warning(
-            f"There are no compiled kernels for packed weights: {find_library()}. Torch computes with them instead, which "
-            "takes about 30 times as long for each token as a dense model. Install a C compiler, such as gcc, or densify "
-            "the model."
+            f"There are no compiled kernels for packed weights: {find_library()}. torch takes over, and needs about "
+            "30 times as long for each token as with dense weights. Install a C compiler, such as gcc, or densify the "
+            "model."
         )

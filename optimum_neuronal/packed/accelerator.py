@@ -66,7 +66,7 @@ def _has_triton(device: torch.device) -> bool:
     except Exception as error:  # whatever a compiler, a driver or an unknown device raise
         reason = f"Triton does not work there: {type(error).__name__}: {error}"
     logger.warning(
-        f"Packed weights on {device} are computed with slowly, without kernels: {reason}. torch's own operations unpack "
-        "every weight anew for every token. densify(model) makes it a dense model again."
+        f"Packed weights on {device} run without kernels, which is slow: {reason}. torch unpacks every weight for "
+        "each token. Call optimum_neuronal.densify(model) to compute with dense weights."
     )
     return False

@@ -30,9 +30,10 @@ NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is repo
 def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTrainedModel:
     """Pack all weights of a model that are sparse enough to become smaller, in place.
 
-    Each packed weight is a bitmask and the non-zero values, which kernels multiply with: 0.37 of the bytes at 70% sparsity
-    in bfloat16. Linear layers (`nn.Linear`, `Conv1D`) and the experts of MoE layers are packed. The outputs are the same up
-    to rounding. The model can generate and be evaluated and compiled, but not trained or pruned: see [`densify`].
+    Each packed weight is a bitmask and the nonzero values, which kernels multiply with: 0.36 of the bytes at 70%
+    sparsity in bfloat16. Linear layers (`nn.Linear`, `Conv1D`) and the experts of MoE layers are packed. Outputs are
+    the same up to rounding. The model can generate, be evaluated and be compiled, and LoRA can train on top of it. To
+    prune it or to train its weights, call [`densify`] first.
     `model.packing` lists the weights that stay dense.
 
     `model.save_pretrained` writes dense weights; `optimum_neuronal.save_pretrained(..., format="packed")` packed ones.
@@ -69,8 +70,8 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 def densify(model: PreTrainedModel) -> PreTrainedModel:
     """Replace packed weights by dense ones, the same bit for bit, in place.
 
-    The model can be trained and pruned again, and its adapters merged. Weights that were frozen when they were packed are
-    frozen again, and all weights beside adapters.
+    The model can be trained and pruned again, and its adapters merged. Weights that were frozen when they were packed
+    are frozen again. In a model with adapters, all unpacked weights are frozen.
 
     Args:
         model (`PreTrainedModel`): a packed model; a dense one stays unchanged. It may carry adapters or be a `PeftModel`.

@@ -200,7 +200,7 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
             )
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
-            raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
+            raise ValueError(f"{name} shares its weights with {other}: leave both out with ignore.")
         check_finite(name, projection.weight)
 
 

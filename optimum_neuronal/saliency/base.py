@@ -134,7 +134,7 @@ def solve_dampened(
     diagonal = matrix.diagonal()
     mean = diagonal.mean()
     if not bool(torch.isfinite(mean)):
-        raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
+        raise ValueError(f"The Hessian of {name} is not finite: load the model in bfloat16 or float32.")
     diagonal[diagonal == 0] = 1
     mean = torch.where(mean > 0, mean, 1)
     diagonal += dampening * mean

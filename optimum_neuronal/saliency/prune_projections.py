@@ -154,5 +154,5 @@ def check_finite(finite: Mapping[str, torch.Tensor]) -> None:
     for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
         if not is_finite:
             raise ValueError(
-                f"The saliency of {name} is not finite: its inputs overflow in the model's dtype, or it computes NaN."
+                f"The saliency of {name} is not finite: load the model in bfloat16 or float32, or fix your saliency."
             )

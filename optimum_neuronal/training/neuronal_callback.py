@@ -58,7 +58,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
                     "trained model."
                 )
         if (at_step is None) == (schedule is None):
-            raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
+            raise ValueError(f"at_step is {at_step} and schedule is {schedule}: expected exactly one of them.")
         self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None

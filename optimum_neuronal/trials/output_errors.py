@@ -116,7 +116,7 @@ def _compare(
             parts.append(compare(found, ids[sequence, 1:][positions].to(found.device)).double())
     errors = {stream: torch.stack(parts).sum().item() / (len(ids) * predicted) for stream, parts in totals.items()}
     if not all(map(math.isfinite, errors.values())):
-        raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
+        raise ValueError("The model's logits are not finite: load the model in bfloat16 or float32.")
     return [errors[stream] for stream in streams]
 
 

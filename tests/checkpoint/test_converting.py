@@ -57,7 +57,7 @@ def test_what_cannot_be_converted(tmp_path):
     shutil.copytree(tmp_path / "pruned", tmp_path / "mixed")
     change_config(tmp_path / "mixed", lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
-        ("pruned", "dense", "is dense already"),
+        ("pruned", "dense", "is already dense"),
         ("plain", "packed", "is not pruned: prune it first"),
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is not a directory: check its path"),
@@ -110,7 +110,7 @@ def test_embeddings_and_head_are_rounded(family, tied, tmp_path):
     assert all((dense[name] - rounded[name]).abs().max() <= dense[name].abs().max() / 200 for name in head)
     about = json.loads((tmp_path / "packed" / "config.json").read_text())["sparsity_config"]
     assert about["embedding_bits"] == 8 and set(about["head_weights"]) == head
-    with pytest.raises(ValueError, match="is packed already"):
+    with pytest.raises(ValueError, match="is already packed"):
         convert_checkpoint(tmp_path / "packed", "packed", tmp_path / "other", embedding_bits=8)
 
 

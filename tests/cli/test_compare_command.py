@@ -75,7 +75,7 @@ def test_weights_on_disk_and_spread_by_accelerate(run, arguments, tmp_path):
 
 
 def test_means_have_no_figures(run, tmp_path):
-    with pytest.raises(SystemExit, match="--plots draws no means"):
+    with pytest.raises(SystemExit, match="--plots and --merge cannot be combined"):
         run("compare", "--merge", tmp_path, "--plots")
 
 

@@ -271,5 +271,5 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert evaluate_perplexity(model, None, ids[6:]) == pytest.approx(expected.dense.perplexity["test"])
     monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
-    with pytest.raises(ValueError, match="Zero-shot tasks need the model's weights in memory"):
+    with pytest.raises(ValueError, match="Zero-shot tasks need the embeddings in memory"):
         compare(model, **methods, **others, tasks=["boolq"])

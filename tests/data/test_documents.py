@@ -63,7 +63,7 @@ def test_folders(tmp_path):
     (tmp_path / "splits" / "test.jsonl").rename(tmp_path / "splits" / "validation.jsonl")
     assert list(load_documents(tmp_path / "splits", "test")) == ["b"], "instead of the text to train with"
     (tmp_path / "splits" / "train.jsonl").rename(tmp_path / "splits" / "test.jsonl")
-    with pytest.raises(RuntimeError, match="it has the splits validation, test, and none named train"):
+    with pytest.raises(RuntimeError, match="it has the splits validation, test: expected train"):
         load_documents(tmp_path / "splits")
     (tmp_path / "splits" / "validation.jsonl").unlink()
     assert list(load_documents(tmp_path / "splits")) == ["a"], "the only split"

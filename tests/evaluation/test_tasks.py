@@ -104,10 +104,10 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
         evaluate(llama.model, tokenizer)
     offloaded = disk_offload(make_model("llama"), str(tmp_path))
     offloaded.hf_device_map = {"": "disk"}
-    with pytest.raises(ValueError, match="need the model's weights in memory: load it without offloading"):
+    with pytest.raises(ValueError, match="need the embeddings in memory, not offloaded"):
         evaluate(offloaded, tokenizer)
     llama.lm_head.weight.data[3] = torch.nan
-    with pytest.raises(ValueError, match="A log-likelihood is nan in the task 'neuronal_words'"):
+    with pytest.raises(ValueError, match="A log-likelihood in the task 'neuronal_words' is NaN"):
         evaluate(llama, tokenizer)
     llama.forward = None  # it must not run
     with pytest.raises(ValueError, match="limit is 0: expected a whole number of at least 1"):

@@ -132,7 +132,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     assert library.find_kernel() is None and not warnings
     library.warn_without_kernel()
     library.warn_without_kernel()
-    assert len(warnings) == 1 and "no C compiler was found. Torch computes" in warnings[0]
+    assert len(warnings) == 1 and "no C compiler was found. torch takes over" in warnings[0]
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "portable")
     with pytest.raises(ValueError, match="but there are no compiled kernels: no C compiler was found"):

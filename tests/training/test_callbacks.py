@@ -209,8 +209,8 @@ def test_the_best_checkpoint_is_one_of_the_last_sparsity(tmp_path, data):
 def test_bad_schedules(tmp_path, data, llama):
     config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2, saliency="wanda")
     for fields, message in [
-        ({}, "Expected either at_step"),
-        ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
+        ({}, "at_step is None and schedule is None: expected exactly one"),
+        ({"at_step": 1, "schedule": {1: 0.5}}, "at_step is 1 and schedule is {1: 0.5}: expected exactly one"),
         ({"at_step": -1}, "rising sparsities"),
         ({"schedule": {}}, "rising sparsities"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
