@@ -5,6 +5,7 @@ from optimum_neuronal.blocks.block_inputs import (
     block_outputs,
     first_output,
     inference,
+    to_device,
 )
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -45,3 +46,9 @@ def test_inference_puts_the_modes_back(llama, ids):
     with torch.inference_mode(), inference(llama):
         BlockRunner(find_decoder(llama), 1).capture(ids[:1])
         assert not torch.is_inference_mode_enabled(), "weights stay ordinary"
+
+
+def test_shared_contents_move_with_hidden_states():
+    hidden = torch.zeros(1, 2, 3)
+    hidden.shared_contents = {1: {"keys": torch.ones(2)}}
+    assert to_device(hidden, torch.device("meta")).shared_contents is hidden.shared_contents

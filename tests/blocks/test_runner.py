@@ -11,7 +11,7 @@ from torch import nn
 from trial_helpers import state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, inference
-from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.runner import BlockRunner, output_with, replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.common import progress
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -229,3 +229,12 @@ def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
         assert norms[name].tokens == tokens[name], name
     experts = [p for p in decoder.projections.values() if p.expert is not None]
     assert experts and len({tokens[p.name] for p in experts}) > 3, "not all experts receive the same tokens"
+
+
+def test_an_output_with_other_weights_reads_what_blocks_shared_for_its_batch(block):
+    shared = {}
+    call, hidden = Call((0.0,), {"shared": shared}), STATES[0].clone()
+    hidden.shared_contents = {id(shared): {"calls": 5}}
+    shared["calls"] = 9  # of another batch
+    output_with(block, dict(block.module.named_parameters()), hidden, call)
+    assert shared == {"calls": 6}

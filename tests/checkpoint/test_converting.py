@@ -161,3 +161,11 @@ def test_codes_of_other_bits_than_recorded_are_found(quantized):
     _, _, folder = quantized
     change_config(folder, lambda config: config["sparsity_config"]["projections"]["mlp.up_proj"].update(bits=7))
     assert any("mlp.up_proj has codes of" in problem for problem in inspect_checkpoint(folder).problems)
+
+
+def test_hidden_files_are_not_copied(tmp_path):
+    save_pruned(tmp_path / "model")
+    (tmp_path / "model" / ".git").mkdir()
+    (tmp_path / "model" / ".git" / "config").write_text("a token")
+    packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
+    assert not [path for path in packed.iterdir() if path.name.startswith(".")]

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained, sparsify
 from optimum_neuronal.checkpoint.card import MARK
+from optimum_neuronal.checkpoint.saving import check_output
 from optimum_neuronal.packed.packed_module import packed_modules
 
 
@@ -254,3 +255,15 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, for
             with pytest.raises(OSError, match="No space left on device"):
                 pruner.save(model, tmp_path / "model", format)
             assert all_files(tmp_path) == before
+
+
+def test_only_an_empty_folder_and_a_pruned_model_may_be_written_to(tmp_path):
+    assert check_output(tmp_path) == tmp_path
+    for config, allowed in (({"model_type": "llama"}, False), ({"sparsity_config": {"sparsity": 0.7}}, True)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if allowed:
+            assert check_output(tmp_path) == tmp_path
+        else:
+            with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
+                check_output(tmp_path)
+            assert check_output(tmp_path, overwrite=True) == tmp_path

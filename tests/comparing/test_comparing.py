@@ -273,3 +273,15 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
     with pytest.raises(ValueError, match="Zero-shot tasks need the embeddings in memory"):
         compare(model, **methods, **others, tasks=["boolq"])
+
+
+def test_another_test_set_of_the_same_size_is_measured_again(llama, ids, others, tmp_path, monkeypatch):
+    measured, measure = [], comparing.Runs.measure
+    monkeypatch.setattr(comparing.Runs, "measure", lambda self: measured.append(1) or measure(self))
+    test = ids[6:]
+    for own, count in ((test, 2), (test, 2), (test.flip(0, 1), 4)):
+        comparison = compare(llama, **ONE, **{**others, "evaluate": {"test": own}}, output=tmp_path)
+        assert len(measured) == count, "the dense model, and one prune"
+    assert (
+        comparison.dense.perplexity == compare(llama, **ONE, **{**others, "evaluate": {"test": own}}).dense.perplexity
+    )

@@ -143,3 +143,41 @@ def test_a_scratch_directory_begins_empty_and_is_gone_at_the_end(tmp_path):
         (directory / "file").write_text("large")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_files_are_moved_brings_the_old_ones_back(tmp_path, monkeypatch):
+    make(tmp_path / "model")
+    moves, replace = [], os.replace
+
+    def interrupted(*paths):
+        moves.append(paths)
+        if len(moves) == 4:
+            raise KeyboardInterrupt
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "model", "new")
+    assert content(tmp_path / "model") == OLD
+
+
+def test_a_users_folder_that_is_named_like_old_weights_stays(tmp_path):
+    make(tmp_path / "model")
+    (tmp_path / "model" / "mine.safetensors").mkdir()
+    (tmp_path / "model" / "mine.safetensors" / "notes.txt").write_text("mine")
+    write(tmp_path / "model", "new")
+    assert content(tmp_path / "model")["mine.safetensors/notes.txt"] == "mine"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_files_have_the_mode_of_any_new_file(tmp_path, exists):
+    """safetensors writes files that only their user can read."""
+    if exists:
+        make(tmp_path / "model")
+    with replaced_directory(tmp_path / "model", str.isalpha, "config.json") as staging:
+        (staging / "folder").mkdir()
+        for name in ("config.json", "folder/weights"):
+            (staging / name).touch(0o600)
+    (tmp_path / "mine").touch()
+    for name in ("config.json", "folder/weights"):
+        assert (tmp_path / "model" / name).stat().st_mode == (tmp_path / "mine").stat().st_mode, name

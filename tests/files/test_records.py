@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from optimum_neuronal.common.machine import Processes
 from optimum_neuronal.files import records as module
@@ -161,3 +162,18 @@ def test_the_directory_of_weights_is_of_one_command(tmp_path):
         assert (directory / "weights").exists()
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_that_is_new_or_gone_is_another_prune(tmp_path):
+    Records(tmp_path / "work", {"sparsity": 0.7, "seed": 0})
+    for settings, change in (
+        ({"sparsity": 0.7, "seed": 0, "format": 2}, "format was None, is 2"),
+        ({"sparsity": 0.7}, "seed was 0, is None"),
+    ):
+        with pytest.raises(ValueError, match=f"started with different settings: {change}"):
+            Records(tmp_path / "work", settings)
+
+
+def test_a_file_that_is_no_record_is_made_again(tmp_path, warned):
+    (tmp_path / f"step-01{SUFFIX}").write_bytes(save({"x": torch.ones(1)}))
+    assert Records(tmp_path).recorded("step-01", lambda: (2, {})) == (2, {}) and "is damaged" in warned[0]

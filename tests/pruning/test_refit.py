@@ -149,7 +149,13 @@ def test_products_are_computed_in_the_dtype_of_the_refit(ids, monkeypatch):
 def test_the_best_epoch_is_kept_and_not_the_last(ids, monkeypatch):
     """Of three epochs the first is said to be best: what is kept is what the weights were then."""
     taken, original = [], _Weights.snapshot
-    monkeypatch.setattr(_Weights, "snapshot", lambda self: taken.append(original(self)) or taken[-1])
+
+    def spied(self):
+        own = original(self)
+        taken.append([weight.clone() for weight in own])  # as it is now, whatever later epochs do
+        return own
+
+    monkeypatch.setattr(_Weights, "snapshot", spied)
     errors = iter([4.0, 1.0, 2.0, 3.0])
     monkeypatch.setattr("optimum_neuronal.pruning.refit._error", lambda *_args: next(errors))
     found = Fitted("llama", ids, epochs=3).found
@@ -295,3 +301,26 @@ def test_outputs_come_nearer_to_the_dense_models():
         ours, theirs = (output.logits.log_softmax(dim=-1) for output in (ours, theirs))
         divergence.append((theirs.exp() * (theirs - ours)).sum(dim=-1).mean().item())
     assert hidden[1] < 0.95 * hidden[0] and divergence[1] < 0.97 * divergence[0]
+
+
+def test_an_epoch_that_has_not_all_zeros_yet_is_never_kept(ids, monkeypatch):
+    """Each epoch is said to be worse than the one before: the first that counts has all zeros of the plan."""
+    errors = iter([9.0, 1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr("optimum_neuronal.pruning.refit._error", lambda *_args: next(errors))
+    fitted = Fitted("llama", ids, plan=0.7)
+    zeros = torch.cat([(weight == 0).flatten() for weight in fitted.found.values()])
+    assert int(zeros.sum()) == pytest.approx(0.7 * len(zeros), abs=len(fitted.found))
+    assert next(errors) == 4.0, "of four epochs the first was not measured"
+
+
+def test_the_held_out_sequences_are_only_measured(ids, monkeypatch):
+    """No step reads the last batch, which chooses the best epoch."""
+    read, original = [], _Weights.step
+
+    def spied(self, optimizer, block, batch):
+        read.append(batch[0])
+        return original(self, optimizer, block, batch)
+
+    monkeypatch.setattr(_Weights, "step", spied)
+    batches = Fitted("llama", ids, epochs=2).inputs.batches
+    assert [sum(one is batch for one in read) for batch in batches] == [*[2] * (len(batches) - 1), 0]

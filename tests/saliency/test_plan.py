@@ -95,3 +95,14 @@ class TestColumnPattern:
         for text in ("", "2", "4:2", "2:2", "0:4", "a:b"):
             with pytest.raises(ValueError, match="expected 'N:M'"):
                 ColumnPattern.parse(text)
+
+
+def test_counts_of_a_large_matrix_are_within_one_weight_of_the_target():
+    """Its sums have more digits than a float32."""
+    counts = row_counts(0.7, (4096, 11008))
+    assert set(counts.tolist()) <= {7705, 7706} and abs(counts.sum().item() - 0.7 * 4096 * 11008) <= 1
+
+
+def test_a_product_that_is_rounded_down_loses_no_weight():
+    assert 0.29 * 100 < 29
+    assert row_counts(0.29, (1, 100)).tolist() == [29] and pruned_count(0.29, (10, 10)) == 29

@@ -12,7 +12,12 @@ from optimum_neuronal.saliency import prune_projections as module
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
 from optimum_neuronal.saliency.plan import ColumnPattern, SparsityPlan
-from optimum_neuronal.saliency.prune_projections import find_activations, prune_projections, trial_changes
+from optimum_neuronal.saliency.prune_projections import (
+    find_activations,
+    prune_projections,
+    score_projection,
+    trial_changes,
+)
 from optimum_neuronal.saliency.wanda import Wanda
 
 
@@ -172,3 +177,14 @@ def test_a_starved_expert_gets_the_level_of_the_others_or_one_where_all_starve()
     assert activations_of(block, measured, 31)[1] == []
     found, starved = activations_of(block, measured, 41)
     assert starved == list(block.projections) and all(values.tolist() == [1, 1] for values in found.values())
+
+
+def test_a_saliency_may_compute_in_place():
+    block = make_block([[3, 1], [1, -2]])
+    (projection,), activations = block.pruned, {"block.0": torch.tensor([1.0, 2.0])}
+    scores = type("InPlace", (Magnitude,), {"score": lambda self, weight, own: weight.abs_().mul_(own.mul_(2))})
+    assert score_projection(scores(), projection, activations).tolist() == [[6, 4], [2, 8]]
+    solves = type("InPlace", (Update,), {"prune": lambda self, weight, *_args, **_named: weight.zero_()})
+    norms, plan = {"block.0": hessian_of([1.0, 2.0])}, SparsityPlan({"block.0": 0.5})
+    assert not prune_projections(solves([]), block.pruned, norms, plan)[0]["block.0"].weight.any()
+    assert projection.weight.tolist() == [[3, 1], [1, -2]] and activations["block.0"].tolist() == [1, 2]

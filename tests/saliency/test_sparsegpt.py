@@ -99,3 +99,9 @@ def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
     exact = torch.linalg.cholesky(torch.linalg.inv(matrix.double()), upper=True)
     error = (inverse_factor(matrix).double() - exact).norm() / exact.norm()
     assert error < 1e-7
+
+
+def test_a_product_that_is_rounded_down_loses_no_weight():
+    assert 0.29 * 100 < 29
+    weight = torch.randn(10, 10, generator=torch.Generator().manual_seed(0))
+    assert int((SparseGPT().prune(weight, torch.eye(10), 0.29) == 0).sum()) == 29

@@ -16,7 +16,7 @@ from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, block_plan, row_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, block_plan, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
 
@@ -148,3 +148,17 @@ def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
         assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
         found = NeuronAL(steps="row").allocate(trials, 0.7)
     assert found.decisions.keys() == {"note"} and found.plan == uniform(trials, 0.7)
+
+
+def test_a_candidate_that_was_stopped_has_no_error():
+    assert _decide("ab", (0.1, 0.2), [math.inf, 1.0])[1]["candidates"] == [
+        {"lambda": 0.1, "error": None},
+        {"lambda": 0.2, "error": 1.0},
+    ]
+
+
+def test_candidates_of_a_saliency_that_only_ranks_are_its_own(llama, ids):
+    topup = NeuronAL(block_lambdas=(0.05, 0.2))
+    with inference(llama):
+        found = {name: topup.allocate(make_trials(llama, ids, name), 0.6).decisions for name in ("magnitude", "wanda")}
+    assert found["magnitude"] != found["wanda"]

@@ -179,3 +179,9 @@ def test_what_cannot_be_kept(llama):
         keep_sparsity(densify(quantized.prune(llama, torch.zeros(2, 8, dtype=torch.int64))))
     with pytest.raises(TypeError, match="Expected a transformers PreTrainedModel.*Linear"):
         keep_sparsity(nn.Linear(2, 2))
+
+
+def test_zeros_that_a_loop_lost_are_found_at_its_end():
+    model = make_sparse()
+    with pytest.raises(SparsityLostError, match="model.layers.0.mlp.up_proj"), keep_sparsity(model):
+        model.model.layers[0].mlp.up_proj.weight.data += 1

@@ -8,10 +8,14 @@ from profiles import BATCH_SIZES, by_day
 from trial_helpers import build_trials, make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.statistics import activation
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.plan import mask_rows
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials import Trials
 
@@ -125,3 +129,36 @@ def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, ll
         torch.testing.assert_close(untouched[name], expected, rtol=1e-4, atol=1e-4)
         first = name.startswith("model.layers.0.")
         assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
+
+
+def test_each_statistic_of_the_dense_model_is_cached_by_itself(llama, ids):
+    trials = make_trials(llama, ids)
+    with inference(llama):
+        for kind in (SquaredNorms, Hessian, SquaredNorms):
+            assert {type(norm) for norms in trials.dense(kind)[0] for norm in norms.values()} == {kind}
+
+
+def test_a_plans_own_stream_is_pruned_by_score_alone(llama, ids, monkeypatch):
+    trials = build_trials(find_decoder(llama), SparseGPT(), ids, 4)
+    monkeypatch.setattr(SparseGPT, "prune", lambda *_args, **_named: 1 / 0)
+    with inference(llama):
+        assert len(trials.stream_of(uniform(trials))[0]) == len(trials.decoder.blocks)
+
+
+def test_candidates_prune_starved_experts_by_magnitude(ids):
+    """As the final pass does; here all experts are starved."""
+    model = make_model("mixtral")
+    with inference(model):
+        trials = build_trials(find_decoder(model), Wanda(), ids, 4, min_expert_tokens=10**6)
+        plan, block = uniform(trials), trials.decoder.blocks[0]
+        (change_of,) = trials.changes(block, trials.dense()[0][0], [plan])
+        for p in (p for p in block.pruned if p.expert is not None):
+            assert torch.equal(change_of(p).mask, mask_rows(p.weight.abs(), plan.row_counts(p.name, p.shape)))
+
+
+def test_every_plan_and_question_has_a_record_of_its_own(llama, ids, tmp_path):
+    trials = build_trials(find_decoder(llama), Wanda(), ids, 4, records=Records(tmp_path))
+    asked = [([uniform(trials, sparsity)], (question,)) for sparsity in (0.5, 0.6) for question in ("l2", "kl")]
+    for _ in range(2):
+        found = [trials.measured(*one, lambda number=number: (number, {}))[0] for number, one in enumerate(asked)]
+        assert found == [0, 1, 2, 3]
