@@ -152,6 +152,9 @@ class WeightInfo:
     requires_grad = False
     _is_hf_initialized = True  # transformers does not initialize it
 
+    def size(self) -> torch.Size:  # `resize_token_embeddings` calls it
+        return self.shape
+
 
 def describe_weight(format: str, shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:
     """Return what a file says of a packed weight: format, dense shape, dtype, and `transposed` if it is."""
