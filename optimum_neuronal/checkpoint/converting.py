@@ -123,7 +123,7 @@ def _check_dtypes(source: Path, model: Any) -> None:
                 if dtype is not None and dtype not in loaded:
                     raise ValueError(
                         f"{path} stores {name} in {dtype}, but transformers loads it in {model.dtype}, so its values would "
-                        f"change: save the model in one dtype first."
+                        "change: save the model in one dtype first."
                     )
 
 

@@ -60,9 +60,8 @@ class ALPS(WeightUpdate):
         return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
-        dead = (
-            hessian.diagonal() == 0
-        )  # inputs that are always zero, whose weights are pruned first, and kept as they are
+        # Weights of inputs that are always zero are pruned first, and otherwise stay as they are.
+        dead = hessian.diagonal() == 0
 
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
             # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
