@@ -100,7 +100,7 @@ class NeuronALPruner(OptimumQuantizer):
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
-            shared = {key: model_kwargs[key] for key in (*TOKENIZER_KWARGS, "subfolder") if key in model_kwargs}
+            shared = {key: model_kwargs[key] for key in TOKENIZER_KWARGS if key in model_kwargs}
             pruner._own = pruner._last = find_tokenizer(model_or_path, **shared)
         return pruner
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
@@ -17,7 +16,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
-from .packed_files import is_packed, read_json, weight_files
+from .packed_files import is_packed, opened, read_json, weight_files
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
 from .sparsity_config import KEY, about_head, read_sparsity_config
 
@@ -62,12 +61,10 @@ def convert_checkpoint(
     check_embedding_bits(embedding_bits, format)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
-    _check(source, format, embedding_bits)
-    try:
-        model = load_model(source)
-    except SafetensorError as error:
-        raise ValueError(f"A file of {source} is damaged: {error}. Download or save it again.") from error
-    _check_dtypes(source, model)
+    packed = _check(source, format, embedding_bits)
+    stored = {} if packed else _dtypes(source)
+    model = load_model(source)
+    _check_dtypes(stored, model)
     if embedding_bits is not None:
         about = getattr(model.config, KEY) | about_head(token_weights(model))
         setattr(model.config, KEY, about)
@@ -94,7 +91,8 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def _check(source: Path, format: str, embedding_bits: int | None) -> None:
+def _check(source: Path, format: str, embedding_bits: int | None) -> bool:
+    """Return True if the source is packed. Raise `ValueError` if it cannot be converted."""
     config = read_json(source / CONFIG)
     sparsity_config, packed = read_sparsity_config(config), is_packed(config)
     if sparsity_config is None:
@@ -109,22 +107,25 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> None:
         raise ValueError(
             f"{source} was quantized and is stored dense, without codes: convert the packed checkpoint instead."
         )
+    return packed
 
 
-def _check_dtypes(source: Path, model: Any) -> None:
-    """Raise `ValueError` if transformers has converted weights of a dense checkpoint to another dtype."""
-    if is_packed(read_json(source / CONFIG)):
-        return
-    loaded = {tensor.dtype for tensor in model.state_dict().values()}
+def _dtypes(source: Path) -> dict[torch.dtype, str]:
+    """Return the floating dtypes in the files of a dense checkpoint -> the name of a weight. Only headers are read."""
+    found: dict[torch.dtype | None, str] = {}
     for path in weight_files(source, packed=False):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                dtype = FLOATS.get(file.get_slice(name).get_dtype())
-                if dtype is not None and dtype not in loaded:
-                    raise ValueError(
-                        f"{path} stores {name} in {dtype}, but transformers loads it in {model.dtype}, so its values would "
-                        "change: save the model in one dtype first."
-                    )
+        with opened(path) as file:
+            found |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in file.keys()}  # noqa: SIM118
+    return {dtype: name for dtype, name in found.items() if dtype is not None}
+
+
+def _check_dtypes(stored: dict[torch.dtype, str], model: Any) -> None:
+    """Raise `ValueError` if transformers has converted weights to another dtype."""
+    for dtype in stored.keys() - {tensor.dtype for tensor in model.state_dict().values()}:
+        raise ValueError(
+            f"The checkpoint stores {stored[dtype]} in {dtype}, but transformers loads it in {model.dtype}, so its values "
+            "would change: save the model in one dtype first."
+        )
 
 
 def _copy_others(source: Path, staging: Path) -> None:

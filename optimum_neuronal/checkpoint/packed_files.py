@@ -67,7 +67,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
-        with _opened(path) as file:
+        with opened(path) as file:
             weights |= _read_metadata(path, file.metadata())
             for name in file.keys():  # noqa: SIM118
                 module, is_part, part = name.rpartition(PREFIX)
@@ -91,7 +91,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Any]:
+def opened(path: str | Path) -> Iterator[Any]:
     """Open a file of safetensors. Raise `ValueError` if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -136,7 +136,7 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
     files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
     for path in files:
-        with _opened(path) as file:
+        with opened(path) as file:
             for name in file.keys():  # noqa: SIM118
                 if name.rpartition(PREFIX)[0] not in headers:
                     yield name, file.get_tensor(name), None

@@ -275,7 +275,7 @@ def push_pruned(
         `PermissionError`: there is no token, or it may not write there.
         `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
     """
-    check_dtype(dtype)
+    check_saveable(model, format, report.config.get("embedding_bits"), dtype)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -299,12 +299,6 @@ def push_pruned(
     return commit.commit_url
 
 
-def check_dtype(dtype: torch.dtype | None) -> None:
-    """Raise `TypeError` unless weights can be saved in a dtype."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
-
-
 def check_saveable(
     model: PreTrainedModel, format: str | None, embedding_bits: int | None = None, dtype: torch.dtype | None = None
 ) -> str:
@@ -313,7 +307,8 @@ def check_saveable(
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
-    check_dtype(dtype)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
         raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
     return format

@@ -35,11 +35,12 @@ class Patterns:
         for name, _ in model.named_modules():  # ignoring a router or lm_head is not a mistake
             self._matches(self.ignore, name)
         if self.unmatched or not count:
-            unmatched = f"{sorted(self.unmatched)} match no projection"
+            why = (
+                f"{sorted(self.unmatched)} match no projection" if self.unmatched else "no projection is left to prune"
+            )
             raise ValueError(
-                f"With targets={self.targets} and ignore={self.ignore}, "
-                f"{unmatched if self.unmatched else 'no projection is left to prune'}. Expected regular expressions for "
-                "names such as 'model.layers.0.mlp.up_proj'."
+                f"With targets={self.targets} and ignore={self.ignore}, {why}. Expected regular expressions for names such "
+                "as 'model.layers.0.mlp.up_proj'."
             )
 
 
@@ -185,8 +186,8 @@ def _find_projections(
         return [Projection(full, role, module, chosen is not False, transposed=isinstance(module, Conv1D))]
     if chosen is not False:
         raise ValueError(
-            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) has an unknown name or class. "
-            f"Leave it out with ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}], name it in targets if it is an nn.Linear, "
+            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) has an unknown name or class. Leave it out with "
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}], name it in targets if it is an nn.Linear, "
             "or describe its family with optimum_neuronal.register_architecture."
         )
     return []

@@ -21,11 +21,11 @@ from .sources import locate
 
 # Arguments of `from_pretrained` that locate the files of a tokenizer, and of a config.
 TOKENIZER_KWARGS = (
-    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token", "trust_remote_code",
 )  # fmt: skip
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 DENSE_WHEN_LOADED = ("neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
-CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file", "subfolder")
+CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:

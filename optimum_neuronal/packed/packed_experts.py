@@ -124,9 +124,7 @@ def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
     before, transposed = hf_private.set_experts_function(experts, FUNCTION), experts.is_transposed
     function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
-    parameter = getattr(experts, name)
-    stack = PackedStack(matrix, parameter.shape[0], transposed, function)
-    stack.trainable = parameter.requires_grad
+    stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
     delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 

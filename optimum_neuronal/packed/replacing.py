@@ -56,20 +56,19 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
 def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
     """Replace a module, or a parameter of an experts module, and heads tied to it, by packed ones in place."""
     parent, name, module = _find(model, path)
+    trainable = (module if isinstance(module, nn.Parameter) else module.weight).requires_grad
     if isinstance(module, nn.Parameter):
         put_stack(parent, name, matrix)
     elif isinstance(module, nn.Embedding):
-        heads, trainable = _tied_heads(model, module), module.weight.requires_grad
-        table = PackedEmbedding(matrix, module)
-        table.trainable = trainable
+        heads, table = _tied_heads(model, module), PackedEmbedding(matrix, module)
         for other in heads:
             replace_module(model, other, TiedLinear(table, other))
         replace_module(model, module, table)
         _tie_again(model)
     else:
         packed = PackedLinear(matrix, module.bias, type(module))
-        packed.trainable = module.weight.requires_grad
         replace_module(model, module, take_place(packed, module))
+    model.get_submodule(path).trainable = trainable
 
 
 def take_packed(model: PreTrainedModel, path: str) -> None:

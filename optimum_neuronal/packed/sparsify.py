@@ -156,7 +156,7 @@ def check_head(model: PreTrainedModel) -> None:
     """Raise `ValueError` if a model might have no parameter left, whose dtype transformers reads, with a packed head."""
     heads = {id(m) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
     dense = [m for name, m in model.named_modules() if id(m) not in heads and not packable_paths(m, name)]
-    if not any(True for module in dense for _ in module.parameters(recurse=False)):
+    if not any(list(module.parameters(recurse=False)) for module in dense):
         raise ValueError(
             f"{type(model).__name__} has linear layers and embeddings only, so embedding_bits would leave no parameter, which "
             "transformers needs: leave it out."

@@ -1,5 +1,6 @@
 """SparseGPT: prunes column by column, and compensates for every pruned weight in later columns."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,15 +79,14 @@ class SparseGPT(WeightUpdate):
         pattern: ColumnPattern | None,
     ) -> torch.Tensor:
         """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
-        scale, columns = inverse.diagonal(), weight.T.contiguous()  # rows of a contiguous tensor are fast to update
-        scores = (weight / scale).square().masked_fill(dead, 0)
-        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole(scores, count)
+        scale = inverse.diagonal().masked_fill(dead, math.inf)
+        columns = weight.T.contiguous()  # rows of a contiguous tensor are fast to update
+        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
         errors, mask = torch.empty_like(columns), mask.T.contiguous()
         for index in range(len(columns)):
             if pattern and index % pattern.group == 0:
                 group = slice(index, index + pattern.group)
-                scores = (columns[group].T / scale[group]).square().masked_fill(dead[group], 0)
-                mask[group] = mask_groups(scores, pattern).T
+                mask[group] = mask_groups((columns[group].T / scale[group]).square(), pattern).T
             kept = torch.where(mask[index], columns[index], 0)
             errors[index] = (columns[index] - kept) / scale[index]
             columns[index:] -= torch.outer(inverse[index, index:], errors[index])
