@@ -140,11 +140,11 @@ def _time_block(
 
 
 def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
-    """Return a copy of a decoder with one pruned block, at random weights."""
+    """Return a copy of a decoder that ends with its first pruned block, at random weights, and runs only that block."""
     copied = copy.deepcopy(decoder)
     index = next(index for index, block in enumerate(copied.blocks) if block.pruned)
     modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
-    del modules[index + 1 :], modules[:index]
+    del modules[index + 1 :]  # blocks before it stay: some families compute each block by its index
     hf_private.randomize_weights(copied.model)
     copied.model.to(device).eval()
     return replace(copied, blocks=[copied.blocks[index]])

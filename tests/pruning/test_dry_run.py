@@ -44,6 +44,12 @@ def test_block_forwards_are_roughly_those_of_the_prune(saliency, topup, tmp_path
     assert plan.block_forwards == pytest.approx(pruner.report.block_forwards, rel=0.4)
 
 
+def test_the_first_block_is_left_out(tmp_path):
+    """In this family, the first two blocks differ."""
+    directory, _ = saved(tmp_path, make_model("gemma4_text"))
+    assert plan_prune(directory, config_of(ignore=[r"layers\.0\."])).seconds > 0
+
+
 def test_experts_that_share_a_rate_count_once():
     decoder = find_decoder(make_model("qwen3_moe"))
     methods = NeuronALConfig(bits_per_weight=6).methods
