@@ -1,5 +1,6 @@
 """Private names of transformers and accelerate: a release that changes one breaks only this module."""
 
+import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -156,7 +157,7 @@ def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
     return experts.post_expert_norm(output) if hasattr(experts, "post_expert_norm") else output
 
 
-# The registry of functions that compute the experts: a name in the text config chooses one for all layers of a model.
+# The registry of functions that compute the experts: a name in a module's config, which is the model's, chooses one.
 
 
 def chooses_experts_function(module: nn.Module) -> bool:
@@ -165,9 +166,12 @@ def chooses_experts_function(module: nn.Module) -> bool:
     return looks_up and not getattr(module, "_is_expert_parallel", False)
 
 
-def set_experts_function(experts: nn.Module, name: str | None) -> str | None:
-    """Choose a function for all layers of the model, and return the name of the one before."""
-    before = experts.config._experts_implementation
+def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig | None:
+    """Choose a function for one module, in a copy of its config. Return the config before, None if it named the function."""
+    before = experts.config
+    if before._experts_implementation == name:
+        return None
+    experts.config = copy.copy(before)
     experts.config._experts_implementation_internal = name
     return before
 

@@ -1,6 +1,7 @@
 """Experts of MoE layers with packed weights, computed through transformers' registry of experts functions.
 
-Each stacked parameter of an experts module becomes a [`PackedStack`], and its config names the function below.
+Each stacked parameter of an experts module becomes a [`PackedStack`], and the module gets a config of its own, which names
+the function below. Other modules keep the model's config.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
@@ -25,10 +27,10 @@ class PackedStack(PackedModule):
 
     suffix = ""
 
-    def __init__(self, matrix: PackedMatrix, experts: int, transposed: bool, function: str | None):
+    def __init__(self, matrix: PackedMatrix, experts: int, transposed: bool, dense_config: PreTrainedConfig | None):
         super().__init__(matrix, transposed)
         self.experts, self.out_features = experts, self.row_count // experts
-        self.function = function  # registered name of what computed the experts before
+        self.dense_config = dense_config  # of the experts module before, for `take_stack`
 
     @property
     def dense_shape(self) -> tuple[int, int, int]:
@@ -122,9 +124,8 @@ def is_packable(module: nn.Module) -> bool:
 
 def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
-    before, transposed = hf_private.set_experts_function(experts, FUNCTION), experts.is_transposed
-    function = None if before == FUNCTION else before  # None: the other layers, which share the config, know it
-    stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, function)
+    before, transposed = hf_private.choose_experts_function(experts, FUNCTION), experts.is_transposed
+    stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, before)
     delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 
@@ -133,5 +134,5 @@ def take_stack(experts: nn.Module, name: str) -> None:
     """Replace a packed parameter by the dense one, bit-equal, and restore what computed the experts before."""
     stack = getattr(experts, name)
     setattr(experts, name, stack.dense_parameter())
-    if stack.function is not None:
-        hf_private.set_experts_function(experts, stack.function)
+    if stack.dense_config is not None:
+        experts.config = stack.dense_config

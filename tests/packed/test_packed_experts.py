@@ -22,15 +22,13 @@ def test_families(ids):
     """Gated and not, transposed, with biases, norms and shared experts: close to what the family computes by itself."""
     for family in FAMILIES:
         model = make_zeroed(family)
-        state, expected, function = model.state_dict(), logits(model, ids), model.config._experts_implementation
+        state, expected = model.state_dict(), logits(model, ids)
         state = {name: value.clone() for name, value in state.items()}
         sparsify(model)
         assert stacks(model) and not any(p.ndim == 3 for name, p in model.named_parameters() if "experts" in name)
-        assert model.config._experts_implementation == FUNCTION
         assert_close(logits(model, ids), expected)
         densify(model)
         assert_same_state(model, state)
-        assert model.config._experts_implementation == function
         assert torch.equal(logits(model, ids), expected)
 
 
@@ -69,16 +67,27 @@ def test_a_dense_layer_among_packed_ones(ids):
 
 
 def test_other_functions(ids):
-    """A dense model with the config of a packed one computes as ever; another function cannot compute a packed one."""
+    """A function that is chosen for all layers is for the dense ones; a dense layer computes as ever with the packed one."""
     model, other = sparsify(make_zeroed("mixtral")), make_model("mixtral")
-    expected = logits(other, ids)
-    other.config._experts_implementation = model.config._experts_implementation
+    expected, packed = logits(other, ids), logits(model, ids)
+    other.set_experts_implementation(FUNCTION)
     assert_close(logits(other, ids), expected)
     model.set_experts_implementation("eager")
-    with pytest.raises(TypeError):
-        logits(model, ids)
-    model.set_experts_implementation(FUNCTION)
-    logits(model, ids)
+    assert torch.equal(logits(model, ids), packed)
+
+
+def test_two_models_of_one_config(ids):
+    """Whether one is packed or dense again changes nothing for the other."""
+    first = make_zeroed("mixtral")
+    second = type(first)(first.config).eval()
+    second.load_state_dict(first.state_dict())
+    function, expected = first.config._experts_implementation, logits(first, ids)
+    sparsify(first)
+    assert torch.equal(logits(second, ids), expected)
+    packed = logits(sparsify(second), ids)
+    densify(first)
+    assert first.config._experts_implementation == function
+    assert torch.equal(logits(first, ids), expected) and torch.equal(logits(second, ids), packed)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
