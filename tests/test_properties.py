@@ -151,7 +151,7 @@ def interrupt_at(patch, number):
 @examples(2)
 @given(data=st.data())
 @pytest.mark.parametrize("method", METHODS)
-def test_wherever_a_prune_is_interrupted_and_whatever_the_disk_does_it_ends_the_same(
+def test_wherever_a_prune_is_interrupted_and_whatever_file_is_cut_short_it_ends_the_same(
     method, undisturbed, data, tmp_path
 ):
     expected, runs = undisturbed[method]
@@ -165,8 +165,7 @@ def test_wherever_a_prune_is_interrupted_and_whatever_the_disk_does_it_ends_the_
         records = sorted(path for path in work_dir.glob("*.safetensors") if path.stat().st_size)
         if records and data.draw(st.booleans()):
             path = data.draw(st.sampled_from(records))
-            content = bytearray(path.read_bytes())
-            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-            path.write_bytes(content)
+            content = path.read_bytes()
+            path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     found = prune(method, work_dir)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -135,7 +135,7 @@ def check(
     if config.embedding_bits is not None:
         _check_head(model, loaded)
     if loaded:
-        check_weights(decoder.projections)
+        check_weights(model, decoder.projections)
     config = with_refit_dtype(config, decoder)
     return PruneContext(decoder, config, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
 
@@ -186,9 +186,11 @@ def check_dense(model: nn.Module, purpose: str) -> None:
         )
 
 
-def check_weights(projections: Mapping[str, Projection]) -> None:
+def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
     """Raise `ValueError` unless every projection has its own finite floating-point weights."""
-    owners: dict[int, str] = {}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter.data_ptr(), []).append(name)
     for name, projection in projections.items():
         weight = projection.owner
         if is_offloaded(projection.module):
@@ -198,9 +200,9 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
                 f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
                 "offload_folder can leave them on disk."
             )
-        other = owners.setdefault(projection.weight.data_ptr(), name)
-        if other != name:
-            raise ValueError(f"{name} shares its weights with {other}: leave both out with ignore.")
+        alike = names.get(weight.data_ptr(), ())
+        if len(alike) > 1:
+            raise ValueError(f"{' and '.join(alike)} share their weights: leave them out with ignore.")
         check_finite(name, projection.weight)
 
 

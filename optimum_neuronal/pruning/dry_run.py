@@ -140,9 +140,9 @@ def _time_block(
 
 
 def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
-    """Return a copy of a decoder that ends with its first pruned block, at random weights, and runs only that block."""
+    """Return a copy of a decoder that runs only the block with the most pruned projections, at random weights."""
     copied = copy.deepcopy(decoder)
-    index = next(index for index, block in enumerate(copied.blocks) if block.pruned)
+    index = max(range(len(copied.blocks)), key=lambda index: len(copied.blocks[index].pruned))
     modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
     del modules[index + 1 :]  # blocks before it stay: some families compute each block by its index
     hf_private.randomize_weights(copied.model)

@@ -57,7 +57,8 @@ class FinalPruning:
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             dense = [trials.runner.output(block, stream, calls) for stream in streams[1:]]
-            take(index, block, partial(self._fit_block, block, calls, streams[0], *dense))
+            if block.pruned:
+                take(index, block, partial(self._fit_block, block, calls, streams[0], *dense))
             if block is trials.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
@@ -82,7 +83,7 @@ class FinalPruning:
     ) -> Finding:
         """Return the finding of a block, which `inputs` enter. A refit fits its values to the `expected` output."""
         norms = self.trials.runner.inputs_of(block, inputs, calls, self._statistic)
-        refit = self.refit if expected is not None and block.pruned else None
+        refit = self.refit if expected is not None else None
         adds = refit is not None and self.trials.pattern is None
         plan = first_zeros(self.plan, block.pruned) if adds else self.plan
         found, tensors = self._solve(block, self.trials.joined(norms, self._statistic), plan)

@@ -7,7 +7,7 @@ the saliency makes all zeros. Norms, biases and everything else stay as they are
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -218,10 +218,9 @@ class _Weights:
             return output_with(block, own, states, call)
 
     def _precision(self) -> AbstractContextManager:
-        if self._products is torch.float32:
-            return nullcontext()
-        # Without autocast's cache, which would keep the weights of the step before.
-        return torch.autocast(self.masters[0].device.type, self._products, cache_enabled=False)
+        # Not the caller's autocast, and without its cache, which would keep the weights of the step before.
+        lower = self._products is not torch.float32
+        return torch.autocast(self.masters[0].device.type, torch.bfloat16, enabled=lower, cache_enabled=False)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""

@@ -67,6 +67,7 @@ def prune_projections(
     `norms` may be None if the saliency uses no activations.
     """
     activations, starved = ({}, []) if norms is None else find_activations(projections, norms, min_tokens)
+    check_finite({name: torch.isfinite(values).all() for name, values in activations.items()})
     if saliency.updates_weights:
         changes = _solve(saliency, norms, activations, starved, pattern, projections, plan)
         check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
@@ -75,7 +76,7 @@ def prune_projections(
     for projection in projections:
         score = score_projection(saliency, projection, activations)
         mask = _mask(projection, score, plan, pattern)
-        if refine is not None:
+        if refine is not None and projection.name not in starved:
             mask = refine(projection, mask, score, None if norms is None else norms[projection.name])
         changes[projection.name] = Zeros(mask)
         finite[projection.name] = torch.isfinite(score).all()

@@ -23,6 +23,7 @@ from .base import (
     Allocation,
     TopUp,
     get_dist,
+    pruned_blocks,
     register_topup,
     rise,
     rounded,
@@ -188,12 +189,13 @@ def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """Return a plan with one sparsity per block, which rises by `2 * lam` from the first to the last around the mean.
+    """Return a plan with one sparsity per pruned block, which rises by `2 * lam` from first to last around the mean.
 
     With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
     opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
     """
-    return spread_over_blocks(decoder.blocks, sparsity, lam, -rise(decoder, schedule))
+    blocks = pruned_blocks(decoder)
+    return spread_over_blocks(blocks, sparsity, lam, -rise(len(blocks), schedule))
 
 
 def row_plan(decoder: Decoder, base: SparsityPlan, lam: float, deviation: Deviation) -> SparsityPlan:

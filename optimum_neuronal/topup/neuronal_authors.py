@@ -38,11 +38,12 @@ class RunningNorms(SquaredNorms):
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str) -> SparsityPlan:
-    """Return the plan with one sparsity per block, not rounded."""
-    last = max(len(decoder.blocks) - 1, 1)
-    rises = np.round(last * rise(decoder, schedule).numpy(), 12)  # 0, 1, 2, ... if linear
-    values = (len(decoder.blocks) - rises) * (2 * lam / last)
-    return _plan(decoder.blocks, values - values.min(), sparsity)
+    """Return the plan with one sparsity per pruned block, not rounded."""
+    blocks = pruned_blocks(decoder)
+    last = max(len(blocks) - 1, 1)
+    rises = np.round(last * rise(len(blocks), schedule).numpy(), 12)  # 0, 1, 2, ... if linear
+    values = (len(blocks) - rises) * (2 * lam / last)
+    return _plan(blocks, values - values.min(), sparsity)
 
 
 def _plan(blocks: Sequence[Block], density: np.ndarray, sparsity: float) -> SparsityPlan:

@@ -9,6 +9,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import SparsityPlan
+from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.output_errors import OUTPUT_METRICS
 from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
@@ -41,7 +42,7 @@ class Search(TopUp):
     3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
     Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights, the
-    first stage solves its candidates, and the others only mask them.
+    first stage solves its candidates, and the others only mask them; with `"alignment"`, all are masks from Wanda's score.
 
     Args:
         budget (`int`): passes of the alignment sequences through the model, at most, but the first stage always runs
@@ -66,7 +67,9 @@ class Search(TopUp):
         return aligned * len(decoder.blocks) * self.budget
 
     def solves(self, saliency) -> float:
-        return len(self.widths) if saliency.updates_weights and self.objective != ALIGNMENT else self.budget
+        if not saliency.updates_weights:
+            return self.budget
+        return 0 if self.objective == ALIGNMENT else len(self.widths)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         space = Space.of(trials.decoder, sparsity)
@@ -76,6 +79,8 @@ class Search(TopUp):
         if self.rows and trials.saliency.knows_rows:
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
+        if self.objective == ALIGNMENT and trials.saliency.updates_weights:  # as NeuronAL does
+            trials = replace(trials, saliency=Wanda())
         run = _Run(trials, space, self.objective, self.budget - 1)  # minus one: the dense model
         errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})

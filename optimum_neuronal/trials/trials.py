@@ -239,7 +239,9 @@ class Trials:
 
     def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:
         """Return the activations of a block's pruned projections by name, (in,)."""
-        return find_activations(block.pruned, norms, self.min_expert_tokens)[0]
+        found = find_activations(block.pruned, norms, self.min_expert_tokens)[0]
+        check_finite({name: torch.isfinite(values).all() for name, values in found.items()})
+        return found
 
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
         """Return a function for every plan: projection -> change. See [`trial_changes`]."""

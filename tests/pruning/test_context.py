@@ -137,10 +137,22 @@ def test_damaged_and_missing_weights_raise(llama):
     projection = decoder.blocks[1].pruned[2]
     projection.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=f"weights of {projection.name} contain NaN"):
-        check_weights(decoder.projections)
+        check_weights(llama, decoder.projections)
     with pytest.raises(ValueError, match="on the meta device: load them with from_pretrained"):
         meta = llama.to("meta")
-        check_weights(find_decoder(meta).projections)
+        check_weights(meta, find_decoder(meta).projections)
+
+
+def test_weights_that_are_used_twice_raise(llama):
+    """Also where one of the two uses is left out: it would be pruned too."""
+    first, second = (layer.mlp for layer in llama.model.layers[:2])
+    second.up_proj.weight = first.up_proj.weight
+    for ignore in ([], [r"layers\.1\.mlp\.up_proj"]):
+        with pytest.raises(
+            ValueError, match=r"0\.mlp\.up_proj\.weight and .*1\.mlp\.up_proj\.weight share their weights"
+        ):
+            check(llama, config(ignore=ignore))
+    check(llama, config(ignore=["up_proj"]))
 
 
 def test_models_of_another_kind_raise(llama):

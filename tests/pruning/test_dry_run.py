@@ -5,7 +5,7 @@ from conftest import FEW, make_model
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import context
-from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.dry_run import _one_block, plan_prune
 from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.topup import TOPUPS
 
@@ -48,6 +48,12 @@ def test_the_first_block_is_left_out(tmp_path):
     """In this family, the first two blocks differ."""
     directory, _ = saved(tmp_path, make_model("gemma4_text"))
     assert plan_prune(directory, config_of(ignore=[r"layers\.0\."])).seconds > 0
+
+
+def test_the_block_that_is_timed_has_experts_if_any_has():
+    """The first block of this family is dense."""
+    (block,) = _one_block(find_decoder(make_model("glm4_moe")), torch.device("cpu")).blocks
+    assert block.experts
 
 
 def test_experts_that_share_a_rate_count_once():

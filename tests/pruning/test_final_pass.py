@@ -54,6 +54,17 @@ def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):
     assert torch.equal(on_disk(ids).logits, first(ids).logits)
 
 
+def test_only_blocks_with_pruned_projections_are_measured(llama, ids, monkeypatch):
+    seen, inputs_of = [], BlockRunner.inputs_of
+    monkeypatch.setattr(
+        BlockRunner,
+        "inputs_of",
+        lambda self, block, *args: (seen.append(block.name), inputs_of(self, block, *args))[1],
+    )
+    prune(llama, ids, {**SPARSEGPT, "ignore": [r"layers\.1\."]})
+    assert seen == ["model.layers.0", "model.layers.2"]
+
+
 def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
     before = state(llama)
     failed = (torch.zeros(()), torch.ones((), dtype=torch.int32))

@@ -134,3 +134,14 @@ def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids)
     assert sum(map(torch.sum, uniform.values())) == sum(map(torch.sum, refined.values()))
     assert any(not torch.equal(uniform[name], refined[name]) for name in uniform)
     assert all(torch.equal(refined[name], batched[name]) for name in refined)
+
+
+def test_the_masks_of_starved_experts_stay(ids):
+    """Moments of a few tokens say nothing."""
+    found = []
+    for topup in ("uniform", "dsnot"):
+        model = make_model("mixtral")
+        fields = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1000}
+        NeuronALPruner(NeuronALConfig(0.6, "wanda", topup=topup, **fields)).prune(model, dataset=ids[:6])
+        found.append(model.model.layers[0].mlp.experts.gate_up_proj)
+    assert torch.equal(*found)

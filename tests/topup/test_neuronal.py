@@ -16,6 +16,7 @@ from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
+from optimum_neuronal.topup import neuronal_authors
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, block_plan, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import Deviation
@@ -63,6 +64,14 @@ def test_schedules_by_hand(llama, schedule, middle):
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
     ((_, (asked,)),) = trials.asked
     assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
+
+
+@pytest.mark.parametrize("make", [block_plan, neuronal_authors.block_plan])
+def test_sparsity_rises_over_the_pruned_blocks(make, llama):
+    decoder = find_decoder(llama, ignore=[r"layers\.0\."])
+    plan = make(decoder, 0.6, 0.1, "linear")
+    assert by_block(decoder.blocks[1:], plan) == pytest.approx([0.5, 0.7])
+    assert set(plan.sparsity) == set(decoder.projections)
 
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):

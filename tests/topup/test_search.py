@@ -74,7 +74,7 @@ def test_the_budget_is_what_it_costs(family, ids):
 
 @pytest.mark.parametrize(
     "saliency, arguments, by_row",
-    [("wanda", {}, True), ("sparsegpt", {}, False), ("alps", {}, True), ("alps", {"objective": "alignment"}, True)],
+    [("wanda", {}, True), ("sparsegpt", {}, False), ("alps", {}, True), ("wanda", {"objective": "alignment"}, True)],
 )
 def test_rows_are_spread_if_the_saliency_can_prune_them_unequally(saliency, arguments, by_row, llama):
     trials = FakeTrials(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
@@ -94,3 +94,10 @@ def test_the_budget_holds_with_a_saliency_that_updates_weights(saliency, llama, 
     assert unchanged(llama, before)
     # The dense model is measured twice.
     assert passes - 1 <= allocation.decisions["search"]["spent"] <= 25
+
+
+def test_candidates_that_are_compared_by_alignment_are_not_solved(llama, ids, monkeypatch):
+    monkeypatch.setattr(ALPS, "solve", None)
+    with inference(llama):
+        trials = build_trials(find_decoder(llama), ALPS(), ids, 4)
+        assert Search(budget=8, objective="alignment").allocate(trials, 0.6).decisions["search"]["stages"]

@@ -110,6 +110,8 @@ def test_activations_that_are_not_finite_raise(ids):
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             trials = make_trials(model, ids)
             trials.alignment_errors([uniform(trials)], "dense", "sequence", "l2", label=None)
+        with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
+            make_trials(model, ids).dense_scores(lambda *_: None, "Scores")
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, llama, ids):
