@@ -43,14 +43,18 @@ def make_card(
 ) -> str:
     """Return the card of a pruned model, saved in a dtype: None: its own. Without a tokenizer, it names the dense model's."""
     title, loader = escaped(title), loading_class(model)
-    base = (getattr(model.config, KEY, None) or {}).get("base_model")
+    about = getattr(model.config, KEY, None) or {}
+    base, rounds_head = about.get("base_model"), about.get("embedding_bits") is not None
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     quantized = report.config.get("bits_per_weight") is not None
     used = [] if quantized else [(TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"])]
     # A method of the user's own may not be registered in this process.
     methods = [registry.get(name) for registry, name in used if name in registry.names()]
     saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
-    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
+    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved]
+    command += ["--format", "packed" if rounds_head else format]  # it was packed before it was dense
+    if rounds_head and report.config.get("embedding_bits") is None:  # rounded by `convert`
+        command += ["--embedding-bits", str(about["embedding_bits"])]
     command += ["--dtype", report.dtype or saved, "--output", folder]
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
@@ -69,6 +73,7 @@ def make_card(
         base=base,
         report=report,
         quantized=quantized,
+        rounds_head=rounds_head,
         embedding_error=f"{max(errors):.4%}" if errors else None,
         format=format,
         loader=loader,

@@ -9,6 +9,7 @@ FORMATS = ("dense", "packed")
 CONFIG = "config.json"  # without it, a directory is not a model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
+CHAT_TEMPLATE = "chat_template.jinja"
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter beside a model along with it
 
 SUFFIX = ".safetensors"
@@ -36,3 +37,8 @@ def is_of_weights(name: str) -> bool:
 def belongs_to_model(name: str) -> bool:
     """Return True for a file of an old model that a save removes."""
     return is_of_weights(name) or name == GENERATION_CONFIG
+
+
+def belongs_to_model_or_tokenizer(name: str) -> bool:
+    """Return True for a file that a save with a tokenizer removes: the new tokenizer may have no chat template."""
+    return belongs_to_model(name) or name == CHAT_TEMPLATE

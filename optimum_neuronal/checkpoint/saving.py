@@ -32,7 +32,17 @@ from ..packed.sparsify import DenseSaving, pack_weight
 from ..report import PruningReport
 from .card import make_card, may_write_card
 from .hub import explained
-from .names import ADAPTER_CONFIG, CONFIG, DENSE_INDEX, FORMATS, MODEL_CARD, SUFFIX, WEIGHT_FILES, belongs_to_model
+from .names import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    DENSE_INDEX,
+    FORMATS,
+    MODEL_CARD,
+    SUFFIX,
+    WEIGHT_FILES,
+    belongs_to_model,
+    belongs_to_model_or_tokenizer,
+)
 from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
 
 
@@ -82,14 +92,14 @@ def save_pretrained(
 
 
 @contextmanager
-def replaced_checkpoint(path: Path) -> Iterator[Path]:
+def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_model) -> Iterator[Path]:
     """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
     if (path / ADAPTER_CONFIG).exists():
         logger.warning(
             f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
         )
     try:
-        with replaced_directory(path, belongs_to_model, last=CONFIG) as staging:
+        with replaced_directory(path, belongs, last=CONFIG) as staging:
             yield staging
     except FileExistsError:  # its message says what is in the way
         raise
@@ -215,7 +225,8 @@ def save_pruned(
     format = check_saveable(model, format, report.config.get("embedding_bits"), dtype)
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
-    with replaced_checkpoint(path) as staging:
+    belongs = belongs_to_model if tokenizer is None else belongs_to_model_or_tokenizer
+    with replaced_checkpoint(path, belongs) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)

@@ -32,11 +32,14 @@ class EvaluateCommand(Command):
 
     def work(self) -> None:
         from ..common.display import format_table
+        from ..common.validation import check_count
         from ..evaluation.perplexity import evaluate_perplexity, load_windows
         from ..evaluation.tasks import evaluate_tasks, load_tasks
         from ..pruning.context import default_batch_size
 
         args, device = self.args, flags.device_of(self.args)
+        if args.batch_size is not None:
+            check_count("--batch-size", args.batch_size, 1)
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"

@@ -40,7 +40,8 @@ def find_combinations(
         check_choice("presets", preset, list(PRESETS))
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
-    left_out, sweep = set(check_texts("without", without, "['sparsegpt+dsnot']")), sweep or {}
+    left_out = set(check_texts("without", without, "['sparsegpt+dsnot']"))
+    sweep = {name: [v for i, v in enumerate(own) if v not in own[:i]] for name, own in (sweep or {}).items()}
     if "embedding_bits" in {**(config or {}), **sweep}:
         raise ValueError("A comparison measures pruned projections, and keeps embeddings: leave embedding_bits out.")
     if empty := [name for name, values in sweep.items() if not len(values)]:

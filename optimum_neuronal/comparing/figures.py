@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,11 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
-        lines = {result.label: list(enumerate(result.block_sparsity)) for result in members}
+        points = {
+            label: [point for result in own for point in enumerate(result.block_sparsity)]
+            for label, own in grouped(members, "label").items()
+        }
+        lines = {label: _means(own) for label, own in points.items()}
         labels = ("Decoder block", "Sparsity")
         paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
         for across, *drawn in _by_parameters(members) if dense.perplexity else ():
@@ -93,7 +97,15 @@ def _lines(results: Sequence[Result], attribute: str) -> Lines:
     for run in results:
         points = lines.setdefault(f"{run.saliency} + {run.topup}", [])
         points.append((getattr(run, attribute), run.mean_perplexity))
-    return {name: sorted(points) for name, points in lines.items()}
+    return {name: _means(points) for name, points in lines.items()}
+
+
+def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return points in order of x, with the mean of those with the same x: of several seeds, say."""
+    found: dict[float, list[float]] = {}
+    for x, y in points:
+        found.setdefault(x, []).append(y)
+    return [(x, sum(own) / len(own)) for x, own in sorted(found.items())]
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -122,7 +134,7 @@ def _across(
     runs: Sequence[tuple[Result, dict[str, float]]], across: str, xlabel: str
 ) -> tuple[Lines, str, str, Lines]:
     """Return a line per value of the other numbers, or per test set without any, and circles around chosen lambdas."""
-    lines: dict[str, dict[float, float]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
     marks: dict[str, list[tuple[float, float]]] = {}
     ylabel = PERPLEXITY
     for run, own in runs:
@@ -130,11 +142,11 @@ def _across(
         if others and len(run.perplexity) > 1:
             ylabel = MEAN
         for line, value in [(others, run.mean_perplexity)] if others else run.perplexity.items():
-            lines.setdefault(line, {})[own[across]] = value
+            lines.setdefault(line, []).append((own[across], value))
             if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
                 by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
                 marks.setdefault(f"chosen by the {by}", []).append((own[across], value))
-    return {line: sorted(points.items()) for line, points in lines.items()}, xlabel, ylabel, marks
+    return {line: _means(points) for line, points in lines.items()}, xlabel, ylabel, marks
 
 
 def plot_lines(

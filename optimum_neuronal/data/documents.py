@@ -171,6 +171,15 @@ def _files(path: str) -> list[Path]:
     return sorted(file for file in files if file.is_file())
 
 
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it first."
+        ) from error
+
+
 def _load(name: str, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
     found = find_dataset(name)
@@ -179,7 +188,7 @@ def _load(name: str, test: bool) -> Documents:
     source = Path(file or found.path).name if is_local else f"{name} ({found.path}, split {split})"
     if found.path == "txt":  # without `datasets`, which takes seconds to import
         files = _files(file) if os.path.isdir(file) else [Path(file)]
-        return Documents([file.read_text(encoding="utf-8-sig") for file in files], source, joined=len(files) == 1)
+        return Documents([_read_text(file) for file in files], source, joined=len(files) == 1)
     import datasets
 
     from ..common.connection import check_connection

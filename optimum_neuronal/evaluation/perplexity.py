@@ -81,7 +81,7 @@ def load_windows(
     stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
     if len(stream) < seq_length:
         found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
-        raise ValueError(f"{found}: give more text, or a smaller seq_length.")
+        raise ValueError(f"{found}: give more text, or a shorter window.")
     return stream.unfold(0, seq_length, seq_length)[: max_windows or documents.max_windows]
 
 

@@ -76,11 +76,10 @@ def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file in an existing directory. After an error it is absent or unchanged."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several processes may write the same file
     try:
         temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        error.filename, error.filename2 = str(path), None  # a full disk names no file
-        raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # a full disk names no file

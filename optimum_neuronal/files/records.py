@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -109,7 +110,7 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
 
 def _is_own(name: str) -> bool:
     """Return True for the names of files that are written here, including temporary ones."""
-    name = name.removesuffix(".tmp")
+    name = re.sub(r"\.\d+\.tmp$", "", name)
     return name.removeprefix(".") == IDENTITY or name == LOCK or name.endswith(SUFFIX)
 
 

@@ -24,7 +24,7 @@ TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token", "trust_remote_code",
 )  # fmt: skip
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
-DENSE_WHEN_LOADED = ("neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
+DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 
 

@@ -35,7 +35,8 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
         tensors = list(matrix.tensors().values())
         return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
-    return _linear(matrix, x, bias)  # without torch's dispatch, which takes as long as the rest of a small product
+    # Without torch's dispatch, which takes as long as the rest of a small product.
+    return _rows(matrix, x, bias).view(*x.shape[:-1], matrix.row_count)
 
 
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
@@ -43,7 +44,8 @@ def unpack(matrix: PackedMatrix) -> torch.Tensor:
     return matrix.unpack() if matrix.device.type == "cpu" else accelerator.unpack(matrix)
 
 
-def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _rows(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product as a new matrix (tokens, out), after checking the tensors."""
     shape, columns, rows = x.shape, matrix.shape[-1], matrix.row_count
     if not shape or shape[-1] != columns:
         raise ValueError(f"x has shape {list(shape)}: expected (..., {columns})")
@@ -55,8 +57,7 @@ def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) ->
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
     multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
-    y = multiply(flat.contiguous(), bias)
-    return y if len(shape) == 2 else y.view(*shape[:-1], rows)
+    return multiply(flat.contiguous(), bias)
 
 
 def matrix_of(
@@ -70,7 +71,8 @@ def matrix_of(
 
 
 def _packed_linear(x, format, tensors, rows, bias):
-    return _linear(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
+    product = _rows(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
+    return product.resize_(*x.shape[:-1], rows)  # not a view, because Falcon adds to its outputs in place
 
 
 def _packed_gradient(gradient, format, tensors, columns):

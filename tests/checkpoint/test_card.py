@@ -96,3 +96,15 @@ def test_it_cites_the_papers_of_the_methods(pruned):
     cited = make_card(model, report, "me/llama-70").partition("## Cite")[2]
     assert "Zeroth-Order Adaptive Neuron Alignment" in cited and "A Simple and Effective Pruning Approach" in cited
     assert "## Cite" not in make_card(model, pruner.report, "me/llama-70"), "magnitude and uniform"
+
+
+def test_rounded_embeddings_are_told_and_made_again(pruned):
+    """By the command of a prune, in the format that has them, also if `convert` rounded them or made the model dense."""
+    pruner, model = pruned
+    model.config.sparsity_config["embedding_bits"] = 8
+    text = make_card(model, pruner.report, "me/llama-70", "dense")
+    assert "Token embeddings and head are rounded to 8 bits." in text
+    words = command(text)
+    assert words[words.index("--format") + 1] == "packed" and words[words.index("--embedding-bits") + 1] == "8"
+    pruner.report.config["embedding_bits"] = 8  # in config.json, which the command reads
+    assert "--embedding-bits" not in command(make_card(model, pruner.report, "me/llama-70", "packed"))

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, save_pretrained
 from optimum_neuronal.packed.packed_module import packed_modules
 
 
@@ -169,3 +169,13 @@ def test_hidden_files_are_not_copied(tmp_path):
     (tmp_path / "model" / ".git" / "config").write_text("a token")
     packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
     assert not [path for path in packed.iterdir() if path.name.startswith(".")]
+
+
+def test_a_packed_model_of_another_tool_becomes_dense(tmp_path):
+    model = make_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight.data[:, ::2] = 0
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    save_pretrained(model, tmp_path / "packed", format="packed")
+    convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "dense")
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "dense").state_dict(), expected)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from peft import LoraConfig
 from profiles import by_day
 from sparse_checkpoints import all_files, same, save_pruned, tensors_of
@@ -267,3 +267,12 @@ def test_only_an_empty_folder_and_a_pruned_model_may_be_written_to(tmp_path):
             with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
                 check_output(tmp_path)
             assert check_output(tmp_path, overwrite=True) == tmp_path
+
+
+def test_an_old_chat_template_goes_with_its_tokenizer(tmp_path):
+    chat, plain = make_tokenizer(), make_tokenizer()
+    chat.chat_template = "{{ messages }}"
+    for tokenizer, is_there in ((chat, True), (None, True), (plain, False)):
+        pruner, model = pruned(tokenizer=tokenizer)
+        pruner.save(model, tmp_path / "model")
+        assert (tmp_path / "model" / "chat_template.jinja").exists() == is_there

@@ -65,3 +65,8 @@ def test_an_impossible_combination_has_an_error():
 def test_mistakes(changes, error, message):
     with pytest.raises(error, match=message):
         find(**changes)
+
+
+def test_a_seed_that_is_named_twice_runs_once():
+    found = find(sparsities=[0.5], topups=["uniform"], sweep={"seed": [0, 0, 1]})
+    assert [result.setting for result, _ in found] == [{"seed": 0}, {"seed": 1}]

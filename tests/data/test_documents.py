@@ -189,3 +189,9 @@ class TestHub:
         with pytest.raises(RuntimeError, match=r"me/data:dev .*Unknown split.* word \[...\]. Pass") as caught:
             load_documents("me/data:dev")
         assert isinstance(caught.value.__cause__, ValueError) and "\n" not in str(caught.value)
+
+
+def test_text_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text .* at byte 3"):
+        load_documents(str(tmp_path / "latin.txt"), "test")

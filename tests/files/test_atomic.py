@@ -181,3 +181,23 @@ def test_files_have_the_mode_of_any_new_file(tmp_path, exists):
     (tmp_path / "mine").touch()
     for name in ("config.json", "folder/weights"):
         assert (tmp_path / "model" / name).stat().st_mode == (tmp_path / "mine").stat().st_mode, name
+
+
+def test_two_processes_write_the_same_file(tmp_path, monkeypatch):
+    path, replace = tmp_path / "file", os.replace
+
+    def replace_after_another_has_written(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        write_atomically(path, b"other")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_after_another_has_written)
+    write_atomically(path, b"own")
+    assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]
+
+
+def test_an_error_names_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_atomically(tmp_path / "missing" / "file", b"own")
+    assert str(error.value).endswith("missing/file'")

@@ -142,7 +142,7 @@ def test_only_its_own_files_are_removed(tmp_path):
     (work / "model").mkdir()
     for name in ("model/model.safetensors", "notes.txt", "model-00001.safetensors"):
         (work / name).write_text("mine")
-    (work / f".{IDENTITY}.tmp").write_text("left by a kill")
+    (work / f".{IDENTITY}.7.tmp").write_text("left by a kill")
     with work_directory(work) as folder:
         remove_records(folder)
     assert sorted(os.listdir(work)) == ["model", "model-00001.safetensors", "notes.txt"]

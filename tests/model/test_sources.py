@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from sparse_checkpoints import save_pruned
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model import sources
@@ -90,3 +91,10 @@ def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
         ):
             with pytest.raises(ValueError, match=rf"is quantized already \({method}\): prune the original model"):
                 use()
+
+
+def test_a_packed_checkpoint_is_not_called_quantized(tmp_path):
+    save_pruned(tmp_path / "packed", format="packed")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "packed", config=CONFIG)
+    with pytest.raises(ValueError, match="packed weights: call optimum_neuronal.densify"):
+        pruner.prune(pruner.model)

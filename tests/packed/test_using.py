@@ -69,3 +69,10 @@ def test_compiled_whole(family, ids):
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert_close(compiled(input_ids=ids, use_cache=False).logits, expected)
+
+
+def test_outputs_can_be_changed_in_place(ids):
+    """As Falcon does, also while gradients reach the inputs."""
+    dense = make_zeroed("falcon")
+    packed = sparsify(copy.deepcopy(dense))
+    assert_close(packed(input_ids=ids).logits.detach(), dense(input_ids=ids).logits.detach())
