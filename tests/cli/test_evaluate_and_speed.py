@@ -31,6 +31,12 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
     assert "AccRet, 50%" in shown and "pairs (4 questions)" in shown and "mean accuracy" in shown
 
 
+def test_a_batch_of_no_sequence(run, dense):
+    with pytest.raises(SystemExit) as stop:
+        run("evaluate", "--model", dense, "--batch-size", 0)
+    assert "--batch-size" in stop.value.code
+
+
 @pytest.mark.parametrize("format", ["dense", "packed"])
 def test_speed(run, tmp_path, format):
     save_pretrained(make_zeroed("llama"), tmp_path / "sparse", format=format)
