@@ -66,7 +66,7 @@ def convert_checkpoint(
     model = load_model(source)
     _check_dtypes(stored, model)
     if embedding_bits is not None:
-        about = (getattr(model.config, KEY, None) or {}) | about_head(token_weights(model))
+        about = (read_sparsity_config(model.config) or {}) | about_head(token_weights(model))
         setattr(model.config, KEY, about)
         sparsify(model, embedding_bits=embedding_bits)
     with replaced_checkpoint(target) as staging:
@@ -94,10 +94,10 @@ def find_source(
 def _check(source: Path, format: str, embedding_bits: int | None) -> bool:
     """Return True if the source is packed. Raise `ValueError` if it cannot be converted."""
     config = read_json(source / CONFIG)
-    sparsity_config, packed = read_sparsity_config(config), is_packed(config)
-    if sparsity_config is None and not packed:
+    about, packed = read_sparsity_config(config), is_packed(config)
+    if about is None and not packed:
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
-    about = sparsity_config or {}  # without one, the zeros are another tool's
+    about = about or {}  # without a sparsity_config, the zeros are another tool's
     if packed == (format == "packed") and embedding_bits in (None, about.get("embedding_bits")):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if (source / ADAPTER_CONFIG).exists():

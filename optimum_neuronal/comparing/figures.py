@@ -33,11 +33,10 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
-        points = {
-            label: [point for result in own for point in enumerate(result.block_sparsity)]
+        lines = {
+            label: _means(point for result in own for point in enumerate(result.block_sparsity))
             for label, own in grouped(members, "label").items()
         }
-        lines = {label: _means(own) for label, own in points.items()}
         labels = ("Decoder block", "Sparsity")
         paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
         for across, *drawn in _by_parameters(members) if dense.perplexity else ():

@@ -1,12 +1,7 @@
 import pytest
 import torch
 
-from optimum_neuronal.blocks.block_inputs import (
-    block_outputs,
-    first_output,
-    inference,
-    to_device,
-)
+from optimum_neuronal.blocks.block_inputs import block_outputs, first_output, inference, to_device
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.model.find_blocks import find_decoder
 

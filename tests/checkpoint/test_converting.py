@@ -4,6 +4,7 @@ import shutil
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
@@ -172,9 +173,7 @@ def test_hidden_files_are_not_copied(tmp_path):
 
 
 def test_a_packed_model_of_another_tool_becomes_dense(tmp_path):
-    model = make_model("llama")
-    for layer in model.model.layers:
-        layer.mlp.up_proj.weight.data[:, ::2] = 0
+    model = make_zeroed("llama")
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     save_pretrained(model, tmp_path / "packed", format="packed")
     convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "dense")

@@ -68,5 +68,4 @@ def test_mistakes(changes, error, message):
 
 
 def test_a_seed_that_is_named_twice_runs_once():
-    found = find(sparsities=[0.5], topups=["uniform"], sweep={"seed": [0, 0, 1]})
-    assert [result.setting for result, _ in found] == [{"seed": 0}, {"seed": 1}]
+    assert [result.setting for result, _ in find(sweep={"seed": [0, 0, 1]})] == [{"seed": 0}, {"seed": 1}]

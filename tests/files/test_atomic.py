@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_a_file_as_it_was(tmp_path, monkeypatch):
 
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match=f"No space left on device: .*{tmp_path / 'file'}"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'$"):
         write_atomically(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
@@ -195,9 +195,3 @@ def test_two_processes_write_the_same_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replace_after_another_has_written)
     write_atomically(path, b"own")
     assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]
-
-
-def test_an_error_names_the_file(tmp_path):
-    with pytest.raises(FileNotFoundError) as error:
-        write_atomically(tmp_path / "missing" / "file", b"own")
-    assert str(error.value).endswith("missing/file'")

@@ -56,12 +56,7 @@ def quantized(bits, count=None):
 def compiled(kernel, pointers, constants, target):
     if "WORDS" in kernel.arg_names:
         constants = {"WORDS": triton_sparse.WORDS, **constants}
-    types = {
-        "bits": "*u32",
-        "offsets": "*i64",
-        "scales": "*bf16",
-        **dict.fromkeys(SIZES, "i32"),
-    }
+    types = {"bits": "*u32", "offsets": "*i64", "scales": "*bf16", **dict.fromkeys(SIZES, "i32")}
     types.update({name: f"*{dtype}" for name, dtype in pointers.items()}, **dict.fromkeys(constants, "constexpr"))
     signature = {name: types[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}

@@ -22,13 +22,14 @@ def test_families(ids):
     """Gated and not, transposed, with biases, norms and shared experts: close to what the family computes by itself."""
     for family in FAMILIES:
         model = make_zeroed(family)
-        state, expected = model.state_dict(), logits(model, ids)
+        state, expected, function = model.state_dict(), logits(model, ids), model.config._experts_implementation
         state = {name: value.clone() for name, value in state.items()}
         sparsify(model)
         assert stacks(model) and not any(p.ndim == 3 for name, p in model.named_parameters() if "experts" in name)
         assert_close(logits(model, ids), expected)
         densify(model)
         assert_same_state(model, state)
+        assert model.config._experts_implementation == function
         assert torch.equal(logits(model, ids), expected)
 
 

@@ -147,10 +147,9 @@ def test_weights_that_are_used_twice_raise(llama):
     """Also where one of the two uses is left out: it would be pruned too."""
     first, second = (layer.mlp for layer in llama.model.layers[:2])
     second.up_proj.weight = first.up_proj.weight
+    message = r"0\.mlp\.up_proj\.weight and .*1\.mlp\.up_proj\.weight share their weights"
     for ignore in ([], [r"layers\.1\.mlp\.up_proj"]):
-        with pytest.raises(
-            ValueError, match=r"0\.mlp\.up_proj\.weight and .*1\.mlp\.up_proj\.weight share their weights"
-        ):
+        with pytest.raises(ValueError, match=message):
             check(llama, config(ignore=ignore))
     check(llama, config(ignore=["up_proj"]))
 

@@ -9,14 +9,7 @@ from random_layers import dampened, hessian_of, inputs, weights
 from trained import demo_layers, loss, reference_layers
 
 from optimum_neuronal.saliency import alps as module
-from optimum_neuronal.saliency.alps import (
-    ALPS,
-    Unstructured,
-    find_support,
-    fit_support,
-    make_support,
-    smallest_kept,
-)
+from optimum_neuronal.saliency.alps import ALPS, Unstructured, find_support, fit_support, make_support, smallest_kept
 from optimum_neuronal.saliency.plan import ColumnPattern, row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 

@@ -16,14 +16,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS, get_dist
-from optimum_neuronal.topup.base import (
-    bisect,
-    block_sizes,
-    plan_of_blocks,
-    pruned_blocks,
-    shift_to_mean,
-    wanda_metric,
-)
+from optimum_neuronal.topup.base import bisect, block_sizes, plan_of_blocks, pruned_blocks, shift_to_mean, wanda_metric
 
 
 FIRST = make_block([[1.0, 2.0]], [[3.0], [4.0], [5.0]], name="first")

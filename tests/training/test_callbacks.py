@@ -221,10 +221,7 @@ def test_bad_schedules(tmp_path, data, llama):
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
-    for fields in (
-        {"bits_per_weight": 2.4},
-        {"sparsity": 0.7, "embedding_bits": 8},
-    ):
+    for fields in ({"bits_per_weight": 2.4}, {"sparsity": 0.7, "embedding_bits": 8}):
         name, value = list(fields.items())[-1]
         with pytest.raises(ValueError, match=f"config has {name}={value}, which cannot be used during training"):
             NeuronALCallback(NeuronALConfig(**fields), at_step=1)

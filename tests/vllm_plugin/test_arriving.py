@@ -59,10 +59,7 @@ def test_what_is_not_smaller_packed_stays_dense_unless_a_neighbour_is_packed():
 def test_embeddings_stay_packed_only_if_they_are_quantized():
     """And padding of the vocabulary is no row of them."""
     codes = QuantizedWeight.nearest(weight(100, share=0))
-    for rows, kind in [
-        (PackedRows(codes), list),
-        (PackedRows(SparseWeight.pack(weight(100))), torch.Tensor),
-    ]:
+    for rows, kind in [(PackedRows(codes), list), (PackedRows(SparseWeight.pack(weight(100))), torch.Tensor)]:
         held = arriving(128, packs_sparse=False)
         ArrivingRows(held)[: rows.shape[0]].data.copy_(rows)
         ArrivingRows(held)[rows.shape[0] :].data.fill_(0)

@@ -11,11 +11,7 @@ from packed_models import assert_same_state, logits
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import save_pretrained
-from optimum_neuronal.packed.formats.packed_matrix import (
-    FORMATS,
-    PackedMatrix,
-    register_format,
-)
+from optimum_neuronal.packed.formats.packed_matrix import FORMATS, PackedMatrix, register_format
 from optimum_neuronal.packed.formats.sparse import of_parts, parts_of
 from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_module import packed_modules

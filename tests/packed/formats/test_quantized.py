@@ -9,12 +9,7 @@ from profiles import examples
 
 from optimum_neuronal.native.library import DTYPES
 from optimum_neuronal.packed.formats import packed_matrix, quantized
-from optimum_neuronal.packed.formats.bit_planes import (
-    BLOCK_ROWS,
-    decode_rows,
-    encode_planes,
-    planes_shape,
-)
+from optimum_neuronal.packed.formats.bit_planes import BLOCK_ROWS, decode_rows, encode_planes, planes_shape
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
 
 

@@ -12,13 +12,7 @@ from weights import bits, sparse
 from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.packed.formats import packed_matrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.packed.formats.sparse import (
-    SparseWeight,
-    count_kept,
-    of_parts,
-    parts_of,
-    sparse_bytes,
-)
+from optimum_neuronal.packed.formats.sparse import SparseWeight, count_kept, of_parts, parts_of, sparse_bytes
 
 
 def test_known_layout():
