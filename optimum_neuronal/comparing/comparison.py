@@ -75,13 +75,16 @@ class Comparison:
     def notes(self) -> list[str]:
         """Return what the figures were measured on, in sentences."""
         notes, settings = [], [result.setting for result in self.results]
+        swept = dict.fromkeys(name for setting in settings for name in setting)
         if self.calibration:
-            text = "Calibration: {num_samples} x {seq_length} tokens of {source}, seed {seed}."
-            notes.append(text.format(**self.calibration))
+            text = "Calibration: {num_samples} x {seq_length} tokens"
+            text += "" if "dataset" in swept else " of {source}"
+            text += "" if "seed" in swept else ", seed {seed}"
+            notes.append(f"{text.format(**self.calibration)}.")
         given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in self.calibration)
         if given:
             notes.append(f"All with {given}.")
-        for name in dict.fromkeys(name for setting in settings for name in setting):
+        for name in swept:
             values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
             notes.append(f"Means over {name} {values}, ± the standard deviation.")
         found = [f"{name} ({count} x {tokens} tokens)" for name, (count, tokens) in self.windows.items()]

@@ -256,7 +256,7 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     assert [result.config["num_alignment_samples"] for result in found.results] == [1, 2, 1, 2]
     one, two, three, _ = [result.perplexity["test"] for result in found.results]
     assert one == two != three, "OWL has no alignment sequences, but another seed draws other text"
-    assert "Means over seed 0, 1" in str(found) and " ± " in found.table().rows[1][4]
+    assert "tokens of text.txt.\n\nMeans over seed 0, 1" in str(found) and " ± " in found.table().rows[1][4]
 
 
 def test_offloaded_models(ids, others, tmp_path, monkeypatch):
