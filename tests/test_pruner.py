@@ -254,8 +254,12 @@ def test_test_files_of_the_same_name(tmp_path, ids, monkeypatch):
         pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
     read, load = [], perplexity.load_documents
     monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
-    pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files)
+    sizes, measure = [], pruner_module.evaluate_perplexity
+    watched = lambda *args, batch_size: sizes.append(batch_size) or measure(*args)  # noqa: E731
+    monkeypatch.setattr(pruner_module, "evaluate_perplexity", watched)
+    pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files, batch_size=3)
     assert len(read) == 2, "each once, for both measurements"
+    assert sizes == [3] * 4
     first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
     assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
 

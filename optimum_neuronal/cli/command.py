@@ -34,7 +34,7 @@ class Command(BaseOptimumCLICommand):
     def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
         super().__init__(subparsers, args, command, from_defaults_factory, parser)
         if not from_defaults_factory:
-            add_switch(self.parser, "--quiet", "show no progress bars and no notes")
+            add_switch(self.parser, "--quiet", "show no notes and no progress bars, except lm-eval's")
             add_switch(self.parser, "--debug", "show where an error comes from")
             describe(self.parser, self.USAGE, self.COMMAND.help, self.EXAMPLES)
 
@@ -49,6 +49,7 @@ class Command(BaseOptimumCLICommand):
 
                 logging.set_verbosity_error()
                 logging.disable_progress_bar()
+                os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
             self.work()
         except EXPECTED as error:
             if self.args.debug:

@@ -47,7 +47,7 @@ class CompareCommand(Command):
         flags.add_model_flags(parser, required=False)
         parser.add_argument("--evaluate", nargs="*", help=f"test text: {DATASETS} (default: wikitext2)")
         flags.add_test_flags(parser)
-        presets = "presets of the config to compare with, at every sparsity (default: none)"
+        presets = "presets of the config to compare with, at every sparsity or at their own amount (default: none)"
         parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
@@ -60,8 +60,9 @@ class CompareCommand(Command):
     def check(self) -> None:
         if self.args.model is self.args.merge is None:
             raise ValueError("--model is missing: give it, or --merge.")
-        if self.args.plots and self.args.merge:
-            raise ValueError("--plots and --merge cannot be combined: leave one of them out.")
+        for flag in ("model", "plots", "overwrite"):
+            if self.args.merge and getattr(self.args, flag):
+                raise ValueError(f"--{flag} and --merge cannot be combined: leave one of them out.")
         if self.args.plots:
             from ..common.figure_style import check_matplotlib
 

@@ -80,7 +80,9 @@ def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
     add_switch(parser, "--stream", "read weights from disk one block at a time, for models larger than memory")
     spread = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
     parser.add_argument("--device-map", help=spread)
-    default = "about 2048 tokens; to prune, about 8192 on an accelerator. On a CPU, pruning always uses one sequence"
+    default = "about 2048 tokens; for tasks 32 answers on an accelerator, else 1"
+    if prunes:
+        default += "; to prune, about 8192 tokens on an accelerator. On a CPU, pruning always uses one sequence"
     batch = f"sequences per forward pass; changes the result by rounding at most (default: {default})"
     parser.add_argument("--batch-size", type=int, help=batch)
     if not prunes:

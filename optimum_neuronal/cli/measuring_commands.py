@@ -40,13 +40,16 @@ class EvaluateCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.batch_size is not None:
             check_count("--batch-size", args.batch_size, 1)
+        if args.limit is not None:
+            check_count("--limit", args.limit, 1)
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
-            rows = []
-            for dataset in args.dataset or ([] if args.tasks else ["wikitext2"]):
-                windows = load_windows(model.config, tokenizer, dataset, args.window, args.max_windows)
+            rows, sizes = [], (args.window, args.max_windows)
+            datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
+            tests = {name: load_windows(model.config, tokenizer, name, *sizes) for name in datasets}
+            for dataset, windows in tests.items():
                 batch_size = args.batch_size or default_batch_size(windows.shape[1])
                 perplexity = evaluate_perplexity(model, None, windows, batch_size=batch_size)
                 rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape)])

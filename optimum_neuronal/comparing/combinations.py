@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from ..common.registry import parse_method
-from ..common.validation import check_choice, check_numbers, check_texts
+from ..common.validation import check_choice, check_numbers, check_several, check_texts
 from ..config.config_fields import as_json
 from ..config.neuronal_config import OF_ZEROS, NeuronALConfig
 from ..config.presets import PRESETS
@@ -32,7 +32,8 @@ def find_combinations(
     """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
-    sparsities = list(dict.fromkeys(sparsities))
+    sparsities = _numbers("sparsities", sparsities, "[0.6]")
+    budgets = _numbers("bits_per_weight", bits_per_weight, "[2.4]")
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
@@ -40,19 +41,23 @@ def find_combinations(
         check_choice("presets", preset, list(PRESETS))
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
-    left_out = set(check_texts("without", without, "['sparsegpt+dsnot']"))
-    sweep = {name: [v for i, v in enumerate(own) if v not in own[:i]] for name, own in (sweep or {}).items()}
-    if "embedding_bits" in {**(config or {}), **sweep}:
+    left_out = {_pair(*text.partition("+")[::2]) for text in check_texts("without", without, "['sparsegpt+dsnot']")}
+    sweep = {name: [v for i, v in enumerate(own) if v not in own[:i]] for name, own in as_json(sweep or {}).items()}
+    fields = {**(config or {}), **sweep}
+    if "embedding_bits" in fields:
         raise ValueError("A comparison measures pruned projections, and keeps embeddings: leave embedding_bits out.")
+    for name, several in (("sparsity", "sparsities"), ("saliency", "saliencies"), ("topup", "topups")):
+        if name in fields:
+            raise ValueError(f"{name} is {fields[name]!r}: give a list as {several}.")
     if empty := [name for name, values in sweep.items() if not len(values)]:
         raise ValueError(f"sweep has no values of {empty[0]}: name some, or leave it out.")
     wanted = [
         Result(*own)
         for own in dict.fromkeys(product(sparsities, saliencies, topups))
-        if "+".join(parse_method(method)[0] for method in own[1:]) not in left_out
+        if _pair(*own[1:]) not in left_out
     ]
     wanted += _of_presets(dict.fromkeys(presets), sparsities)
-    wanted += [Result(0.0, QUANTIZED, RATES, budget=budget) for budget in dict.fromkeys(bits_per_weight)]
+    wanted += [Result(0.0, QUANTIZED, RATES, budget=budget) for budget in budgets]
     if not wanted:
         raise ValueError("There is nothing to compare: name methods and a sparsity, a preset, or bits_per_weight.")
     others = {**as_json(config or {}), "dataset": dataset if isinstance(dataset, str) else None}
@@ -68,6 +73,15 @@ def find_combinations(
     if all(config is None for _, config in found):
         raise ValueError(f"No combination is possible: {found[0][0].error}")
     return found
+
+
+def _numbers(name: str, values: Any, example: str) -> list:
+    return as_json(list(dict.fromkeys(check_several(name, values, example))))
+
+
+def _pair(saliency: str, topup: str) -> tuple[str, str]:
+    """Return the registered names of two methods."""
+    return SALIENCIES.get(parse_method(saliency)[0]).name, TOPUPS.get(parse_method(topup)[0]).name
 
 
 def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Result]:

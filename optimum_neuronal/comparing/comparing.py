@@ -105,7 +105,7 @@ def compare(
         load_tasks(tasks, include_path)
     questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
     memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
+    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory, output)
     runs.load_tests(tests, window, max_windows)
     with exclusive(runs.model):
         return _run_all(runs, combinations, as_json(config), output, overwrite)
@@ -151,11 +151,18 @@ class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, combinations: Combinations, dataset: Any, questions: dict, memory: dict
+        self,
+        model: Any,
+        tokenizer: Any,
+        combinations: Combinations,
+        dataset: Any,
+        questions: dict,
+        memory: dict,
+        output: str | Path | None,
     ):
         self.model = model
         self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `check`
-        self.task_files = _checksums(questions["include_path"])
+        self.task_files = _checksums(questions["include_path"], output)
         self.windows: dict[str, torch.Tensor] = {}  # by test set
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
@@ -199,7 +206,8 @@ class Runs:
             batch_size = self.memory["batch_size"] or default_batch_size(ids.shape[1])
             perplexity[name] = evaluate_perplexity(self.model, None, ids, batch_size=batch_size)
         if self.questions["tasks"]:
-            accuracy = evaluate_tasks(self.model, self.tokenizer, **self.questions)
+            questions = self.questions | {"batch_size": self.memory["batch_size"]}
+            accuracy = evaluate_tasks(self.model, self.tokenizer, **questions)
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
 
     def dense(self) -> Result:
@@ -226,7 +234,7 @@ class Runs:
             combination,
             **figures,
             **{name: getattr(report, name) for name in REPORTED},
-            block_sparsity=list(report.blocks.values()),
+            block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
             allocation_seconds=report.seconds["allocation"] + cache.saved,
             pruning_seconds=report.seconds["pruning"],
         )
@@ -243,10 +251,13 @@ def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: 
     raise errors[0]
 
 
-def _checksums(folder: str | Path | None) -> dict[str, str]:
-    """Return the checksum of every file in a folder of tasks, which a later call may find changed."""
+def _checksums(folder: str | Path | None, output: str | Path | None) -> dict[str, str]:
+    """Return the checksum of every file in a folder of tasks, but not of the output, which may be inside it."""
     files = [] if folder is None else sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    own = None if output is None else Path(output).resolve()
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if own not in path.resolve().parents
+    }
 
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:

@@ -77,10 +77,10 @@ class Comparison:
         notes, settings = [], [result.setting for result in self.results]
         swept = dict.fromkeys(name for setting in settings for name in setting)
         if self.calibration:
-            text = "Calibration: {num_samples} x {seq_length} tokens"
-            text += "" if "dataset" in swept else " of {source}"
-            text += "" if "seed" in swept else ", seed {seed}"
-            notes.append(f"{text.format(**self.calibration)}.")
+            known = {name: "several" if name in swept else value for name, value in self.calibration.items()}
+            source = "several datasets" if "dataset" in swept else known["source"]
+            seed = "" if known["seed"] is None or "seed" in swept else f", seed {known['seed']}"
+            notes.append(f"Calibration: {known['num_samples']} x {known['seq_length']} tokens of {source}{seed}.")
         given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in self.calibration)
         if given:
             notes.append(f"All with {given}.")
@@ -92,7 +92,8 @@ class Comparison:
             notes.append(f"Perplexity: {', '.join(found)}.")
         if self.dense.accuracy:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
-            notes.append(f"Zero-shot accuracy, ± the standard error: {', '.join(asked)}.")
+            spread = "the standard error" + (", or of a mean the standard deviation" if swept else "")
+            notes.append(f"Zero-shot accuracy, ± {spread}: {', '.join(asked)}.")
         return notes
 
     def table(self) -> Table:
@@ -171,7 +172,7 @@ def measured_columns(
     for name in tasks:
         found = column(name, rows, lambda r, name=name: r.accuracy.get(name, {}).get("accuracy"), "{:.2%}", max)
         errors = [row[0].accuracy.get(name, {}).get("stderr") if len(row) == 1 else None for row in rows]
-        values = [value and (value[0], value[1] or error) for value, error in zip(found.values, errors)]
+        values = [v and (v[0], error if v[1] is None else v[1]) for v, error in zip(found.values, errors)]
         columns.append(found._replace(values=values))
     if dense.accuracy:
         columns.append(column(f"{prefix}mean accuracy", rows, lambda result: result.mean_accuracy, "{:.2%}", max))

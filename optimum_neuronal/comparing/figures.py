@@ -34,7 +34,7 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
         lines = {
-            label: _means(point for result in own for point in enumerate(result.block_sparsity))
+            label: _means((i, y) for result in own for i, y in enumerate(result.block_sparsity) if y is not None)
             for label, own in grouped(members, "label").items()
         }
         labels = ("Decoder block", "Sparsity")

@@ -22,7 +22,7 @@ class Result:
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
-    block_sparsity: list[float] = field(default_factory=list)  # share of zeros in every block
+    block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
     allocation_seconds: float = 0.0  # these two count what the combination needs, also if another one computed it
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model

@@ -14,7 +14,7 @@ from .documents import Documents, load_documents
 # Families (`model_type`) whose position ids start after the padding id.
 POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
 HELD_OUT = 4  # further windows that are drawn, to measure the model on
-SPAN = 16  # tokens: windows that share as many, or a quarter of them, at an end of one overlap
+SPAN = 16  # windows overlap if one holds the other's first or last 16 tokens (a quarter of them, if that is less)
 
 
 @dataclass(frozen=True)
@@ -159,5 +159,5 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
         return min(2048, most) if most else 2048
     if seq_length < 2 or (most and seq_length > most):  # one token predicts nothing
         allowed = f"2 to {most}" if most else "at least 2"
-        raise ValueError(f"seq_length={seq_length}, but this model allows {allowed} tokens.")
+        raise ValueError(f"Sequences of {seq_length} tokens do not fit: this model allows {allowed} tokens.")
     return seq_length

@@ -68,7 +68,7 @@ def load_windows(
     max_windows: int | None = None,
 ) -> torch.Tensor:
     """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
-    check_count("seq_length", 2 if seq_length is None else seq_length, 2)
+    check_count("The length of test windows", 2 if seq_length is None else seq_length, 2)
     check_count("max_windows", 1 if max_windows is None else max_windows, 1)
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:

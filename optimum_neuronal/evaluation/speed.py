@@ -14,6 +14,7 @@ from ..common.display import format_bytes, format_table
 from ..common.machine import time_on
 from ..common.progress import progress
 from ..common.validation import check_count
+from ..data.calibration import resolve_seq_length
 from ..pruning.reporting import public_name
 
 
@@ -74,6 +75,7 @@ def measure_speed(
     """
     for value in (*batches, prompt_tokens, new_tokens, rounds):
         check_count("batches, prompt_tokens, new_tokens or rounds", value, 1)
+    resolve_seq_length(dense.config, max(2, prompt_tokens, PROMPT + 1 + new_tokens))
     with inference(dense), inference(packed):
         work = [
             (f"decode, batch {batch}", batch * new_tokens, decode_seconds, (batch, new_tokens)) for batch in batches

@@ -74,9 +74,10 @@ def test_weights_on_disk_and_spread_by_accelerate(run, arguments, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folders for rewritten weights are gone"
 
 
-def test_means_have_no_figures(run, tmp_path):
-    with pytest.raises(SystemExit, match="--plots and --merge cannot be combined"):
-        run("compare", "--merge", tmp_path, "--plots")
+def test_means_have_no_figures_and_no_model(run, tmp_path):
+    for flags in (("--plots",), ("--overwrite",), ("--model", "me/mine")):
+        with pytest.raises(SystemExit, match=f"{flags[0]} and --merge cannot be combined"):
+            run("compare", "--merge", tmp_path, *flags)
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):

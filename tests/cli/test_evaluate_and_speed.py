@@ -31,10 +31,24 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
     assert "AccRet, 50%" in shown and "pairs (4 questions)" in shown and "mean accuracy" in shown
 
 
-def test_a_batch_of_no_sequence(run, dense):
-    with pytest.raises(SystemExit) as stop:
-        run("evaluate", "--model", dense, "--batch-size", 0)
-    assert "--batch-size" in stop.value.code
+def test_mistakes_are_found_before_anything_is_measured(run, dense, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("w1")
+    texts = (tmp_path / "text.txt", tmp_path / "short.txt")
+    for flags, message in (
+        (("--batch-size", 0), "--batch-size is 0"),
+        (("--limit", 0), "--limit is 0"),
+        (("--dataset", *texts, "--window", 16), "fewer than one window of 16"),
+        (("--dataset", texts[0], "--window", 999), "Sequences of 999 tokens do not fit"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run("evaluate", "--model", dense, *flags)
+        assert "measuring" not in capsys.readouterr().err
+
+
+def test_speed_beyond_the_length_of_the_model(run, tmp_path):
+    save_pretrained(make_zeroed("gpt2"), tmp_path / "sparse")
+    with pytest.raises(SystemExit, match="of 999 tokens do not fit"):
+        run("speed", "--model", tmp_path / "sparse", "--prompt-tokens", 999)
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

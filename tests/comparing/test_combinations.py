@@ -1,3 +1,7 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 
 from optimum_neuronal import NeuronALConfig
@@ -56,6 +60,9 @@ def test_an_impossible_combination_has_an_error():
         ({"topups": ["uniforn:x=1"]}, ValueError, "Did you mean 'uniform'"),
         ({"topups": []}, ValueError, "nothing to compare"),
         ({"sparsities": [1.5]}, ValueError, "sparsities is 1.5"),
+        ({"sparsities": 0.5}, TypeError, "sparsities is 0.5: expected a list"),
+        ({"config": {"topup": "owl"}}, ValueError, "topup is 'owl': give a list as topups"),
+        ({"without": ["magnitude+owk"]}, ValueError, "Did you mean 'owl'"),
         ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected a list"),
         ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
         ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),
@@ -67,5 +74,14 @@ def test_mistakes(changes, error, message):
         find(**changes)
 
 
-def test_a_seed_that_is_named_twice_runs_once():
-    assert [result.setting for result, _ in find(sweep={"seed": [0, 0, 1]})] == [{"seed": 0}, {"seed": 1}]
+def test_numpy_values_and_a_seed_that_is_named_twice():
+    found = find(sweep={"seed": np.array([0, 0, 1])}, sparsities=np.array([0.5], dtype=np.float32))
+    assert [asdict(result)["setting"] for result, _ in found] == [{"seed": 0}, {"seed": 1}]
+    assert json.dumps([asdict(result) for result, _ in found])
+
+
+def test_pairs_are_left_out_however_they_are_spelled():
+    found = find(
+        topups=["alpha-pruning", "owl:half_width=0.1"], without=["wanda+alpha_pruning", "wanda+owl"], presets=["fast"]
+    )
+    assert [result.topup for result, _ in found] == ["fast"]

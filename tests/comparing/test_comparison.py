@@ -61,6 +61,14 @@ def test_tables(comparison):
     )
 
 
+def test_means_over_seeds(comparison):
+    """A deviation of 0 is shown, too."""
+    seeds = [result(0.7, "ria", "owl", 9.0, 9.0, accuracy=0.7, setting={"seed": seed}) for seed in (0, 1)]
+    comparison.results[3:] = seeds
+    assert "9.00 ± 0.00 9.00 ± 0.00 70.00% ± 0.00% 70.00% ± 0.00%" in squeezed(str(comparison))
+    assert "± the standard error, or of a mean the standard deviation" in str(comparison)
+
+
 def test_budgets_of_bits_and_presets(comparison):
     comparison.results += [
         result(0.0, "quantized", "rates", 30.0, 60.0, accuracy=0.7, budget=3.2, bits_per_weight=3.125),

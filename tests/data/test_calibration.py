@@ -110,5 +110,5 @@ def test_resolve_seq_length():
     ):
         assert resolve_seq_length(config, given) == length
     for config, bad, most in ((LlamaConfig(max_position_embeddings=512), 0, 512), (roberta, 65, 64)):
-        with pytest.raises(ValueError, match=f"seq_length={bad}, but this model allows 2 to {most} tokens"):
+        with pytest.raises(ValueError, match=f"of {bad} tokens do not fit: this model allows 2 to {most} tokens"):
             resolve_seq_length(config, bad)

@@ -107,9 +107,9 @@ def test_mistakes(model, tokenizer):
         ([text(range(9))], {"seq_length": 10}, "holds 9 tokens, fewer than one window of 10"),
         ([[0, -1]], {}, f"vocabulary has {VOCAB} entries"),
         ([[0, VOCAB]], {}, f"vocabulary has {VOCAB} entries"),
-        (["text"], {"seq_length": 33}, "seq_length=33, but this model allows 2 to 32"),
-        (random_ids(2, 33), {}, "seq_length=33, but this model allows 2 to 32"),
-        (random_ids(2, 1), {}, "seq_length=1, but this model allows 2 to 32"),
+        (["text"], {"seq_length": 33}, "of 33 tokens do not fit: this model allows 2 to 32"),
+        (random_ids(2, 33), {}, "of 33 tokens do not fit: this model allows 2 to 32"),
+        (random_ids(2, 1), {}, "of 1 tokens do not fit: this model allows 2 to 32"),
         (["text"], {"tokenizer": None}, "needs a tokenizer"),
         (ids, {"batch_size": 0}, "batch_size is 0: expected a whole number of at least"),
     ):

@@ -70,5 +70,5 @@ def test_what_cannot_serve():
     data = [{"input_ids": row} for row in ROWS]
     with pytest.raises(ValueError, match="holds 40 tokens, but 11 .* of 4 need 44: set num_samples to at most 10"):
         sequences(data, num_samples=11)
-    with pytest.raises(ValueError, match="seq_length=65, but this model allows 2 to 64"):
+    with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit: this model allows 2 to 64"):
         sequences(data, seq_length=65)
