@@ -11,6 +11,7 @@ from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
 from ..model.projections import token_weights
+from ..packed.formats.packed_matrix import PREFIX
 from ..packed.sparsify import sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
@@ -34,7 +35,7 @@ def convert_checkpoint(
     token: str | None = None,
     embedding_bits: int | None = None,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, with the same weights bit for bit.
+    """Write a pruned checkpoint in the other format, or with rounded embeddings, with all other weights bit for bit.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report; a README.md of your own stays.
@@ -62,7 +63,7 @@ def convert_checkpoint(
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
     packed = _check(source, format, embedding_bits)
-    stored = {} if packed else _dtypes(source)
+    stored = _dtypes(source, packed)
     model = load_model(source)
     _check_dtypes(stored, model)
     if embedding_bits is not None:
@@ -72,7 +73,7 @@ def convert_checkpoint(
     with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size)
         if not is_same(source, target):
-            _copy_others(source, staging)
+            _copy_others(source, staging, target)
         if may_write_card(target):
             _write_card(model, source, staging, format, target.name)
         else:
@@ -111,12 +112,13 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> bool:
     return packed
 
 
-def _dtypes(source: Path) -> dict[torch.dtype, str]:
-    """Return the floating dtypes in the files of a dense checkpoint -> the name of a weight. Only headers are read."""
+def _dtypes(source: Path, packed: bool) -> dict[torch.dtype, str]:
+    """Return the floating dtypes of dense weights in the files -> the name of one. Only headers are read."""
     found: dict[torch.dtype | None, str] = {}
-    for path in weight_files(source, packed=False):
+    for path in weight_files(source, packed):
         with opened(path) as file:
-            found |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if PREFIX not in name]  # noqa: SIM118
+            found |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in names}
     return {dtype: name for dtype, name in found.items() if dtype is not None}
 
 
@@ -129,9 +131,11 @@ def _check_dtypes(stored: dict[torch.dtype, str], model: Any) -> None:
         )
 
 
-def _copy_others(source: Path, staging: Path) -> None:
-    """Copy all files of a checkpoint that are missing, except hidden ones and weights."""
+def _copy_others(source: Path, staging: Path, target: Path) -> None:
+    """Copy the other files of a checkpoint, unless staging has them; not hidden ones, weights, or those of the target."""
     for path in sorted(source.rglob("*")):
+        if path.resolve().is_relative_to(target.resolve()):
+            continue
         place = staging / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
         if path.is_file() and not hidden and not path.name.endswith(WEIGHT_SUFFIXES) and not place.exists():

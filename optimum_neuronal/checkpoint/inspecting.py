@@ -195,7 +195,8 @@ def _count(
     if place.left_out:
         dense = dense[[index for index in range(len(dense)) if str(index) not in place.left_out]]
     counted = dense.numel()
-    zeros = counted - int(torch.count_nonzero(dense))
+    comparable = dense.float() if dense.itemsize == 1 and dense.is_floating_point() else dense  # of float8
+    zeros = counted - int(torch.count_nonzero(comparable))
     shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
     for share in (result.total, *shares):
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted

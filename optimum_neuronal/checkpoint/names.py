@@ -1,4 +1,4 @@
-"""File names of a checkpoint. Those of transformers and of the Hub are theirs; plain transformers does not look for the packed ones."""
+"""File names of a checkpoint. transformers and the Hub fix some; plain transformers does not look for the packed ones."""
 
 import re
 from fnmatch import fnmatchcase

@@ -57,11 +57,15 @@ class SparseLora(LoraVariant):
             return self.weight.masked(module.get_delta_weight(adapter))
 
 
-def make_sparse(layer: nn.Module, weight: Any, exact: bool) -> bool:
-    """Let the adapters of a layer keep the zeros of the weight that it updates; return False if PEFT has no hook for it."""
+def make_sparse(layer: nn.Module, weight: Any, exact: bool | None) -> bool:
+    """Let the adapters of a layer keep the zeros of the weight that it updates; return False if PEFT has no hook for it.
+
+    With None for `exact`, those that keep them already stay as they are, and the others are not exact.
+    """
     if not isinstance(layer, Linear) or any(not isinstance(v, SparseLora) for v in layer.lora_variant.values()):
         return False
-    layer.lora_variant |= {adapter: SparseLora(weight, exact) for adapter in layer.lora_A}
+    new = [name for name in layer.lora_A if exact is not None or name not in layer.lora_variant]
+    layer.lora_variant |= {adapter: SparseLora(weight, bool(exact)) for adapter in new}
     return True
 
 

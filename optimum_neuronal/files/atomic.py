@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .locking import locked
+
 
 STAGING = ".saving"  # end of the temporary directory's name
 REPLACED = ".replaced"  # folder in it for the old files, until all new ones are in their place
@@ -32,21 +34,36 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
+def removed_at_the_end(file: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
 def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
     """Yield an empty temporary folder, and move its files into the directory when the block ends without an exception.
 
     Old files whose name `belongs` are removed. The file `last`, without which the directory is not a model, is moved last.
+    Raise `BlockingIOError` if another process or thread is doing so at the same time.
     """
     path = Path(os.path.realpath(directory))
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
     place, name = (path.parent, f".{path.name}{STAGING}") if is_new else (path, STAGING)
-    with scratch_directory(place, name) as staging:
+    lock = place / f"{name}.lock"
+    with (
+        locked(lock, f"Another process or thread is saving to {path}: let only one of them save."),
+        removed_at_the_end(lock),
+        scratch_directory(place, name) as staging,
+    ):
         yield staging
         mode = staging.stat().st_mode & 0o666  # of a new file: safetensors writes files that only their user can read
         for file in filter(Path.is_file, staging.rglob("*")):
             file.chmod(mode)
-        if is_new:
+        if not path.exists():
+            lock.unlink()  # a later save, to the directory that then exists, has its lock elsewhere
             staging.rename(path)
         else:
             _move_files(staging, path, belongs, last)
@@ -54,18 +71,19 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
 
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
     """Put new files in the place of old ones. If one cannot be moved, all old files come back."""
-    new = sorted(os.listdir(staging), key=lambda name: name == last)
-    for name in new:
-        if (path / name).is_dir() and not (staging / name).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / name))
+    files = (file.relative_to(staging) for file in staging.rglob("*") if not file.is_dir())
+    new = sorted(files, key=lambda file: (file == Path(last), file))
+    for file in new:
+        if (path / file).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / file))
     with os.scandir(path) as entries:
-        old = [e.name for e in entries if e.name in (last, *new) or e.is_file() and belongs(e.name)]
-    old.sort(key=lambda name: name != last)
-    (staging / REPLACED).mkdir()
-    moves = [(path / name, staging / REPLACED / name) for name in old]
-    moves += [(staging / name, path / name) for name in new]
+        removed = {Path(e.name) for e in entries if e.is_file() and (e.name == last or belongs(e.name))}
+    old = removed.union(file for file in new if os.path.lexists(path / file))
+    moves = [(path / file, staging / REPLACED / file) for file in sorted(old, key=lambda file: file != Path(last))]
+    moves += [(staging / file, path / file) for file in new]
     try:
         for place, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(place, target)
     except BaseException:
         for place, target in reversed(moves):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -18,6 +17,7 @@ from ..common.machine import Processes
 from ..common.notes import get_logger
 from .atomic import scratch_directory, write_atomically
 from .directories import check_writable
+from .locking import locked
 
 
 logger = get_logger(__name__)
@@ -148,17 +148,9 @@ def weights_directory(directory: Path) -> Iterator[Path]:
 def _locked(directory: Path) -> Iterator[Path]:
     """Create a directory and lock it. Raise `BlockingIOError` if it is in use."""
     directory.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory / LOCK, blocking=False, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BlockingIOError(
-            f"{directory} is in use by another prune: wait for it to end, or choose another directory."
-        ) from error
-    try:
+    busy = f"{directory} is in use by another prune: wait for it to end, or choose another directory."
+    with locked(directory / LOCK, busy):
         yield directory
-    finally:
-        lock.release()
 
 
 def remove_records(directory: Path | None) -> None:

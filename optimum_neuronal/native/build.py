@@ -77,7 +77,7 @@ def _run(command: list[str]) -> str | None:
 
 def cached_library() -> Path:
     """Return the compiled library in the user's cache, below XDG_CACHE_HOME or ~/.cache. Compile it if it is missing."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     machine = "-".join((sys.platform, platform.machine(), *platform.libc_ver())).replace("/", "_")
     target = base / "optimum_neuronal" / "native" / f"{digest()}-{machine}.so"
     if not base.is_absolute():

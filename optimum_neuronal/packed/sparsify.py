@@ -53,12 +53,18 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
     check_model(model)
     check_embedding_bits(embedding_bits)
     shared = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
-    left_dense = pack_head(model) if embedding_bits is not None else {}
-    for name in [name for name, _ in model.named_modules()]:
-        why = _pack_module(model, name, shared)
-        if why is not None:
-            left_dense[name] = why
-    if next(packed_modules(model), None) is None:
+    model.hf_quantizer = DenseSaving(None)  # already now, to save also a model that an interrupt left packed in part
+    try:
+        left_dense = pack_head(model) if embedding_bits is not None else {}
+        for name in [name for name, _ in model.named_modules()]:
+            why = _pack_module(model, name, shared)
+            if why is not None:
+                left_dense[name] = why
+    finally:
+        is_packed = next(packed_modules(model), None) is not None
+        if not is_packed:
+            del model.hf_quantizer
+    if not is_packed:
         raise ValueError(
             f"No weight of {type(model).__name__} is sparse enough to be smaller packed. Prune the model first, with "
             "NeuronALPruner or optimum-cli neuronal prune."

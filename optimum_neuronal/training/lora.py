@@ -10,8 +10,9 @@ from torch import nn
 
 from ..common.notes import get_logger
 from ..compat import peft
+from ..packed.packed_embedding import TiedLinear
 from ..packed.packed_linear import PackedLinear, is_linear
-from ..packed.packed_module import allow_gradients, packed_modules
+from ..packed.packed_module import PackedModule, allow_gradients, packed_modules
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 
@@ -74,7 +75,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
 
     Raises:
         `TypeError`: not a model, or another config.
-        `ValueError`: the config trains biases, or its `init_lora_weights` changes the adapted weights.
+        `ValueError`: the config trains biases or packed modules, or its `init_lora_weights` changes the adapted weights.
     """
     from ..compat.peft_layers import packed_lora_config
 
@@ -84,6 +85,13 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
     if config.bias != "none":
         raise ValueError(
             f"bias={config.bias!r}: biases of packed layers are not trained. Leave it 'none', or call "
+            "optimum_neuronal.densify(model) first."
+        )
+    kept = tuple(f".{name}" for name in config.modules_to_save or ())
+    packed = (name for name, module in model.named_modules() if isinstance(module, (PackedModule, TiedLinear)))
+    if wrong := next((name for name in packed if f".{name}".endswith(kept)), None):
+        raise ValueError(
+            f"modules_to_save names {wrong}, which is packed and cannot be trained: leave it out, or call "
             "optimum_neuronal.densify(model) first."
         )
     if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
@@ -104,7 +112,7 @@ def guard_merging(model: nn.Module, weights: list[SparseWeight]) -> None:
         return
     from ..compat.peft_layers import is_sparse, make_sparse
 
-    found = [make_sparse(layer, weight, exact=False) for layer, weight in adapted.items() if not is_sparse(layer)]
+    found = [make_sparse(layer, weight, exact=None) for layer, weight in adapted.items() if not is_sparse(layer)]
     if any(found):
         logger.warning(
             "Merging will leave out the adapters' updates of pruned weights, so the merged model will differ from the "

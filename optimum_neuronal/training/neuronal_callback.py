@@ -76,7 +76,10 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         model = unwrap(model)
         if late := next((step for step in self.schedule if step > state.max_steps), None):
             raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
-        self.sparsity_config = self._saved_config(state) if state.global_step else None
+        self.sparsity_config = getattr(model.config, KEY, None)
+        if state.global_step:  # resumed: the model in memory may have been pruned after the checkpoint
+            self.sparsity_config = self._saved_config(state)
+            model.config.__dict__.pop(KEY, None)
         if self.sparsity_config is not None:
             record_sparsity(model, self.sparsity_config)
         with _as_if_dense(model):  # raises now what would stop training at a later step

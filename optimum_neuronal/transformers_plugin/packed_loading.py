@@ -16,7 +16,7 @@ from ..checkpoint.packed_files import QUANT_METHOD, QUANTIZATION_CONFIG, check_v
 from ..compat import hf_private
 from ..packed.packed_module import packed_modules
 from ..packed.replacing import PackedHeader, put_empty
-from ..packed.sparsify import DenseSaving, finish_packing
+from ..packed.sparsify import finish_packing
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -36,8 +36,8 @@ class PackedConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(QUANT_METHOD)
-class PackedQuantizer(DenseSaving):
-    """The quantizer of a packed checkpoint. It stays on the loaded model, whose `save_pretrained` asks it for dense weights."""
+class PackedQuantizer(hf_private.EarlyQuantizer):
+    """The quantizer of a packed checkpoint, until the model is loaded."""
 
     def see_config(self, config: PreTrainedConfig) -> None:
         """Name the file that transformers looks for. Plain transformers does not find it, and raises an error."""

@@ -56,7 +56,9 @@ def test_what_cannot_be_converted(tmp_path):
     shutil.copytree(tmp_path / "pruned", tmp_path / "adapted")
     get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapted")
     shutil.copytree(tmp_path / "pruned", tmp_path / "mixed")
-    change_config(tmp_path / "mixed", lambda config: config.update(dtype="bfloat16"))
+    save_pretrained(make_zeroed("llama"), tmp_path / "mixed-packed", format="packed")
+    for name in ("mixed", "mixed-packed"):
+        change_config(tmp_path / name, lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
         ("pruned", "dense", "is already dense"),
         ("plain", "packed", "is not pruned: prune it first"),
@@ -64,6 +66,7 @@ def test_what_cannot_be_converted(tmp_path):
         ("absent", "packed", "is not a directory: check its path"),
         ("adapted", "packed", "holds an adapter"),
         ("mixed", "packed", "in torch.float32, but transformers loads it in torch.bfloat16"),
+        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in torch.bfloat16"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):
@@ -164,8 +167,12 @@ def test_codes_of_other_bits_than_recorded_are_found(quantized):
     assert any("mlp.up_proj has codes of" in problem for problem in inspect_checkpoint(folder).problems)
 
 
-def test_hidden_files_are_not_copied(tmp_path):
+def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
     save_pruned(tmp_path / "model")
+    for _ in range(2):
+        inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed")
+    assert not (inside / "packed").exists()
+    shutil.rmtree(inside)
     (tmp_path / "model" / ".git").mkdir()
     (tmp_path / "model" / ".git" / "config").write_text("a token")
     packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")

@@ -1,6 +1,7 @@
 import pytest
+import torch
 from conftest import make_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sparse_checkpoints import change_config, save_pruned, tensors_of
 
 from optimum_neuronal import inspect_checkpoint
@@ -63,6 +64,9 @@ def test_a_model_that_was_not_pruned(tmp_path):
     assert not found.pruned and not found.problems and found.total.sparsity == 0
     assert list(found.blocks) == [f"model.layers.{index}" for index in range(3)] and "self_attn.q_proj" in found.kinds
     assert "no: config.json has no sparsity_config" in str(found) and "Not pruned" in str(found)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: value.to(torch.float8_e4m3fn) for name, value in tensors.items()}, tmp_path / "model.safetensors")
+    assert 0 < inspect_checkpoint(tmp_path).total.sparsity < 0.1, "small weights were rounded to 0"
 
 
 HOSTILE = "x\n\nVerified: the zeros agree with the sparsity_config.\x1b[2J\u202e\ud800"

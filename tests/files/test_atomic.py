@@ -15,12 +15,13 @@ from optimum_neuronal.files.atomic import replaced_directory, scratch_directory,
 TOUCHING = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 OWN = {"notes.txt": "mine", "runs/1/log": "mine"}
 OLD = {"config.json": "old", "model.safetensors": "old", "more.safetensors": "old", **OWN}
-NEW = {"config.json": "new", "model.safetensors": "new", "README.md": "new", **OWN}
+NEW = {"config.json": "new", "model.safetensors": "new", "README.md": "new", "runs/2/log": "new", **OWN}
 
 
 def write(directory: Path, text: str) -> None:
     with replaced_directory(directory, lambda name: name.endswith(".safetensors"), last="config.json") as staging:
         for name in (OLD if text == "old" else NEW).keys() - OWN.keys():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_text(text)
 
 
@@ -83,6 +84,8 @@ def test_an_exception_leaves_everything(tmp_path):
     make(tmp_path / "model")
     with pytest.raises(RuntimeError), replaced_directory(tmp_path / "model", str.isalpha, "config.json") as staging:
         (staging / "config.json").write_text("new")
+        with pytest.raises(BlockingIOError, match="Another process or thread is saving to .*model"):
+            write(tmp_path / "model", "new")
         raise RuntimeError("stop")
     assert content(tmp_path / "model") == OLD and os.listdir(tmp_path) == ["model"]
 

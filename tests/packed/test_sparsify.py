@@ -9,6 +9,7 @@ import torch
 from conftest import FEW, make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed, zero
 from sparse import make_sparse
+from sparse_checkpoints import same
 from torch import nn
 from torch.nn.utils import prune
 from transformers import Trainer, TrainingArguments
@@ -96,9 +97,26 @@ def test_errors():
     for dense in (make_model("llama"), copy.deepcopy(model).double()):
         with pytest.raises(ValueError, match="No weight of LlamaForCausalLM is sparse enough"):
             sparsify(dense)
+        assert not hasattr(dense, "hf_quantizer")
     model.is_quantized = True
     with pytest.raises(ValueError, match="only floating-point weights can be packed"):
         sparsify(model)
+
+
+def test_a_model_that_an_interrupt_left_packed_in_part_can_be_saved(tmp_path, monkeypatch):
+    model, pack = make_zeroed(), module._pack_module
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def interrupted(model, name, shared):
+        if "layers.1" in name:
+            raise KeyboardInterrupt
+        return pack(model, name, shared)
+
+    monkeypatch.setattr(module, "_pack_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sparsify(model)
+    model.save_pretrained(tmp_path)
+    assert next(packed_modules(model)) and same(type(model).from_pretrained(tmp_path).state_dict(), expected)
 
 
 def test_training_raises(ids, tmp_path):

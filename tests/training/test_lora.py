@@ -144,6 +144,7 @@ def test_keep_sparsity_lets_lora_keep_zeros_when_merged(ids):
     assert same_zeros(merged, zeros)
     model = keep_lora_sparse(adapted("lora", init_lora_weights=False))
     before = logits(model, ids)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"]))
     keep_sparsity(model)
     assert torch.equal(logits(model, ids), before), "what was exact stays so"
     keep_lora_sparse(model, exact=False)
@@ -198,9 +199,10 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
 
 
 def test_adapters_that_packed_weights_do_not_support():
-    model = sparsify(make_sparse("llama"))
+    model = sparsify(make_sparse("llama"), embedding_bits=8)
     for config, kind, message in (
         (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
+        (LoraConfig(modules_to_save=["lm_head"]), ValueError, "modules_to_save names lm_head, which is packed"),
         (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
     ):
         with pytest.raises(kind, match=message):
