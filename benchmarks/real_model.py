@@ -1,6 +1,6 @@
 """Measure methods on SmolLM2-135M-Instruct, a model that people use.
 
-    pip install gguf '.[report]'
+    pip install '.[report,train,gguf]'
     python -m benchmarks.real_model prepare smollm2
     python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png

@@ -63,7 +63,9 @@ class PruneCommand(Command):
     def check(self) -> None:
         args = self.args
         if args.config is args.preset is None and not {"sparsity", "bits_per_weight"} & vars(args).keys():
-            raise ValueError("--sparsity is missing: give it, or --bits-per-weight, --preset or --config.")
+            raise ValueError(
+                "--sparsity is missing: give it, or --bits-per-weight, or a preset or config that has one."
+            )
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 
 DATASETS = (
-    "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .raw, "
-    ".csv, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN)"
+    "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local text, .csv, "
+    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN)"
 )
 
 
@@ -36,7 +36,7 @@ class ConfigFields:
     sparsity: float | None = _field(
         None,
         "share of the weights in the decoder blocks' linear projections to set to zero, in [0, 1), such as 0.7",
-        unset="required, unless a preset or bits_per_weight is given",
+        unset="required, unless bits_per_weight or a preset with an amount is given",
         metavar="SHARE",
     )
     saliency: str = _field(
@@ -102,7 +102,7 @@ class ConfigFields:
         None,
         "dtype of the matrix products in a refit of float32 weights, float32 or bfloat16",
         choices=("float32", "bfloat16"),
-        unset="bfloat16 if the CPU multiplies it faster (AMX), else the weights' own",
+        unset="bfloat16 if the CPU multiplies it faster (AMX) and the hidden size is at least 512, else the weights' own",
     )
     bits_per_weight: float | None = _field(
         None,

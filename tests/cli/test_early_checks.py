@@ -7,7 +7,7 @@ import pytest
 
 PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
-    (("prune", "--model", "dense", "--output", "new"), "--sparsity is missing: .* --config"),
+    (("prune", "--model", "dense", "--output", "new"), "--sparsity is missing: .* or a preset or config"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
     ((*PRUNE, "--config", "gone.json"), "--config gone.json does not exist"),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),

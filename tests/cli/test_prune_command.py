@@ -52,7 +52,7 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
     measured, measure = [], pruner.evaluate_perplexity
 
-    def first_is_made_up(model, tokenizer, ids):
+    def first_is_made_up(model, tokenizer, ids, batch_size):
         measured.append(ids)
         return dense_value if len(measured) == 1 else measure(model, tokenizer, ids)
 
