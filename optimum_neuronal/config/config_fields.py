@@ -106,7 +106,7 @@ class ConfigFields:
     )
     bits_per_weight: float | None = _field(
         None,
-        "quantize the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 2.4; "
+        "quantize the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 3.5; "
         "each projection gets 2 to 8 bits",
         least=2,
         most=9,

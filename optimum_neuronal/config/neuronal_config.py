@@ -116,7 +116,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         sparsity, budget = self.sparsity, self.bits_per_weight
         if sparsity is None and budget is None:
             raise TypeError(
-                "NeuronALConfig needs sparsity, such as 0.7, or bits_per_weight, such as 2.4, to quantize weights."
+                "NeuronALConfig needs sparsity, such as 0.7, or bits_per_weight, such as 3.5, to quantize weights."
             )
         if budget is None:
             check_sparsity(sparsity)

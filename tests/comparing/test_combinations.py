@@ -37,8 +37,8 @@ def test_each_occurs_once_methods_first_then_presets_then_budgets():
 
 def test_a_preset_with_an_amount_of_its_own_is_run_once():
     found = find(sparsities=[0.6, 0.7], presets=["two-four", "few-bits"])[-2:]
-    assert [result.method for result, _ in found] == ["preset two-four, 50% sparsity", "preset few-bits, 2.4 bits"]
-    assert [(config.sparsity, config.bits_per_weight) for _, config in found] == [(0.5, None), (None, 2.4)]
+    assert [result.method for result, _ in found] == ["preset two-four, 50% sparsity", "preset few-bits, 3.5 bits"]
+    assert [(config.sparsity, config.bits_per_weight) for _, config in found] == [(0.5, None), (None, 3.5)]
 
 
 def test_fields_of_sparse_prunes_are_left_out_of_quantized_ones():
