@@ -94,14 +94,15 @@ def measure(args: argparse.Namespace) -> None:
     sparse = [method for method in args.methods if method not in quantized]
     runs = [(method, 0.0) for method in ("dense", *quantized)] + [(method, args.sparsity) for method in sparse]
     for method, sparsity in runs:
-        rows, row = read(args.output), {"method": method, "sparsity": sparsity, **texts, "sizes": sizes}
+        rows, own = read(args.output), {"model": Path(args.model).name, **texts, "sizes": sizes}
+        row = {"method": method, "sparsity": sparsity, **own}
         if any(row.items() <= known.items() for known in rows):
             continue
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(default_device())
         if method != "dense":
             row |= prune(args, model, tokenizer, method, sparsity)
         row["perplexity"] = evaluate_perplexity(model, tokenizer, args.evaluate, args.window, max_windows=args.windows)
-        unpruned = {"method": "dense", **texts, "sizes": sizes}
+        unpruned = {"method": "dense", **own}
         dense = next((known for known in rows if unpruned.items() <= known.items()), row)
         row["excess"] = math.log(row["perplexity"] / dense["perplexity"])
         if tokenizer.chat_template:
@@ -132,7 +133,10 @@ def prune(
 
 @torch.no_grad()
 def errors_by_block(model: PreTrainedModel, dense: PreTrainedModel, ids: torch.Tensor) -> list[float]:
-    """Return the squared error of each block's output relative to the dense model's, mean over tokens. `ids` is (N, L)."""
+    """Return the squared error of each block's output relative to the dense model's, mean over tokens. `ids` is (N, L).
+
+    That of the last block is measured after the final norm.
+    """
     ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in (model, dense))
     return [float(relative_error(outputs, expected)) for outputs, expected in zip(ours, theirs)]
 

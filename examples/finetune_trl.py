@@ -23,8 +23,9 @@ parser.add_argument("--evaluate", default="wikitext2", help="test text (default:
 parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
 parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
-parser.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
-parser.add_argument("--packed", action="store_true", help="train LoRA on packed weights, and save the adapter")
+instead = parser.add_mutually_exclusive_group()
+instead.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
+instead.add_argument("--packed", action="store_true", help="train LoRA on packed weights, and save the adapter")
 args = parser.parse_args()
 
 model = AutoModelForCausalLM.from_pretrained(args.model, dtype="float32")

@@ -5,9 +5,10 @@ python examples/prune.py --model Qwen/Qwen3-0.6B --dataset c4 --evaluate wikitex
 
 import argparse
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.common.machine import default_device
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -20,17 +21,15 @@ parser.add_argument("--evaluate", default="wikitext2", help="test text (default:
 parser.add_argument("--num-samples", type=int, default=128, help="calibration sequences (default: 128)")
 args = parser.parse_args()
 
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
-tokenizer = AutoTokenizer.from_pretrained(args.model)
-print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate):.2f}")
-
 data = {"dataset": args.dataset, "num_samples": args.num_samples}
-pruner = NeuronALPruner(NeuronALConfig.preset(args.preset, sparsity=args.sparsity, **data), tokenizer)
-model = pruner.prune(model)
+config = NeuronALConfig.preset(args.preset, sparsity=args.sparsity, **data)
+pruner = NeuronALPruner.from_pretrained(args.model, config=config, dtype="auto")
+pruner.model.to(default_device())
+pruner.quantize(args.output, evaluate={"test": args.evaluate})  # optimum's name for it: prune and save
 print(pruner.report)
-pruner.save(model, args.output)
+print(f"dense: perplexity {pruner.report.evaluation['test']['dense']:.2f}")
 if args.preset == "paper":
     print(f"NeuronAL chose lambda {pruner.report.block_lambda} for blocks and {pruner.report.row_lambda} for rows")
 
-reloaded = AutoModelForCausalLM.from_pretrained(args.output, dtype="auto")
-print(f"sparse, reloaded: perplexity {evaluate_perplexity(reloaded, tokenizer, args.evaluate):.2f}")
+reloaded = AutoModelForCausalLM.from_pretrained(args.output, dtype="auto").to(default_device())
+print(f"sparse, reloaded: perplexity {evaluate_perplexity(reloaded, pruner.tokenizer, args.evaluate):.2f}")

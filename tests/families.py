@@ -103,6 +103,7 @@ FAMILIES = {
         "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj fc1 fc2",
         dict(ffn_dim=48, word_embed_proj_dim=HIDDEN),
     ),
+    "openai-gpt": Family("GPT", "attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj"),
     "gpt2": Family("GPT-2", "attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj", dict(n_inner=48)),
     "gpt_bigcode": Family("GPT-BigCode, StarCoder", "attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj", dict(n_inner=48)),
     "gpt_neo": Family(

@@ -26,8 +26,8 @@ def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
 
 
 def first_output(output) -> torch.Tensor:
-    """Return the hidden states in a block's output, which is a tuple in some families."""
-    return output[0] if isinstance(output, tuple) else output
+    """Return the hidden states in a block's output, which is a tuple or list in some families."""
+    return output[0] if isinstance(output, (tuple, list)) else output
 
 
 Wrap = Callable[[torch.Tensor], object]  # hidden states -> a block's output with them
@@ -35,8 +35,8 @@ Wrap = Callable[[torch.Tensor], object]  # hidden states -> a block's output wit
 
 def output_wrapper(output) -> Wrap:
     """Return a function that puts hidden states into the form of a block's output."""
-    rest = output[1:] if isinstance(output, tuple) else None
-    return lambda hidden: hidden if rest is None else (hidden, *rest)
+    rest = output[1:] if isinstance(output, (tuple, list)) else None
+    return lambda hidden: hidden if rest is None else type(output)((hidden, *rest))
 
 
 @contextmanager

@@ -89,8 +89,8 @@ def hand_back_freed() -> None:
 
 def reset_peak_memory() -> None:
     """Reset the result of [`peak_memory`], on accelerators and on Linux."""
-    if torch.accelerator.is_available():
-        torch.accelerator.reset_peak_memory_stats()
+    for index in range(torch.accelerator.device_count()):
+        torch.accelerator.reset_peak_memory_stats(index)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -186,7 +186,8 @@ class Processes:
 @contextmanager
 def process_group() -> Iterator[Processes]:
     """Join the processes that torchrun or `accelerate launch` has started, if any. Each uses the device of its local rank."""
-    if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    # In this order: torch can be built without distributed.
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
         yield Processes.current()
         return
     if torch.accelerator.is_available():

@@ -119,7 +119,9 @@ _ARCHITECTURES = {
     "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "llama4_text": Architecture(stacked_experts=True),
     "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
-    **dict.fromkeys(("cohere", "cohere2", "gptj", "phi"), Architecture(parallel=True)),
+    **dict.fromkeys(
+        ("cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "gptj", "phi"), Architecture(parallel=True)
+    ),
     **dict.fromkeys(("gpt_neox", "stablelm"), Architecture(parallel=("use_parallel_residual",))),
     **dict.fromkeys(
         ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "gated_query"})

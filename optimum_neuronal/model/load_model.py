@@ -119,7 +119,7 @@ def load_streamed(
 
 
 def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
-    """Return module name -> place: `"disk"` for the list of blocks, the device for the largest modules beside it.
+    """Return name -> place: `"disk"` for the list of blocks, the device for the largest modules and the tensors beside it.
 
     Places are text: accelerate passes them to safetensors, which takes no `torch.device`.
     """
@@ -129,6 +129,10 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
         parent = name.rpartition(".")[0]
         beside = not parent or blocks.startswith(f"{parent}.")
         if name and beside and not f"{blocks}.".startswith(f"{name}."):
+            placed[name] = str(device)
+    for name in model.state_dict():
+        parent = name.rpartition(".")[0]
+        if not parent or blocks.startswith(f"{parent}."):  # of a module that holds the blocks
             placed[name] = str(device)
     return placed
 

@@ -49,8 +49,9 @@ def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[st
     if os.path.isdir(path):
         subfolder = options.pop("subfolder", None)
         path = Path(path) / subfolder if subfolder else path
-        check_directory(path)
-    file = find_gguf(path)
+        if not options.get("gguf_file"):
+            check_directory(path)
+    file = None if options.get("gguf_file") else find_gguf(path)
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}
     if options.get("gguf_file") and find_spec("gguf") is None:

@@ -18,7 +18,8 @@ def test_parallel_may_depend_on_the_config():
     assert find_architecture("falcon").is_parallel(Config)
     Config.parallel_attn = False
     assert not find_architecture("falcon").is_parallel(Config)
-    assert find_architecture("cohere").is_parallel(Config) and not find_architecture("llama").is_parallel(Config)
+    assert all(find_architecture(name).is_parallel(Config) for name in ("cohere", "cohere2_moe"))
+    assert not find_architecture("llama").is_parallel(Config)
 
 
 def test_unknown_roles_raise():

@@ -79,6 +79,8 @@ def test_what_a_directory_names(tmp_path, monkeypatch):
     (tmp_path / "b.gguf").touch()
     with pytest.raises(ValueError, match="holds 2 GGUF files: name one of them, such as .*a.gguf"):
         locate(tmp_path, {})
+    monkeypatch.setattr(sources, "find_spec", lambda name: name)
+    assert locate(tmp_path, {"gguf_file": "b.gguf"}) == (tmp_path, {"gguf_file": "b.gguf"})
 
 
 def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
