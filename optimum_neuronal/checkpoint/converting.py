@@ -133,8 +133,9 @@ def _check_dtypes(stored: dict[torch.dtype, str], model: Any) -> None:
 
 def _copy_others(source: Path, staging: Path, target: Path) -> None:
     """Copy the other files of a checkpoint, unless staging has them; not hidden ones, weights, or those of the target."""
+    inside = target.resolve().is_relative_to(source.resolve())
     for path in sorted(source.rglob("*")):
-        if path.resolve().is_relative_to(target.resolve()):
+        if inside and path.resolve().is_relative_to(target.resolve()):
             continue
         place = staging / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)

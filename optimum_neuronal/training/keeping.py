@@ -1,8 +1,8 @@
 """Keeps a sparse model sparse while it is trained: no pruned weight comes back, with any optimizer and loop.
 
-The gradients of pruned weights are set to zero as soon as they are accumulated (under FSDP2 before the step), so clipping
-(not under FSDP2), momentum and second moments see only the other weights. The pruned weights are set to zero after every step, since some optimizers change weights whose
-gradients are zero.
+The gradients of pruned weights are set to zero as soon as they are accumulated (under FSDP2 before the step), so
+clipping (not under FSDP2), momentum and second moments see only the other weights. The pruned weights are set to zero
+after every step, since some optimizers change weights whose gradients are zero.
 """
 
 from contextlib import AbstractContextManager

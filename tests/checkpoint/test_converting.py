@@ -172,6 +172,8 @@ def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
     for _ in range(2):
         inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed")
     assert not (inside / "packed").exists()
+    (inside / "notes.txt").write_text("mine")
+    assert (convert_checkpoint(inside, "dense", tmp_path / "model") / "notes.txt").exists()
     shutil.rmtree(inside)
     (tmp_path / "model" / ".git").mkdir()
     (tmp_path / "model" / ".git" / "config").write_text("a token")
