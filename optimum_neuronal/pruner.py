@@ -20,7 +20,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dtype, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, check_not_sparse, default_batch_size, exclusive
+from .pruning.context import Clock, PruneContext, check, check_not_sparse, exclusive
 from .pruning.prune import draw_calibration, find_tokenizer, open_records, own_tokenizer, prune_model
 from .report import PruningReport
 
@@ -153,8 +153,7 @@ class NeuronALPruner(OptimumQuantizer):
 
             def measure(when: str) -> None:
                 for name, ids in windows.items():
-                    size = batch_size or default_batch_size(ids.shape[1])
-                    found[name][when] = evaluate_perplexity(model, None, ids, batch_size=size)
+                    found[name][when] = evaluate_perplexity(model, None, ids, batch_size=batch_size)
                     context.clock.lap("evaluation")
 
             measure("dense")

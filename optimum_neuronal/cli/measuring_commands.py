@@ -35,7 +35,6 @@ class EvaluateCommand(Command):
         from ..common.validation import check_count
         from ..evaluation.perplexity import evaluate_perplexity, load_windows
         from ..evaluation.tasks import evaluate_tasks, load_tasks
-        from ..pruning.context import default_batch_size
 
         args, device = self.args, flags.device_of(self.args)
         if args.batch_size is not None:
@@ -50,8 +49,7 @@ class EvaluateCommand(Command):
             datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
             tests = {name: load_windows(model.config, tokenizer, name, *sizes) for name in datasets}
             for dataset, windows in tests.items():
-                batch_size = args.batch_size or default_batch_size(windows.shape[1])
-                perplexity = evaluate_perplexity(model, None, windows, batch_size=batch_size)
+                perplexity = evaluate_perplexity(model, None, windows, batch_size=args.batch_size)
                 rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape)])
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each"], rows))

@@ -23,7 +23,7 @@ from ..evaluation.perplexity import as_model, evaluate_perplexity, load_windows,
 from ..evaluation.tasks import check_answers, evaluate_tasks, load_tasks
 from ..files.records import Records, remove_records
 from ..model.projections import Decoder
-from ..pruning.context import check, default_batch_size, exclusive
+from ..pruning.context import check, exclusive
 from ..pruning.final_pass import changed_weights
 from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
 from ..pruning.reporting import make_report, packed_size, public_name, versions
@@ -201,13 +201,10 @@ class Runs:
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
-        perplexity, accuracy = {}, {}
-        for name, ids in self.windows.items():
-            batch_size = self.memory["batch_size"] or default_batch_size(ids.shape[1])
-            perplexity[name] = evaluate_perplexity(self.model, None, ids, batch_size=batch_size)
+        size, accuracy = {"batch_size": self.memory["batch_size"]}, {}
+        perplexity = {name: evaluate_perplexity(self.model, None, ids, **size) for name, ids in self.windows.items()}
         if self.questions["tasks"]:
-            questions = self.questions | {"batch_size": self.memory["batch_size"]}
-            accuracy = evaluate_tasks(self.model, self.tokenizer, **questions)
+            accuracy = evaluate_tasks(self.model, self.tokenizer, **self.questions, **size)
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
 
     def dense(self) -> Result:

@@ -16,6 +16,7 @@ from ..common.validation import check_count
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..model.load_model import load_model
+from ..pruning.context import default_batch_size
 from ..pruning.prune import find_tokenizer
 from ..pruning.reporting import without_folders
 
@@ -27,7 +28,7 @@ def evaluate_perplexity(
     seq_length: int | None = None,
     *,
     max_windows: int | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = 1,
 ) -> float:
     """Return the perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
@@ -42,12 +43,12 @@ def evaluate_perplexity(
             without a split gives its test split.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
         max_windows (`int`): measure only the first windows, at most this many. None: all (c4: 256).
-        batch_size (`int`): windows per forward. Changes the result by rounding at most.
+        batch_size (`int`): windows per forward. Changes the result by rounding at most. None: of about 2048 tokens.
 
     Raises:
         `ValueError`, `TypeError`: too little text, an unsuitable model or tokenizer, or a loss that is not finite.
     """
-    check_count("batch_size", batch_size, 1)
+    check_count("batch_size", 1 if batch_size is None else batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
     check_language_model(model)
     embeddings = model.get_input_embeddings().weight
@@ -56,7 +57,7 @@ def evaluate_perplexity(
     # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
     device = "cpu" if embeddings.device.type == "meta" else embeddings.device
     with inference(model):
-        mean = _mean_nll(model, windows, batch_size, device)
+        mean = _mean_nll(model, windows, batch_size or default_batch_size(windows.shape[1]), device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 
