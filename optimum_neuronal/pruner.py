@@ -130,7 +130,7 @@ class NeuronALPruner(OptimumQuantizer):
                 perplexities before and after the prune. Without any, those of a few sequences of the calibration text
                 that are not used otherwise, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
-            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if any weights are low-bit, else dense.
+            format (`str`, *optional*): `"dense"` or `"packed"`. None: dense.
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, also if `from_pretrained` was given another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
@@ -141,7 +141,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
-        format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits, save_dtype)
+        format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         with work_directory(work_dir) as folder:
             context, tokenizer = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
@@ -176,10 +176,9 @@ class NeuronALPruner(OptimumQuantizer):
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
-        """Set weights of the model to zero, or quantize them, in place.
+        """Set weights of the model to zero, in place.
 
-        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were. Quantized
-        projections become modules that compute with codes. Under torchrun or `accelerate launch`, the processes share the
+        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were.  Under torchrun or `accelerate launch`, the processes share the
         work, and each prunes its own copy of the model.
 
         Args:

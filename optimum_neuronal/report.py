@@ -1,7 +1,6 @@
 """Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,13 +20,13 @@ class PruningReport:
 
     Args:
         config (`dict`): the `NeuronALConfig`.
-        requested_sparsity (`float`): requested share of zeros, in [0, 1); 0 if weights are quantized.
+        requested_sparsity (`float`): requested share of zeros, in [0, 1).
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
         projections (`dict`):
-            Projection name -> shares of zeros `sparsity`, `smallest_row` and `largest_row`; and `bits` of quantized weights.
+            Projection name -> shares of zeros: `sparsity`, `smallest_row` and `largest_row`.
         block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
-        decisions (`dict`): the top-up's candidates, each with its error; or what the projections' bits follow from.
+        decisions (`dict`): the top-up's candidates, each with its error.
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
         block_forwards (`int`): number of forward passes of a block on one sequence.
@@ -35,10 +34,7 @@ class PruningReport:
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`, and `window`, its tokens; you may fill it in. The model card shows it.
-        bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks or scales included.
-        head_roundings (`dict`):
-            Name in the files -> `error`: squared error of rounding token embeddings and head to 8 bits, relative to
-            the squared weights.
+        bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         version (`int`): of this format.
@@ -60,7 +56,6 @@ class PruningReport:
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     bits_per_weight: float | None = None
-    head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     dtype: str | None = None
     gguf_file: str | None = None
     version: int = VERSION
@@ -84,18 +79,11 @@ class PruningReport:
         return format_table(["", "pruned model"], list(self._rows()))
 
     def _rows(self) -> Iterator[list[str]]:
-        if self.config.get("bits_per_weight") is None:
-            yield ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"]
-            yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
-        else:
-            yield from self._rate_rows()
+        yield ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"]
+        yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
         if self.gguf_file:
             yield ["dense model", f"{self.gguf_file}, whose weights had been quantized before"]
         yield ["method", method_text(self.config)]
-        if self.head_roundings:
-            error, name = max((own["error"], name) for name, own in self.head_roundings.items())
-            text = f"{self.config['embedding_bits']} bits; squared error of rounding at most {error:.4%} ({name})"
-            yield ["embeddings and head", text]
         for step, chosen in (("block", self.block_lambda), ("row", self.row_lambda)):
             if chosen is not None:
                 yield [f"lambda of the {step} step", f"{chosen:g}"]
@@ -111,16 +99,8 @@ class PruningReport:
         yield ["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
 
-    def _rate_rows(self) -> Iterator[list[str]]:
-        yield ["bits per weight", f"{self.bits_per_weight:.3f} (requested: {self.config['bits_per_weight']:g})"]
-        counts = Counter(own["bits"] for own in self.projections.values())
-        text = ", ".join(f"{bits:g} in {count}" for bits, count in sorted(counts.items()))
-        yield ["bits of codes", f"{text} projections"]
-
 
 def method_text(config: Mapping[str, Any]) -> str:
     """Return how fields of a `NeuronALConfig` prune a model, in a few words."""
-    if config.get("bits_per_weight") is None:
-        epochs = config.get("refit_epochs")
-        return f"{config['saliency']} + {config['topup']}" + (f", refit of {epochs} epochs" if epochs else "")
-    return "quantized, " + ("uniform rates" if config["topup"] == "uniform" else "rates by divergence")
+    epochs = config.get("refit_epochs")
+    return f"{config['saliency']} + {config['topup']}" + (f", refit of {epochs} epochs" if epochs else "")

@@ -13,8 +13,8 @@ from torch import nn
 
 from ..common.machine import hand_back_freed
 from ..compat import hf_private
+from ..model.change import Change
 from ..model.projections import Block, Projection
-from ..packed.change import Change
 from .block_inputs import replaced_forward
 
 

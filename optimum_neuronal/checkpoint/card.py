@@ -56,7 +56,7 @@ def make_card(
     if rounds_head and report.config.get("embedding_bits") is None:  # rounded by `convert`
         command += ["--embedding-bits", str(about["embedding_bits"])]
     command += ["--dtype", report.dtype or saved, "--output", folder]
-    errors = [rounding["error"] for rounding in report.head_roundings.values()]
+    errors: list[float] = []
     blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
     metadata = ModelCardData(
         library_name="transformers",

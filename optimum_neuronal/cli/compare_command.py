@@ -19,10 +19,9 @@ SEVERAL = {
     "sparsity": ("sparsities", "0.6 0.7 0.8"),
     "saliency": ("saliencies", "wanda"),
     "topup": ("topups", "uniform owl neuronal"),
-    "bits_per_weight": ("bits_per_weight", "none"),
 }
 SWEPT = {"seed": "0", "dataset": "c4", "num_alignment_samples": "8"}  # several values: means over them
-WITHOUT = ("pattern", "embedding_bits")  # fields that a comparison does not have
+WITHOUT = ("pattern",)  # fields that a comparison does not have
 OTHERS = ("evaluate", "presets", "window", "max_windows", "tasks", "limit", "include_path")
 WAYS = (*dict(SEVERAL.values()), "presets", "without", "sweep", "dataset")  # arguments of `find_combinations`
 

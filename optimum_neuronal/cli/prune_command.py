@@ -15,18 +15,17 @@ from .command import Command, write
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
 # Fields of the config in these groups. All others are rarely needed.
-AMOUNT = ("sparsity", "bits_per_weight", "embedding_bits", "pattern")
+AMOUNT = ("sparsity", "pattern")
 METHOD = ("saliency", "topup", "refit_epochs")
 TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
 
 class PruneCommand(Command):
-    COMMAND = CommandInfo(name="prune", help="Set weights of a model's projections to zero, or quantize them.")
-    USAGE = "--model MODEL {--sparsity SHARE,--bits-per-weight BITS} --output DIR [flags]"
+    COMMAND = CommandInfo(name="prune", help="Set weights of a model's projections to zero.")
+    USAGE = "--model MODEL --sparsity SHARE --output DIR [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
         "--model Qwen/Qwen3-0.6B --preset paper --sparsity 0.6 --output qwen-paper",
-        "--model Qwen/Qwen3-0.6B --bits-per-weight 2.4 --output qwen-2.4",
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
     )
 
@@ -41,7 +40,7 @@ class PruneCommand(Command):
         main.add_argument("--config", metavar="FILE", help=config)
         result.add_argument("--output", help="directory to save the pruned model in (required without --dry-run)")
         flags.add_overwrite_flag(result)
-        format = "packed: small, loads with this package (default: packed if any weights are low-bit, else dense)"
+        format = "packed: small, loads with this package (default: dense)"
         result.add_argument("--format", choices=("dense", "packed"), help=format)
         dtype = "dtype of the saved weights (default: the checkpoint's, whatever --dtype says)"
         result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
@@ -62,10 +61,8 @@ class PruneCommand(Command):
 
     def check(self) -> None:
         args = self.args
-        if args.config is args.preset is None and not {"sparsity", "bits_per_weight"} & vars(args).keys():
-            raise ValueError(
-                "--sparsity is missing: give it, or --bits-per-weight, or a preset or config that has one."
-            )
+        if args.config is args.preset is None and "sparsity" not in vars(args):
+            raise ValueError("--sparsity is missing: give it, or a preset or config that has one.")
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 
@@ -133,13 +130,13 @@ class PruneCommand(Command):
             for when, answer in zip(("dense", "pruned"), answers):
                 write(f"\nAnswer to {args.sample!r} ({when}):\n{answer}")
             if pruner.report.lost_most:
-                write(f"\nThis model has lost most of its ability; try {_milder(config)}.")
+                write("\nThis model has lost most of its ability; try --sparsity 0.3 or --preset best.")
             elif not pruner.report.evaluation:
                 write(
                     "\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate."
                 )
             write(f"\nSaved to {args.output}. Load it with:")
-            if (args.format or config.default_format) == "packed":
+            if args.format == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")
             if args.push_to_hub:
@@ -156,8 +153,3 @@ class PruneCommand(Command):
         if not self.args.output or not Path(self._work_dir).exists():
             return ""
         return f": the same command resumes from here; to start over, delete {self._work_dir}"
-
-
-def _milder(config: Any) -> str:
-    """Return flags that lose less than a config does."""
-    return "--sparsity 0.3 or --preset best" if config.bits_per_weight is None else "more --bits-per-weight"

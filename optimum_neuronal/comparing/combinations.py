@@ -8,11 +8,11 @@ from typing import Any
 from ..common.registry import parse_method
 from ..common.validation import check_choice, check_numbers, check_several, check_texts
 from ..config.config_fields import as_json
-from ..config.neuronal_config import OF_ZEROS, NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..config.presets import PRESETS
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .results import PRESET, QUANTIZED, RATES, Result
+from .results import PRESET, Result
 
 
 Combinations = list[tuple[Result, NeuronALConfig | None]]
@@ -23,7 +23,6 @@ def find_combinations(
     topups: Iterable[str] = ("uniform", "owl", "neuronal"),
     sparsities: Iterable[float] = (0.6, 0.7, 0.8),
     presets: Iterable[str] = (),
-    bits_per_weight: Iterable[float] = (),
     without: Iterable[str] = (),
     sweep: Mapping[str, Sequence[Any]] | None = None,
     dataset: Any = "c4",
@@ -33,7 +32,6 @@ def find_combinations(
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
     sparsities = _numbers("sparsities", sparsities, "[0.6]")
-    budgets = _numbers("bits_per_weight", bits_per_weight, "[2.4]")
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
@@ -44,8 +42,6 @@ def find_combinations(
     left_out = {_pair(*text.partition("+")[::2]) for text in check_texts("without", without, "['sparsegpt+dsnot']")}
     sweep = {name: [v for i, v in enumerate(own) if v not in own[:i]] for name, own in as_json(sweep or {}).items()}
     fields = {**(config or {}), **sweep}
-    if "embedding_bits" in fields:
-        raise ValueError("A comparison measures pruned projections, and keeps embeddings: leave embedding_bits out.")
     for name, several in (("sparsity", "sparsities"), ("saliency", "saliencies"), ("topup", "topups")):
         if name in fields:
             raise ValueError(f"{name} is {fields[name]!r}: give a list as {several}.")
@@ -57,9 +53,8 @@ def find_combinations(
         if _pair(*own[1:]) not in left_out
     ]
     wanted += _of_presets(dict.fromkeys(presets), sparsities)
-    wanted += [Result(0.0, QUANTIZED, RATES, budget=budget) for budget in budgets]
     if not wanted:
-        raise ValueError("There is nothing to compare: name methods and a sparsity, a preset, or bits_per_weight.")
+        raise ValueError("There is nothing to compare: name methods and a sparsity, or a preset.")
     others = {**as_json(config or {}), "dataset": dataset if isinstance(dataset, str) else None}
     found: Combinations = []
     for values in product(*sweep.values()):
@@ -85,22 +80,17 @@ def _pair(saliency: str, topup: str) -> tuple[str, str]:
 
 
 def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Result]:
-    """Return the combinations of presets: at their own amount if they have one, else at every sparsity."""
+    """Return the combinations of presets: at their own sparsity if they have one, else at every sparsity."""
     found = []
     for name in presets:
-        fields = PRESETS[name]
-        amounts = [fields.get("sparsity", 0.0)] if fields.keys() & {"sparsity", "bits_per_weight"} else sparsities
-        found += [Result(sparsity, PRESET, name, budget=fields.get("bits_per_weight")) for sparsity in amounts]
+        amounts = [PRESETS[name]["sparsity"]] if "sparsity" in PRESETS[name] else sparsities
+        found += [Result(sparsity, PRESET, name) for sparsity in amounts]
     return found
 
 
 def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination with the other fields. Raise `ValueError` if the combination is impossible."""
-    fields = {"sparsity": combination.sparsity}
-    methods = {"saliency": combination.saliency, "topup": combination.topup}
-    if combination.budget is not None:
-        fields, methods = {"bits_per_weight": combination.budget}, {}
-        others = {name: value for name, value in others.items() if name not in OF_ZEROS}
+    fields = {"sparsity": combination.sparsity, **others}
     if combination.saliency == PRESET:
-        return NeuronALConfig.preset(combination.topup, **fields, **others)
-    return NeuronALConfig(**fields, **methods, **others)
+        return NeuronALConfig.preset(combination.topup, **fields)
+    return NeuronALConfig(saliency=combination.saliency, topup=combination.topup, **fields)

@@ -51,7 +51,6 @@ def compare(
     topups: Sequence[str] = ("uniform", "owl", "neuronal"),
     sparsities: Sequence[float] = (0.6, 0.7, 0.8),
     presets: Sequence[str] = (),
-    bits_per_weight: Sequence[float] = (),
     without: Sequence[str] = (),
     sweep: Mapping[str, Sequence[Any]] | None = None,
     dataset: Any = "c4",
@@ -78,7 +77,6 @@ def compare(
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if needed: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
         presets (`Sequence[str]`): presets of the config to compare with.
-        bits_per_weight (`Sequence[float]`): budgets of quantized models to compare with.
         without (`Sequence[str]`): pairs of saliency and top-up to leave out: `"sparsegpt+dsnot"`.
         sweep (`Mapping`): field of the config -> values. Everything is run with each: `{"seed": [0, 16, 46]}`.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
@@ -95,7 +93,7 @@ def compare(
         `ValueError`, `TypeError`: unknown methods or presets, or a model and data that no combination can work with.
         `FileExistsError`: the directory holds a table that no comparison wrote.
     """
-    ways = (saliencies, topups, sparsities, presets, bits_per_weight, without, sweep)
+    ways = (saliencies, topups, sparsities, presets, without, sweep)
     combinations = find_combinations(*ways, dataset, config)
     tests = name_test_sets(evaluate)
     check_datasets([dataset, *(sweep or {}).get("dataset", ()), *tests.values()])
@@ -222,7 +220,7 @@ class Runs:
             cache.start()
             context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
             outcome = find_changes(context)
-            report = make_report(context, outcome, {})
+            report = make_report(context, outcome)
             with changed_weights(context.decoder, outcome.changes):
                 figures = self.measure()
         except EXPECTED as error:

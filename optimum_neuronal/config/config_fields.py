@@ -5,7 +5,7 @@ The command line makes its flags from them at every start of `optimum-cli`, so n
 
 import json
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, Field, dataclass, field
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -33,10 +33,9 @@ def _hyper_parameters(method: str) -> Any:
 class ConfigFields:
     """The fields of [`NeuronALConfig`], which checks them. The metadata of each explains it, see `_field`."""
 
-    sparsity: float | None = _field(
-        None,
+    sparsity: float = _field(
+        MISSING,
         "share of the weights in the decoder blocks' linear projections to set to zero, in [0, 1), such as 0.7",
-        unset="required, unless bits_per_weight or a preset with an amount is given",
         metavar="SHARE",
     )
     saliency: str = _field(
@@ -48,8 +47,7 @@ class ConfigFields:
     saliency_args: dict[str, Any] = _hyper_parameters("saliency")
     topup: str = _field(
         "neuronal",
-        "method that decides how much of each block, projection and row is pruned; uniform with a pattern. With "
-        "bits_per_weight, uniform gives all projections about the same bits; leave out any other",
+        "method that decides how much of each block, projection and row is pruned; uniform with a pattern",
         methods="topup",
         example="owl:half_width=0.1",
     )
@@ -103,20 +101,6 @@ class ConfigFields:
         "dtype of the matrix products in a refit of float32 weights, float32 or bfloat16",
         choices=("float32", "bfloat16"),
         unset="bfloat16 if the CPU multiplies it faster (AMX) and the hidden size is at least 512, else the weights' own",
-    )
-    bits_per_weight: float | None = _field(
-        None,
-        "quantize the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 3.5; "
-        "each projection gets 2 to 8 bits",
-        least=2,
-        most=9,
-        above=True,
-        unset="nothing is quantized",
-    )
-    embedding_bits: int | None = _field(
-        None,
-        "round token embeddings and head to 8 bits, with a scale for each row; saved only in the packed format",
-        unset="they are not rounded",
     )
 
 

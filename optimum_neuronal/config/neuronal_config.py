@@ -13,24 +13,19 @@ from ..blocks.statistics import SquaredNorms
 from ..common.registry import parse_method
 from ..common.validation import (
     check_choice,
-    check_embedding_bits,
     check_field,
     check_patterns,
     check_sparsity,
     did_you_mean,
 )
 from ..saliency import SALIENCIES, Saliency
-from ..saliency.low_bit import LowBit
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
-from ..topup.rates import Rates
 from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS
 
 
 FEWEST = 16  # calibration sequences for a refit, which holds some out
-# Fields that only a prune to zeros uses. A prune that quantizes requires their defaults.
-OF_ZEROS = ("saliency", "saliency_args", "topup_args", "pattern", "refit_epochs")
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
 _QuantizationConfig: Any = QuantizationConfigMixin
@@ -77,7 +72,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         self._check_fields()
         self._split_method("saliency")
         self._split_method("topup")
-        self._check_amount()
+        check_sparsity(self.sparsity)
         self.methods = self._make_methods()
         self._check_together()
 
@@ -89,13 +84,12 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 value = as_json(value)
             except TypeError:
                 raise TypeError(f"{name} is {value!r}: expected numbers, text, or lists of these.") from None
-            if entry.default is MISSING and not isinstance(value, dict):
+            if entry.default_factory is not MISSING and not isinstance(value, dict):
                 raise TypeError(f"{name} is {value!r}: expected a dict of hyper-parameters.")
             setattr(self, name, check_field(entry, value))
         for name in ("targets", "ignore"):
             if getattr(self, name) is not None:
                 check_patterns(name, getattr(self, name))
-        check_embedding_bits(self.embedding_bits)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "methods" in vars(self):
@@ -111,30 +105,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         setattr(self, kind, name)
         setattr(self, place, getattr(self, place) | as_json(own))
 
-    def _check_amount(self) -> None:
-        """Raise unless either a sparsity or a number of bits is given, with fields that go with it."""
-        sparsity, budget = self.sparsity, self.bits_per_weight
-        if sparsity is None and budget is None:
-            raise TypeError(
-                "NeuronALConfig needs sparsity, such as 0.7, or bits_per_weight, such as 3.5, to quantize weights."
-            )
-        if budget is None:
-            check_sparsity(sparsity)
-            return
-        if sparsity is not None:
-            raise ValueError(f"Both sparsity={sparsity:g} and bits_per_weight={budget:g} are given: leave one out.")
-        for entry in fields(self):
-            if entry.name in OF_ZEROS and (value := getattr(self, entry.name)) not in (entry.default, {}):
-                raise ValueError(
-                    f"{entry.name} is {value!r}, but bits_per_weight={budget:g} quantizes the weights: leave it out."
-                )
-        if self.topup not in ("neuronal", "search", "uniform"):
-            raise ValueError(f"topup is {self.topup!r}: with bits_per_weight, expected 'uniform', or leave it out.")
-
     def _make_methods(self) -> Methods:
-        if self.bits_per_weight is not None:
-            by = "uniform" if self.topup == "uniform" else "divergence"
-            return Methods(LowBit(), Rates(self.bits_per_weight, by))
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
@@ -159,23 +130,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
                 f"{topup.name!r} to decide: set topup='uniform'."
             )
-        if pattern is not None and abs(self.amount - pattern.sparsity) > 1e-6:
+        if pattern is not None and abs(self.sparsity - pattern.sparsity) > 1e-6:
             raise ValueError(
                 f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: set "
                 f"sparsity={pattern.sparsity:g}."
             )
-
-    @property
-    def amount(self) -> float:
-        """The sparsity; or the bits per weight of a prune that quantizes."""
-        amount = self.bits_per_weight if self.sparsity is None else self.sparsity
-        assert amount is not None  # one of them was given
-        return amount
-
-    @property
-    def default_format(self) -> str:
-        """The format to save in: `"packed"` if weights are quantized, since a dense file loses their codes."""
-        return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serializable; `from_dict` makes an equal config of them."""
@@ -190,7 +149,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         ```
 
         Args:
-            name (`str`): `"paper"`, `"fast"`, `"best"`, `"few-bits"` or `"two-four"`.
+            name (`str`): `"paper"`, `"fast"`, `"best"` or `"two-four"`.
             overrides: fields that are added or replaced.
         """
         check_choice("preset", name, list(PRESETS))

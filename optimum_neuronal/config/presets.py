@@ -17,6 +17,5 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"saliency": "alps", "topup": "uniform"},
     # The refit gains the most, and NeuronAL adds nothing to it.
     "best": {"saliency": "alps", "topup": "uniform", "refit_epochs": 6},
-    "few-bits": {"bits_per_weight": 3.5},
     "two-four": {"sparsity": 0.5, "pattern": "2:4", "saliency": "alps", "topup": "uniform"},
 }

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..compat import hf_private
-from ..packed.change import Change
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
+from .change import Change
 from .rows import RowGroup, row_groups
 
 

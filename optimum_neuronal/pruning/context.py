@@ -21,11 +21,7 @@ from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..files.records import Records
 from ..model.find_blocks import check_kind, find_decoder
-from ..model.projections import Decoder, Projection, by_owner, token_weights
-from ..packed.formats.packed_matrix import DTYPES
-from ..packed.packed_module import PackedModule
-from ..packed.replacing import has_own_forward, packable_paths
-from ..packed.sparsify import check_head
+from ..model.projections import Decoder, Projection
 from ..saliency.plan import ColumnPattern
 from ..trials import Cache
 from .final_pass import LABEL as PRUNING
@@ -130,10 +126,6 @@ def check(
     methods.topup.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
     resolve_seq_length(model.config, config.seq_length)
-    if config.bits_per_weight is not None:
-        _check_quantizable(decoder, loaded)
-    if config.embedding_bits is not None:
-        _check_head(model, loaded)
     if loaded:
         check_weights(model, decoder.projections)
     config = with_refit_dtype(config, decoder)
@@ -219,45 +211,4 @@ def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern 
             raise ValueError(
                 f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does "
                 f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
-            )
-
-
-def _check_dtype(name: str, weight: torch.Tensor, field: str) -> None:
-    if weight.dtype not in DTYPES:
-        raise ValueError(f"{name} has dtype {weight.dtype}: with {field}, expected {', '.join(map(str, DTYPES))}.")
-
-
-def _check_head(model: PreTrainedModel, loaded: bool) -> None:
-    check_head(model)
-    for name, weight in token_weights(model).items():
-        _check_dtype(name, weight, "embedding_bits")
-        if loaded and weight.is_meta:
-            raise ValueError(
-                f"embedding_bits needs {name} in memory, and it is offloaded: leave embedding_bits out, and round the saved "
-                "model with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
-            )
-        if loaded:
-            check_finite(name, weight)
-
-
-def _check_quantizable(decoder: Decoder, loaded: bool) -> None:
-    for first, *others in by_owner(decoder.projections.values()):
-        if first.expert is not None and 1 + len(others) < len(first.owner):
-            raise ValueError(
-                f"Only {1 + len(others)} of the {len(first.owner)} experts of {first.group} are to be quantized, but they share "
-                "a parameter: change targets or ignore, so that all of them are, or none."
-            )
-    for name, projection in decoder.projections.items():
-        module = projection.module
-        _check_dtype(name, projection.owner, "bits_per_weight")
-        if loaded and is_offloaded(module):
-            raise ValueError(
-                f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
-                "device_map, and prune without --stream."
-            )
-        if not packable_paths(module, name) or has_own_forward(module):
-            raise ValueError(
-                f"{name} cannot be quantized: a {type(module).__name__} "
-                f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out with "
-                f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
             )

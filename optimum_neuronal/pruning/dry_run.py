@@ -16,15 +16,13 @@ from ..common.machine import default_device, time_on
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
+from ..model.change import NewWeight
 from ..model.load_model import check_unquantized, load_skeleton
-from ..model.projections import Block, Decoder, token_weights
-from ..packed.change import NewWeight
-from ..packed.formats.quantized import quantized_bytes
+from ..model.projections import Block, Decoder
 from ..report import method_text
 from ..saliency.plan import Plan
 from ..saliency.prune_projections import prune_projections
 from ..topup.base import uniform_plan
-from ..topup.rates import Rates
 from .context import PruneContext, check, with_refit_dtype
 from .refit import RUNS, Refit
 from .reporting import PackedSize, packed_size
@@ -44,9 +42,7 @@ class PrunePlan:
     def __repr__(self) -> str:
         config, decoder, model = self.context.config, self.context.decoder, self.context.model
         weights = format_count(sum(weight.numel() for weight in model.parameters()))
-        amount = f"{self.size.bits_per_weight:.3f} bits per weight"
-        if config.sparsity is not None:
-            amount = f"{config.sparsity:.2%} zeros"
+        amount = f"{config.sparsity:.2%} zeros"
         in_memory = model.get_memory_footprint()
         packed, dtype = format_bytes(in_memory - self.bytes_saved), str(model.dtype).removeprefix("torch.")
         rows = [
@@ -71,18 +67,14 @@ def plan_prune(
     check_unquantized(model_or_path, options)
     context = check(load_skeleton(model_or_path, **options), config, loaded=False)
     decoder, methods = context.decoder, context.methods
-    rates = methods.topup.even(decoder) if isinstance(methods.topup, Rates) else None
-    size = packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), rates and rates.amounts)
+    size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
     saved = size.dense - size.saved
-    if config.embedding_bits is not None:
-        for weight in token_weights(context.model).values():
-            saved += weight.nbytes - quantized_bytes(weight.shape, config.embedding_bits)
     hidden, forwards, seconds = 0, count_forwards(context), 0.0
     if methods.needs_calibration:
         tokens = resolve_seq_length(context.model.config, config.seq_length)
         sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
         hidden = (1 + (config.refit_epochs > 0)) * config.num_samples * sequence_bytes
-        plan, fitted = rates or uniform_plan(decoder, config.sparsity), count_refit_forwards(context)
+        plan, fitted = uniform_plan(decoder, config.sparsity), count_refit_forwards(context)
         times = _time_block(context, config, plan, tokens, device or default_device())
         seconds = (forwards - fitted) * times.forward + fitted * times.refit_forward
         seconds += (1 + methods.topup.solves(methods.saliency)) * times.solve

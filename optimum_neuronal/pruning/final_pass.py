@@ -6,22 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from ..blocks.block_inputs import Call, Stream, Streams
 from ..blocks.offload import change_offloaded
 from ..blocks.statistics import Norms, SquaredNorms, most_specific
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
-from ..model.projections import Block, Decoder, Projection, token_weights, trial_weights
-from ..packed.change import Change, NewWeight
-from ..packed.formats.quantized import QuantizedWeight
-from ..packed.formats.sparse import StoredChange, of_parts, parts_of
-from ..packed.packed_embedding import is_embedding, is_head
-from ..packed.packed_module import packed_modules
-from ..packed.replacing import has_own_forward, put_packed
-from ..packed.sparsify import finish_packing
+from ..model.change import Change, NewWeight, PackedChange
+from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..saliency.plan import Plan
 from ..saliency.prune_projections import Refine, prune_projections
 from ..trials import Trials
@@ -33,7 +25,7 @@ LABEL = "changing the weights, block by block"
 
 @dataclass(frozen=True)
 class FinalPruning:
-    """Finds the masks of a plan, and new or quantized weights if the saliency makes them. No weight is changed.
+    """Finds the masks of a plan, and new weights if the saliency makes them. No weight is changed.
 
     For a refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
@@ -94,7 +86,8 @@ class FinalPruning:
         runner.block_forwards += RUNS * refit.epochs * inputs.sequences
         fitted = refit.fit(block, changes, energies, inputs, expected, calls, self.plan if adds else None)
         for projection in block.pruned:
-            tensors |= parts_of(NewWeight(fitted[projection.name]), projection.weight, projection.name)
+            refitted = PackedChange.pack(NewWeight(fitted[projection.name]), projection.weight)
+            tensors |= refitted.tensors(projection.name)
         return found, tensors
 
     def _solve(self, block: Block, norms: Norms | None, plan: Plan) -> Finding:
@@ -104,30 +97,23 @@ class FinalPruning:
             trials.saliency, block.pruned, norms, plan, trials.pattern, trials.min_expert_tokens, self.refine
         )
         for name, change in changes.items():
-            tensors |= parts_of(change, block.projections[name].weight, name)
+            tensors |= PackedChange.pack(change, block.projections[name].weight).tensors(name)
         return {"starved": starved}, tensors
 
 
-def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> StoredChange:
+def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedChange:
     """Return the change of a projection's weight from the tensors of a finding."""
-    return of_parts(tensors, projection.name, projection.shape, projection.owner.dtype)
+    return PackedChange.of_tensors(tensors, projection.name, projection.shape)
 
 
-def apply_changes(
-    decoder: Decoder, changes: Mapping[str, Change], head: Mapping[str, QuantizedWeight] | None = None
-) -> None:
-    """Change the weights, in place; offloaded ones whenever they are read from now on. Quantized ones become modules."""
-    quantized = {name: change for name, change in changes.items() if isinstance(change, QuantizedWeight)}
+def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
+    """Change the weights, in place; offloaded ones whenever they are read from now on."""
     with torch.no_grad():
         for name, projection in decoder.projections.items():
-            if name in quantized:
-                continue
             if is_offloaded(projection.module):
                 change_offloaded(projection, changes[name])
             else:
                 changes[name].apply_to(projection.weight)
-    if quantized or head:
-        put_quantized(decoder, quantized, head or {})
 
 
 @contextmanager
@@ -144,36 +130,3 @@ def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator
     finally:
         for hook, weights in maps.items():
             hook.weights_map = weights
-
-
-def put_quantized(
-    decoder: Decoder, weights: Mapping[str, QuantizedWeight], head: Mapping[str, QuantizedWeight]
-) -> None:
-    """Replace modules by ones that compute with quantized weights. All experts of a layer have the same bits."""
-    model = decoder.model
-    _put_head(model, head)
-    names = {id(module): name for name, module in model.named_modules()}
-    found: dict[str, list[QuantizedWeight]] = {}
-    for name, projection in decoder.projections.items():
-        if name in weights:
-            path = names[id(projection.module)]
-            path = path if projection.expert is None else f"{path}.{projection.parameter}"
-            found.setdefault(path, []).append(weights[name])
-    for path, parts in found.items():
-        put_packed(model, path, QuantizedWeight.joined(parts))
-    if next(packed_modules(model), None) is not None:
-        finish_packing(model)
-
-
-def _put_head(model: PreTrainedModel, head: Mapping[str, QuantizedWeight]) -> None:
-    """Put in quantized embeddings and head. A module without a packed form gets the rounded numbers dense."""
-    by_weight = {id(weight): head[name] for name, weight in token_weights(model).items() if name in head}
-    modules = {name: m for name, m in model.named_modules() if id(getattr(m, "weight", None)) in by_weight}
-    for key, matrix in by_weight.items():
-        sharing = {name: module for name, module in modules.items() if id(module.weight) == key}
-        if all((is_embedding(m) or is_head(m)) and not has_own_forward(m) for m in sharing.values()):
-            path = next((name for name, m in sharing.items() if isinstance(m, nn.Embedding)), next(iter(sharing)))
-            put_packed(model, path, matrix)
-        else:
-            with torch.no_grad():
-                next(iter(sharing.values())).weight.copy_(matrix.unpack())

@@ -18,9 +18,8 @@ from ..compat.hf_private import execution_device, is_offloaded
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
 from ..files.records import Records
-from ..model.projections import Decoder, stored_names, token_weights
+from ..model.projections import Decoder, stored_names
 from ..model.sources import locate
-from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
 from ..topup import TopUp
 from ..trials import Trials
@@ -35,16 +34,13 @@ logger = get_logger(__name__)
 
 def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
-    model, decoder, bits = context.model, context.decoder, context.config.embedding_bits
+    model, decoder = context.model, context.decoder
     names = stored_names(model, decoder)
     outcome = find_changes(context)
-    dense = token_weights(model) if bits is not None else {}
-    head = {name: QuantizedWeight.nearest(weight, bits) for name, weight in dense.items()}
-    errors = {name: {"error": rounded.error(dense[name])} for name, rounded in head.items()}
-    report = make_report(context, outcome, errors)
+    report = make_report(context, outcome)
     sparsity_config = make_sparsity_config(decoder, report, names)
     with deferred_interrupt():
-        apply_changes(decoder, outcome.changes, head)  # nothing that may fail from here on
+        apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
         record_sparsity(model, sparsity_config)
     return report
 
@@ -68,7 +64,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     with inference(context.model):
         if methods.needs_calibration:
             trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
-        allocation = topup.allocate(trials, config.amount)
+        allocation = topup.allocate(trials, config.sparsity)
         context.clock.lap("allocation")
         trials = replace(trials, norms=allocation.norms)
         changes, starved = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit).find()

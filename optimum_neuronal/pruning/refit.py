@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
 from ..config.neuronal_config import NeuronALConfig
+from ..model.change import Change
 from ..model.projections import Block, Projection, trial_tensors
-from ..packed.change import Change
 from ..saliency.plan import Plan, has_rows, mask_rows, mask_whole, pruned_count
 
 

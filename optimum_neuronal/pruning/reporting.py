@@ -1,10 +1,11 @@
 """The report of a prune, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
 import copy
+import math
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,11 @@ from transformers import PreTrainedModel
 
 from .. import __version__
 from ..blocks.offload import BlockLoader
-from ..checkpoint.sparsity_config import KEY, VERSION, about_head
+from ..checkpoint.sparsity_config import KEY, VERSION
 from ..common.machine import peak_memory
+from ..model.change import Change
 from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
-from ..packed.change import Change
-from ..packed.formats.quantized import quantized_bytes
-from ..packed.formats.sparse import sparse_bytes
 from ..report import PruningReport
-from ..saliency.low_bit import has_steps
-from ..saliency.plan import RatePlan
 from ..topup import Allocation
 from .context import PruneContext
 
@@ -45,25 +42,18 @@ class PruneOutcome:
     starved_experts: list[str]
 
 
-def make_report(
-    context: PruneContext,
-    outcome: PruneOutcome,
-    head_roundings: Mapping[str, dict[str, float]],
-) -> PruningReport:
+def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     """Return the report of a prune of a model whose weights are still dense."""
     decoder, config = context.decoder, context.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
-    plan, decisions = outcome.allocation.plan, outcome.allocation.decisions
-    bits = plan.amounts if isinstance(plan, RatePlan) else None
+    decisions = outcome.allocation.decisions
     values = config.to_dict()
     if config.dataset is not None:
         values["dataset"] = without_folders(config.dataset)
-    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), bits)
-    for name, own in (bits or {}).items():
-        projections[name]["bits"] = own
+    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,
-        requested_sparsity=config.sparsity or 0.0,
+        requested_sparsity=config.sparsity,
         achieved_sparsity=achieved,
         blocks=blocks,
         projections=projections,
@@ -77,7 +67,6 @@ def make_report(
         peak_memory=peak_memory(),
         versions=versions(),
         bits_per_weight=size.bits_per_weight,
-        head_roundings=dict(head_roundings),
         gguf_file=getattr(decoder.model, "gguf_file", None),
         dtype=str(context.model.dtype).removeprefix("torch."),
     )
@@ -139,8 +128,6 @@ def make_sparsity_config(
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
         "projections": kinds,
-        "bits_per_weight": None if report.config.get("bits_per_weight") is None else report.bits_per_weight,
-        **(about_head(report.head_roundings) if report.head_roundings else {}),
         "left_out": [
             projection.name
             for block, projection in every_projection(decoder)
@@ -157,7 +144,7 @@ def make_sparsity_config(
 def _projections_by_kind(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return, for each kind of projection, sparsity and mean bits of the pruned ones, their names and layout."""
+    """Return, for each kind of projection, sparsity, names and layout of the pruned ones."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:
@@ -167,8 +154,6 @@ def _projections_by_kind(
         weights, found = sum(p.numel for p in pruned), [report.projections[p.name] for p in pruned]
         zeros = sum(round(own["sparsity"] * p.numel) for own, p in zip(found, pruned))
         entries[kind] = {"sparsity": zeros / weights, "weights": weight_names[kind]}
-        if "bits" in found[0]:
-            entries[kind]["bits"] = sum(own["bits"] * p.numel for own, p in zip(found, pruned)) / weights
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return entries
@@ -213,25 +198,21 @@ class PackedSize:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight in the packed format: mask and values, or codes and scales."""
+        """Bits per weight in the packed format: mask and values."""
         return 8 * self.saved / self.weights
 
 
-def packed_size(
-    decoder: Decoder, zeros: Callable[[Projection], int], bits: Mapping[str, int] | None = None
-) -> PackedSize:
-    """Return the size of a decoder's pruned weights, which may be on the meta device.
-
-    `zeros` counts a projection's zeros, and `bits` maps projection names to the bits of their codes.
-    """
+def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedSize:
+    """Return the size of a decoder's pruned weights, which may be on the meta device. `zeros` counts a projection's."""
     dense = saved = weights = 0
     for projections in by_owner(decoder.projections.values()):
-        owner, columns = projections[0].owner, projections[0].shape[1]
-        rows, size = owner.numel() // columns, owner.numel() * owner.element_size()
-        if bits is not None:
-            own = bits[projections[0].name]  # the same for all experts of a layer
-            packed = quantized_bytes((rows, columns), own, has_steps(rows, own, owner.ndim > 2))
-        else:  # in the parameter's own layout
-            packed = sparse_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
+        owner = projections[0].owner  # packed in its own layout
+        size = owner.numel() * owner.element_size()
+        packed = packed_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
         dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
     return PackedSize(dense, saved, weights)
+
+
+def packed_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return the bytes of a packed weight in a file (docs/format.md): a bit per element, in words of 64, and the kept values."""
+    return math.prod(shape[:-1]) * 8 * -(-shape[-1] // 64) + kept * itemsize

@@ -11,7 +11,7 @@ import torch
 
 from ..common.machine import full_precision
 from ..common.validation import hyper
-from ..packed.change import Change, NewWeight
+from ..model.change import Change, NewWeight
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, pruned_count
 

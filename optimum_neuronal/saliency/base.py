@@ -10,7 +10,7 @@ import torch
 from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
 from ..common.notes import get_logger
 from ..common.registry import Registry
-from ..packed.change import Change, NewWeight
+from ..model.change import Change, NewWeight
 from .plan import ColumnPattern
 
 

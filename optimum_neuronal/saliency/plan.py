@@ -1,4 +1,4 @@
-"""Plans, the sparsity or the bits of every projection, and masks.
+"""Plans, the sparsity of every projection, and masks.
 
 Masks are boolean tensors of a weight's shape (out, in), True where the weight is kept. Among equal saliencies, earlier
 columns are pruned first, so a mask is a pure function of its inputs.
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 
-DENSE = 0  # bits of a projection that is not quantized
 ROWS_AT_A_TIME = 64  # few enough to stay in a processor's cache
 LARGE = 2**20  # weights from which threads and partitioning pay off on a CPU
 WIDE = 1024  # columns from which partitioning finds a row's threshold faster than sorting
@@ -48,11 +47,6 @@ class SparsityPlan(Plan):
 
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         return row_counts(self.amounts[name], shape)
-
-
-@dataclass(frozen=True)
-class RatePlan(Plan):
-    """The bits of quantized weights: full name of a projection -> 2 to 8, or `DENSE`."""
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

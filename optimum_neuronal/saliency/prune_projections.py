@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from ..blocks.statistics import Norms, SquaredNorms, activation
+from ..model.change import Change, NewWeight, Zeros
 from ..model.projections import Block, ChangeOf, Projection
-from ..packed.change import Change, NewWeight, Zeros
 from .base import Saliency
 from .plan import ColumnPattern, Cut, Plan, SparsityPlan, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
 

@@ -9,8 +9,8 @@ import torch
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..common.validation import hyper
+from ..model.change import Zeros
 from ..model.projections import Block, Projection, trial_tensors, trial_weights
-from ..packed.change import Zeros
 from ..saliency.plan import SparsityPlan, row_counts
 from ..saliency.prune_projections import score_projection
 from ..trials import Trials

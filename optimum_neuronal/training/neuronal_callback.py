@@ -51,12 +51,6 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     ):
         super().__init__()
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-        for name in ("bits_per_weight", "embedding_bits"):
-            if value := getattr(self.config, name):
-                raise ValueError(
-                    f"config has {name}={value!r}, which cannot be used during training: leave it out, and apply it to the "
-                    "trained model."
-                )
         if (at_step is None) == (schedule is None):
             raise ValueError(f"at_step is {at_step} and schedule is {schedule}: expected exactly one of them.")
         self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.notes import get_logger
 from ..compat import peft
+from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
-from ..packed.change import PackedMask
 from ..packed.formats.sparse import INTEGERS
 from ..pruning.context import check_dense
 

@@ -15,7 +15,6 @@ from ..blocks.block_inputs import Call, Stream, Streams, grouped
 from ..blocks.statistics import Hessian, Norms, SquaredNorms, most_specific
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import Plan, SparsityPlan
-from .quantized_blocks import QuantizedBlocks
 
 
 if TYPE_CHECKING:
@@ -59,11 +58,10 @@ def output_errors(
     plans: Sequence[Plan],
     metric: str,
     label: str | None,
-    reference: str | SparsityPlan | QuantizedBlocks,
+    reference: str | SparsityPlan,
     sequences: int | None,
 ) -> list[float]:
     """Measure [`Trials.output_errors`] in one run."""
-    quantized = isinstance(reference, QuantizedBlocks)
     given = trials.stream_of(reference) if isinstance(reference, SparsityPlan) else None
     compared = trials.alignment_ids[:sequences]
     whole = len(compared) == len(trials.alignment_ids)
@@ -75,10 +73,7 @@ def output_errors(
         for member, plan in enumerate(plans):
             alike.setdefault((streams[member], plan.key(block.pruned_names)), []).append(member)
         chosen, outputs = [plans[same[0]] for same in alike.values()], list(streams)
-        if quantized:
-            changes = reference.changes(index, chosen)
-        else:
-            changes = trials.changes(block, (given or trials.dense())[0][index], chosen, updates=not given)
+        changes = trials.changes(block, (given or trials.dense())[0][index], chosen, updates=not given)
         for same, change_of in zip(alike.values(), changes):
             with trial_weights(block.pruned, change_of):
                 output = trials.runner.output(block, streams[same[0]], calls)
@@ -90,7 +85,7 @@ def output_errors(
         streams = [given[1]]  # its own stream has run already
     else:
         streams = trials.runner.run(inputs, len(plans), visit, label)
-    dense = trials.dense(SquaredNorms if quantized or given else None)[1] if metric == "kl" else None
+    dense = trials.dense(SquaredNorms if given else None)[1] if metric == "kl" else None
     return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
 
 

@@ -19,7 +19,6 @@ from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
 from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
 from .alignment import Deviation, alignment_errors, find_deviation, run_stream
 from .output_errors import output_errors, reconstruction_errors
-from .quantized_blocks import QuantizedBlocks, quantize_blocks
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -130,7 +129,7 @@ class Trials:
         plans: Sequence[Plan],
         metric: str,
         label: str | None,
-        reference: str | SparsityPlan | QuantizedBlocks = "dense",
+        reference: str | SparsityPlan = "dense",
         sequences: int | None = None,
     ) -> list[float]:
         """Return the error of every plan's next-token distributions, in nats per predicted token.
@@ -139,9 +138,9 @@ class Trials:
             plans (`Sequence[Plan]`): candidates, all measured in one run.
             metric (`str`): `"kl"` to the dense model's distributions, or `"nll"` of the text.
             label (`str`, *optional*): of the progress bar.
-            reference (`str`, [`SparsityPlan`] or [`QuantizedBlocks`]):
-                Source of the candidates' weights: quantized blocks, or the saliency on the hidden states of the dense model
-                (`"dense"`) or of one plan. With one plan, even a weight-updating saliency only prunes by score.
+            reference (`str` or [`SparsityPlan`]):
+                Source of the candidates' weights: the saliency on the hidden states of the dense model (`"dense"`) or of
+                one plan. With one plan, even a weight-updating saliency only prunes by score.
             sequences (`int`, *optional*): number of alignment sequences to compare. Default: all.
         """
         return self._shared(output_errors, plans, metric, label, reference, sequences)
@@ -211,11 +210,6 @@ class Trials:
         name = f"scores-{label.lower().replace(' ', '-')}"
         return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
 
-    def quantize(self, bits: int) -> QuantizedBlocks:
-        """Return all projections at so many bits, without the alignment sequences if enough others are left."""
-        heldout = self.num_alignment_samples if len(self.ids) >= 2 * self.num_alignment_samples else 0
-        return quantize_blocks(self, bits, self.runner.capture(self.ids[heldout:]))
-
     def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
         """Return a finding from the records, or measure it; in all processes that of the first.
 
@@ -233,8 +227,7 @@ class Trials:
             own = self.processes.deal(plans)
             return self.processes.collect(measure(self, own, *question) if own else []), {}
 
-        named = [part.bits if isinstance(part, QuantizedBlocks) else part for part in question]
-        named = [part.key(part.amounts) if isinstance(part, Plan) else part for part in named]
+        named = [part.key(part.amounts) if isinstance(part, Plan) else part for part in question]
         return self.measured(plans, (measure.__name__, *named), share)[0]
 
     def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:

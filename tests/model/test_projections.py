@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModel
 
 from optimum_neuronal.model.architectures import Architecture
+from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import (
     Block,
@@ -25,7 +26,6 @@ from optimum_neuronal.model.projections import (
     trial_weights,
     with_stars,
 )
-from optimum_neuronal.packed.change import Zeros
 
 
 def linear(name, role, features=(3, 2), pruned=True):

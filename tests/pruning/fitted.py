@@ -6,9 +6,9 @@ from trial_helpers import build_trials, state
 
 from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
-from optimum_neuronal.packed.change import NewWeight
 from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT

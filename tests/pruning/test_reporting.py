@@ -10,8 +10,8 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
+from optimum_neuronal.model.change import NewWeight, Zeros
 from optimum_neuronal.model.projections import Block
-from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.pruning.context import PruneContext
 from optimum_neuronal.pruning.reporting import (
     PruneOutcome,

@@ -6,8 +6,8 @@ from by_hand import make_block
 from torch import nn
 
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
+from optimum_neuronal.model.change import NewWeight, Zeros
 from optimum_neuronal.model.projections import Block, Projection
-from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.saliency import prune_projections as module
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude

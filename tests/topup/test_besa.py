@@ -7,9 +7,9 @@ from trial_helpers import make_trials, state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.packed.change import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 

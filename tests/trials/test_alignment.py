@@ -7,8 +7,8 @@ from trial_helpers import make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
+from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import Projection, trial_weights
-from optimum_neuronal.packed.change import Zeros
 from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.alignment import METRICS, alignment_error, final_norms, total_error

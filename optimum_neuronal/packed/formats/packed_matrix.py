@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...common.registry import Registry
-from ..change import Change
+from ...model.change import Change
 
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with

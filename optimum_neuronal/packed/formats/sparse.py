@@ -11,12 +11,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from ...model.change import PackedMask
 from ...native.library import find_kernel, warn_without_kernel
-from ..change import Change, PackedMask, Zeros
 from .packed_matrix import (
     BLOCK,
     DTYPES,
-    FORMATS,
     SCRATCH_ROWS,
     Header,
     PackedMatrix,
@@ -194,30 +193,3 @@ def _row_counts(bits: torch.Tensor) -> torch.Tensor:
     for block in row_blocks(len(bits), 8 * bits.shape[1]):
         counts[block] = unpack_bits(bits[block], 8 * bits.shape[1]).sum(dim=1)
     return counts
-
-
-MASK = ".zeros.mask"  # follows a weight's name
-
-StoredChange = PackedMask | PackedMatrix
-
-
-def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
-    """Return a change of a dense weight (out, in) as tensors, by names that begin with the given one."""
-    if isinstance(change, Zeros):
-        return {name + MASK: PackedMask.pack(change.mask).bits}
-    packed = change if isinstance(change, PackedMatrix) else SparseWeight.pack(change.applied(weight))
-    stored = {part: tensor for part, tensor in packed.tensors().items() if part not in packed.derived}
-    return {f"{name}.{packed.name}.{part}": tensor for part, tensor in stored.items()}
-
-
-def of_parts(
-    tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int], dtype: torch.dtype
-) -> StoredChange:
-    """Return the change that [`parts_of`] took apart, of a weight of this shape and dtype."""
-    if name + MASK in tensors:
-        return PackedMask(tensors[name + MASK], shape)
-    for kind in map(FORMATS.get, FORMATS.names()):
-        found = {part: tensors[key] for part in kind.names if (key := f"{name}.{kind.name}.{part}") in tensors}
-        if found:
-            return kind.of_tensors(found, shape, dtype)
-    raise KeyError(name)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profiles import examples
 from weights import bits, sparse
 
-from optimum_neuronal.packed.change import NewWeight, Zeros
+from optimum_neuronal.model.change import NewWeight, Zeros
 from optimum_neuronal.packed.formats import packed_matrix
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.formats.sparse import SparseWeight, count_kept, of_parts, parts_of, sparse_bytes

@@ -1,7 +1,8 @@
-"""Changes of a weight: zeros for what a mask prunes, or a new sparse weight."""
+"""Changes of a projection's weight: zeros for what a mask prunes, or a new sparse weight."""
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,8 +10,11 @@ import numpy as np
 import torch
 
 
+MASK, VALUES = ".mask", ".values"  # follow a projection's name in records
+
+
 class Change(ABC):
-    """A new value of a weight of shape (out, in). [`PackedMask`] and [`PackedMatrix`] hold changes in few bytes."""
+    """A new value of a weight of shape (out, in)."""
 
     @abstractmethod
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
@@ -49,8 +53,8 @@ def _eight_booleans(device: torch.device) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class PackedMask(Change):
-    """A mask of a weight's kept elements. As a change, it sets the others to zero.
+class PackedMask:
+    """A boolean mask of a weight's kept elements, packed into bits.
 
     `bits`, uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest, of byte
     `i // 8`, 1 where kept and 0 after the end.
@@ -77,9 +81,41 @@ class PackedMask(Change):
         flat = _eight_booleans(bits.device).index_select(0, bits.int()).view(torch.bool)
         return flat[: math.prod(self.shape)].view(self.shape)
 
-    def to(self, device: torch.device) -> "PackedMask":
-        """Return this mask on another device."""
-        return PackedMask(self.bits.to(device), self.shape)
+
+@dataclass(frozen=True)
+class PackedChange(Change):
+    """A change in few bytes: the mask as bits and, if the kept weights are new, their values in row-major order."""
+
+    mask: PackedMask
+    values: torch.Tensor | None = None  # shape (kept,), of the weight's dtype
+
+    @classmethod
+    def pack(cls, change: Change, weight: torch.Tensor) -> "PackedChange":
+        """Pack the change of a dense weight, (out, in)."""
+        if isinstance(change, Zeros):
+            return cls(PackedMask.pack(change.mask))
+        changed = change.applied(weight)
+        kept = changed != 0
+        return cls(PackedMask.pack(kept), changed[kept])
 
     def applied(self, weight: torch.Tensor) -> torch.Tensor:
-        return torch.where(self.unpack(weight.device), weight, 0)
+        kept = self.mask.unpack(weight.device)
+        if self.values is None:
+            return torch.where(kept, weight, 0)
+        changed = torch.zeros(self.mask.shape, dtype=weight.dtype, device=weight.device)
+        return changed.masked_scatter_(kept, self.values.to(weight))
+
+    def to(self, device: torch.device) -> "PackedChange":
+        """Return this change on another device."""
+        mask = PackedMask(self.mask.bits.to(device), self.mask.shape)
+        return PackedChange(mask, None if self.values is None else self.values.to(device))
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the tensors for a record, by names that begin with the projection's."""
+        values = {} if self.values is None else {name + VALUES: self.values}
+        return {name + MASK: self.mask.bits, **values}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int]) -> "PackedChange":
+        """Return the change of a projection of this shape from the tensors of a record."""
+        return cls(PackedMask(tensors[name + MASK], shape), tensors.get(name + VALUES))

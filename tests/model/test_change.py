@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimum_neuronal.packed.change import PackedMask
+from optimum_neuronal.model.change import PackedMask
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (8, 8), (17, 33), (2, 3, 7)])
