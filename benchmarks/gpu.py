@@ -42,7 +42,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed import accelerator, ops
 from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.common.device import default_batch_size
-from optimum_neuronal.report import versions
+from optimum_neuronal.pruning.prepare import versions
 
 
 SHAPES = {  # hidden size, blocks of the whole model, vocabulary, calibration sequences, their tokens, rows of the large product

@@ -24,11 +24,9 @@ from ..files.records import Records, remove_records
 from ..model.load_model import own_tokenizer, public_name
 from ..model.projections import Decoder
 from ..pruning.checks import check_prune
-from ..pruning.prepare import draw_calibration, exclusive, identity, ids_of, prepare
-from ..pruning.prune import find_changes
-from ..pruning.prune_blocks import changed_weights
+from ..pruning.prepare import draw_calibration, exclusive, identity, ids_of, prepare, versions
+from ..pruning.prune import changed_weights, find_changes
 from ..pruning.reporting import make_report, packed_size
-from ..report import versions
 from ..trials import Cache
 from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_output

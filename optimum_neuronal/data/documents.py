@@ -257,10 +257,3 @@ def _column(data: Any, column: str | None, source: str) -> Documents:
             "NAME:COLUMN."
         )
     return Documents(data[column], source)
-
-
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

@@ -253,8 +253,16 @@ def by_owner(projections: Iterable[Projection]) -> list[list[Projection]]:
 
 def trial_tensors(projections: Sequence[Projection], change_of: ChangeOf) -> dict[nn.Parameter, torch.Tensor]:
     """Return a sparse copy of every parameter of the projections, in its layout. Only one change exists at a time."""
-    groups = by_owner(projections)
-    return {members[0].owner: _sparse(members[0].owner.data, members, change_of) for members in groups}
+    trials = {}
+    for members in by_owner(projections):
+        first, original = members[0], members[0].owner.data
+        if first.expert is None and not first.transposed:
+            trials[first.owner] = change_of(first).applied(original)
+            continue
+        trials[first.owner] = original.clone()
+        for projection in members:
+            change_of(projection).apply_to(projection.view(trials[first.owner]))
+    return trials
 
 
 @contextmanager
@@ -269,14 +277,3 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
     finally:
         for parameter, original in originals:
             parameter.data = original
-
-
-def _sparse(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
-    """Return a sparse copy of a parameter, in its own layout."""
-    first = members[0]
-    if first.expert is None and not first.transposed:
-        return change_of(first).applied(original)
-    trial = original.clone()
-    for projection in members:
-        change_of(projection).apply_to(projection.view(trial))
-    return trial

@@ -32,7 +32,7 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        found = trials.measure(ActivationScores("measuring medians of blocks (DLP)", median_metric))
+        found = trials.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
         medians = torch.tensor(found, dtype=torch.float64)
         # -U has the order and the proportions of the relative importance; nothing else counts.
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)

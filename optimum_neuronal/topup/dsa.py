@@ -220,7 +220,7 @@ class DSA(TopUp):
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*trials.measure(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
+    by_pair = zip(*trials.measure_once(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 
