@@ -184,8 +184,8 @@ class BlockRunner:
 
         def passing(index: int) -> Callable:
             def forward(*args, **kwargs):
-                own = split_hidden(args, kwargs)[0]
-                return wrap(to_device(hidden, own.device) if index == len(decoder.blocks) - 1 else own)
+                entering = split_hidden(args, kwargs)[0]
+                return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
 
             return forward
 
@@ -253,8 +253,8 @@ def _recording(
         stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         for experts in block.experts:
             if any(p.module is experts.module for p in block.pruned):
-                own = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
-                stack.enter_context(replaced_forward(experts.module, own.forward))
+                recording = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
+                stack.enter_context(replaced_forward(experts.module, recording.forward))
         yield
 
 

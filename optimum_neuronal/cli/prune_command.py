@@ -73,10 +73,10 @@ class PruneCommand(Command):
         if self.args.output is not None:
             check_output(self.args.output, self.args.overwrite, self.args.model)
         if self.args.dry_run:
-            from ..pruning.dry_run import plan_prune
+            from ..pruning.dry_run import dry_run
 
             options = {**flags.load_options(self.args), "device": flags.device_of(self.args)}
-            write(f"\n{plan_prune(self.args.model, config, **options)}")
+            write(f"\n{dry_run(self.args.model, config, **options)}")
         else:
             self._prune(config)
 

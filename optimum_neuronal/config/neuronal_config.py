@@ -186,12 +186,12 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
     try:
-        found = json.loads(Path(path).read_bytes())
+        values = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict):
+        if isinstance(values, dict) and isinstance(values.get(key), dict):
+            values = values[key]
+    if not isinstance(values, dict):
         raise ValueError(f'{path} has no fields of the config: expected an object, such as {{"sparsity": 0.7}}.')
-    return found
+    return values

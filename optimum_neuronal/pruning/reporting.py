@@ -126,9 +126,8 @@ def _projections_by_kind(
             kinds.setdefault(kind_of(block, projection), []).append(projection)
     entries = {}
     for kind, pruned in kinds.items():
-        weights, found = sum(p.numel for p in pruned), [report.projections[p.name] for p in pruned]
-        zeros = sum(round(own["sparsity"] * p.numel) for own, p in zip(found, pruned))
-        entries[kind] = {"sparsity": zeros / weights, "weights": weight_names[kind]}
+        zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+        entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return entries
@@ -136,11 +135,11 @@ def _projections_by_kind(
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
     """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
-    before, own = model.config, copy.copy(model.config)
-    setattr(own, KEY, sparsity_config)
+    before, config = model.config, copy.copy(model.config)
+    setattr(config, KEY, sparsity_config)
     for module in model.modules():  # blocks read how they attend from the model's config
         if module.__dict__.get("config") is before:
-            module.config = own
+            module.config = config
 
 
 @dataclass(frozen=True)
