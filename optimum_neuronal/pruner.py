@@ -10,7 +10,8 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
+from .checkpoint.hub import push_pruned
+from .checkpoint.saving import check_other_directory, check_saveable, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.machine import Processes, default_device, reset_peak_memory
 from .common.notes import get_logger

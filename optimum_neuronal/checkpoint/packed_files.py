@@ -18,10 +18,12 @@ from ..common.display import escaped
 from ..packed.formats.packed_matrix import DTYPES, PREFIX, STORED, PackedMatrix
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
+from .sparsity_config import LOW_BIT
 
 
 VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
+SPARSE = "sparse"  # the only format of a packed weight; earlier ones had low bits
 QUANT_METHOD = "optimum_neuronal"  # quoted by programs that do not know it, so it names this package
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
@@ -38,10 +40,10 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 def check_version(quantization: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a `quantization_config` has this format and version."""
-    found = quantization.get("format"), quantization.get("version")
-    if found != ("packed", VERSION):
+    format, version = quantization.get("format"), quantization.get("version")
+    if (format, version) != ("packed", VERSION):
         raise ValueError(
-            f"The checkpoint has the packed format {found[0]!r}, version {found[1]!r}: expected 'packed', version {VERSION}. "
+            f"The checkpoint has the format {format!r}, version {version!r}: expected 'packed', version {VERSION}. "
             "Install the version of optimum_neuronal that wrote it, or a later one."
         )
 
@@ -63,7 +65,7 @@ def write_packed(
 
 
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
-    """Return module path -> its packed weight, of which only headers are read."""
+    """Return module path -> its packed weight, of which only headers are read. Raise `ValueError` for low-bit weights."""
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
@@ -74,9 +76,11 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 if is_part:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
     try:
+        if any(facts["format"] != SPARSE for facts in weights.values()):
+            raise ValueError(LOW_BIT)
         return {
             name: PackedHeader(
-                str(facts["format"]),
+                SPARSE,
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
                 tensors.get(name, {}),

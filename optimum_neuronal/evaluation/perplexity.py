@@ -14,11 +14,12 @@ from ..blocks.block_inputs import inference
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
-from ..data.documents import load_documents
+from ..data.documents import load_documents, without_folders
 from ..model.load_model import load_model
-from ..pruning.context import default_batch_size
 from ..pruning.prune import find_tokenizer
-from ..pruning.reporting import without_folders
+
+
+TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
 
 def evaluate_perplexity(
@@ -57,7 +58,7 @@ def evaluate_perplexity(
     # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
     device = "cpu" if embeddings.device.type == "meta" else embeddings.device
     with inference(model):
-        mean = _mean_nll(model, windows, batch_size or default_batch_size(windows.shape[1]), device)
+        mean = _mean_nll(model, windows, batch_size or max(1, TOKENS_PER_FORWARD // windows.shape[1]), device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 
@@ -81,8 +82,10 @@ def load_windows(
     documents = load_documents(dataset, "test")
     stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
     if len(stream) < seq_length:
-        found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
-        raise ValueError(f"{found}: give more text, or a shorter window.")
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
+            "text, or a shorter window."
+        )
     return stream.unfold(0, seq_length, seq_length)[: max_windows or documents.max_windows]
 
 
@@ -110,8 +113,10 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
         loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
         del logits  # before the next forward
         if not math.isfinite(loss):
-            found = f"The loss is {loss} in windows {start} to {start + len(ids) - 1}"
-            raise ValueError(f"{found}: the weights hold NaN, or the dtype overflows (try bfloat16 or float32).")
+            raise ValueError(
+                f"The loss is {loss} in windows {start} to {start + len(ids) - 1}: the weights hold NaN, or the dtype "
+                "overflows (try bfloat16 or float32)."
+            )
         total += loss
     return total / (len(windows) * (windows.shape[1] - 1))
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from .. import __version__
 from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY, VERSION
 from ..common.machine import peak_memory
+from ..data.documents import without_folders
 from ..model.change import Change
 from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
 from ..report import PruningReport
@@ -80,13 +80,6 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset
 
 
 def measure_sparsity(
