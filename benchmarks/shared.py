@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from optimum_neuronal import sparsify
-from optimum_neuronal.common.machine import full_precision, time_on
+from optimum_neuronal.common.device import full_precision, time_on
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.packed.replacing import packable_parameter, packable_paths, put_packed
 from optimum_neuronal.packed.sparsify import finish_packing

@@ -108,7 +108,7 @@ def limited(streams: Streams, max_bytes: int | None) -> Streams:
     return [moved.get(stream) for stream in streams]
 
 
-def grouped(streams: Streams, shared: bool) -> list[list[int]]:
+def same_streams(streams: Streams, shared: bool) -> list[list[int]]:
     """Return the indices of the same streams in groups, or of all in one group if `shared`."""
     groups: dict[Stream | None, list[int]] = {}
     for index, stream in enumerate(streams):

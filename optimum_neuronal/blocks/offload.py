@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.machine import hand_back_freed
+from ..common.memory import trim_heap
 from ..compat import hf_private
 from ..model.change import Change
 from ..model.projections import Block, Projection
@@ -49,7 +49,7 @@ class BlockLoader:
             _put_in_place(weights, stack)
             del weights, future
             yield block
-        hand_back_freed()
+        trim_heap()
 
 
 def _read(block: Block) -> Weights:

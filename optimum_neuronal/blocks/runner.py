@@ -4,7 +4,6 @@ All candidates visit a block together, so that its weights are read once and com
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -46,8 +45,7 @@ class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
     `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
-    between blocks. `block_forwards` counts runs of one block on one sequence. `steps` are the labels of the steps that
-    progress counts; None stands for all labels that are not named.
+    between blocks. `block_forwards` counts runs of one block on one sequence. `quiet` shows no progress.
     """
 
     def __init__(
@@ -57,11 +55,11 @@ class BlockRunner:
         device: torch.device | str = "cpu",
         max_hidden_bytes: int | None = None,
         quiet: bool = False,
-        steps: Sequence[str | None] = (),
     ):
         self.decoder, self.batch_size, self.device = decoder, batch_size, torch.device(device)
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
-        self._steps, self._parts, self._is_shown = steps, Counter(), False
+        self._announced: set[str] = set()  # labels
+        self._is_shown = False
         self.loader = BlockLoader(decoder.blocks)
         self.block_forwards = 0
 
@@ -132,16 +130,14 @@ class BlockRunner:
         return found
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, with the number of its step, unless it shows another one."""
+        """Yield indices while [`progress`] shows this label, unless it shows another one."""
         if label is None or self._quiet or self._is_shown:
             yield from indices
             return
-        self._parts[label] += 1
-        step = label if label in self._steps else None
-        number = f"step {self._steps.index(step) + 1} of {len(self._steps)}: " if step in self._steps else ""
-        self._is_shown = True
+        is_first, self._is_shown = label not in self._announced, True
+        self._announced.add(label)
         try:
-            yield from progress(indices, number + label, "block", self._parts[label])
+            yield from progress(indices, label, "block", is_first)
         finally:
             self._is_shown = False
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.machine import full_precision
+from ..common.device import full_precision
 
 
 class SquaredNorms:

@@ -126,8 +126,7 @@ def loaded(
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
     from ..files.records import weights_directory
-    from ..model.load_model import check_unquantized, load_model, load_streamed
-    from ..pruning.prune import find_tokenizer
+    from ..model.load_model import check_unquantized, find_tokenizer, load_model, load_streamed
 
     options = load_options(args)
     if prunes:
@@ -149,7 +148,7 @@ def device_of(args: argparse.Namespace):
     """Return the device to compute on. Raise `ValueError` if it is not available."""
     import torch
 
-    from ..common.machine import default_device
+    from ..common.device import default_device
 
     try:
         return torch.empty(0, device=args.device or default_device()).device

@@ -95,7 +95,7 @@ class PruneCommand(Command):
         import torch
 
         from ..checkpoint.hub import check_push
-        from ..common.machine import process_group
+        from ..common.processes import process_group
         from ..evaluation.answers import answer
         from ..model.load_model import checkpoint_dtype, loading_code
         from ..pruner import NeuronALPruner

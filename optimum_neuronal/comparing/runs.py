@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..common.machine import reset_peak_memory
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import check_answers, evaluate_tasks
+from ..model.load_model import own_tokenizer
 from ..model.projections import Decoder
-from ..pruning.context import check
-from ..pruning.final_pass import changed_weights
-from ..pruning.prune import draw_calibration, find_changes, identity, own_tokenizer
-from ..pruning.reporting import make_report, packed_size, versions
+from ..pruning.checks import check_prune
+from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
+from ..pruning.prune import find_changes
+from ..pruning.prune_blocks import changed_weights
+from ..pruning.reporting import make_report, packed_size
+from ..report import versions
 from ..trials import Cache
 from .combinations import Combinations
 from .results import DENSE, Result
@@ -80,9 +82,8 @@ class Runs:
             name: [list(ids.shape), hashlib.sha256(ids.numpy().tobytes()).hexdigest()]
             for name, ids in self.windows.items()
         }
-        ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         others = {"versions": versions(), "tests": tests, "tasks": self.questions, "task files": self.task_files}
-        return identity(self.model, self.decoder, ids) | others
+        return identity(self.decoder, ids_of(calibration)) | others
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
@@ -98,14 +99,13 @@ class Runs:
 
     def run(self, combination: Result, config: NeuronALConfig) -> Result:
         """Return the figures of one combination, or its error."""
-        reset_peak_memory()
         try:
-            context = check(self.model, config, **self.memory)
             key = (*(repr(getattr(config, name)) for name in CACHED_BY), *_data(combination, config))
             self.caches = {key: self.caches.get(key) or TimedCache()}
             cache = self.caches[key]
             cache.start()
-            context = replace(context, calibration=self.calibration_of(combination, config), cache=cache)
+            calibration = self.calibration_of(combination, config)
+            context = prepare(self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, **self.memory)
             outcome = find_changes(context)
             report = make_report(context, outcome)
             with changed_weights(context.decoder, outcome.changes):
@@ -127,7 +127,7 @@ def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: 
     errors: list[Exception] = []
     for config in configs:
         try:
-            return check(model, config, **memory).decoder
+            return check_prune(model, config, **memory)
         except (ValueError, TypeError) as error:
             errors.append(error)
     raise errors[0]

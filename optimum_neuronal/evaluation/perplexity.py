@@ -11,15 +11,12 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
+from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents, without_folders
-from ..model.load_model import load_model
-from ..pruning.prune import find_tokenizer
-
-
-TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+from ..model.load_model import find_tokenizer, load_model
 
 
 def evaluate_perplexity(
@@ -58,7 +55,7 @@ def evaluate_perplexity(
     # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
     device = "cpu" if embeddings.device.type == "meta" else embeddings.device
     with inference(model):
-        mean = _mean_nll(model, windows, batch_size or max(1, TOKENS_PER_FORWARD // windows.shape[1]), device)
+        mean = _mean_nll(model, windows, batch_size or default_batch_size(windows.shape[1]), device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 

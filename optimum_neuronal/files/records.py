@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ..common.machine import Processes
 from ..common.notes import get_logger
+from ..common.processes import Processes
 from .atomic import scratch_directory, write_atomically
 from .directories import check_writable
 from .locking import locked

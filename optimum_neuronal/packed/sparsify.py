@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.machine import hand_back_freed
+from ..common.memory import trim_heap
 from ..common.notes import get_logger
 from ..common.validation import check_embedding_bits
 from ..compat import hf_private
@@ -145,7 +145,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = N
     model.packing = PackingSummary(len(modules), *sizes, left_dense or {})
     logger.info(f"{type(model).__name__}: {model.packing}.")
     model.hf_quantizer = DenseSaving(None)
-    hand_back_freed()
+    trim_heap()
 
 
 def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix | None:

@@ -2,34 +2,23 @@
 
 import copy
 import math
-import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
-from .. import __version__
 from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY, VERSION
-from ..common.machine import peak_memory
+from ..common.memory import peak_memory
 from ..data.documents import without_folders
 from ..model.change import Change
+from ..model.load_model import hub_id
 from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
-from ..report import PruningReport
+from ..report import PruningReport, versions
 from ..topup import Allocation
-from .context import PruneContext
-
-
-# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
-SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
+from .prepare import PruneContext
 
 
 @dataclass(frozen=True)
@@ -70,16 +59,6 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
         gguf_file=getattr(decoder.model, "gguf_file", None),
         dtype=str(context.model.dtype).removeprefix("torch."),
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def measure_sparsity(
@@ -159,26 +138,6 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
     for module in model.modules():  # blocks read how they attend from the model's config
         if module.__dict__.get("config") is before:
             module.config = own
-
-
-def hub_id(model: PreTrainedModel) -> str | None:
-    """Return the id of the repository on the Hub that a model was loaded from, or None."""
-    origin = model.config.name_or_path
-    if not origin:
-        return None
-    if (path := Path(origin)).exists():
-        cached = SNAPSHOT.search(path.absolute().as_posix())
-        return cached[1].replace("--", "/") if cached else None
-    with suppress(HFValidationError):
-        validate_repo_id(origin)
-        return origin
-    return None
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
-    origin = model.config.name_or_path
-    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from ..common.machine import full_precision
+from ..common.device import full_precision
 from ..common.validation import hyper
-from ..model.change import Change, NewWeight
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, pruned_count
 
@@ -46,18 +45,15 @@ class ALPS(WeightUpdate):
     refinements: int = hyper(10, 0)
     dampening: float = hyper(0.01, 0, 1, above=True)
 
-    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        return self.solve({name: weight}, hessian, {name: sparsity}, weight.dtype, pattern)[name].weight
-
-    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+    def solve(self, weights, hessian, sparsities, pattern=None):
         rows = [len(weight) for weight in weights.values()]
-        supports = [make_support(weight.shape, amounts[name], pattern) for name, weight in weights.items()]
+        supports = [make_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
 
         def stacked(values: torch.Tensor, exactly: bool) -> torch.Tensor:
-            return torch.cat([support(own, exactly) for support, own in zip(supports, values.split(rows))])
+            return torch.cat([support(part, exactly) for support, part in zip(supports, values.split(rows))])
 
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
-        return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
+        return dict(zip(weights, solved.split(rows)))
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         # Weights of inputs that are always zero are pruned first, and otherwise stay as they are.

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from ..blocks.statistics import Hessian, SquaredNorms
+from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
 from ..common.validation import hyper
-from .base import WeightUpdate, inverse_factor, register_saliency, solve_dampened
+from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
 
 
@@ -49,11 +49,23 @@ class SparseGPT(WeightUpdate):
     def statistic(self) -> type[SquaredNorms]:
         return DecayingHessian if self.variant == "authors" else Hessian
 
-    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        weight, dead = weight.clone(), hessian.diagonal() == 0  # inputs that are always zero: pruned first
+    def solve(self, weights, hessian, sparsities, pattern=None):
+        dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first
+        inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), inverse_factor)
+        return {name: self._prune(w, inverse, dead, sparsities[name], pattern) for name, w in weights.items()}
+
+    def _prune(
+        self,
+        weight: torch.Tensor,
+        inverse: torch.Tensor,
+        dead: torch.Tensor,
+        sparsity: float,
+        pattern: ColumnPattern | None,
+    ) -> torch.Tensor:
+        """Return the sparse weight, (out, in). `inverse` is the factor of the Hessian's inverse, (in, in)."""
+        weight = weight.clone()
         if self.variant == "authors":
             weight[:, dead] = 0
-        inverse = solve_dampened(hessian, self.dampening, name, inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
         pruned = 0
@@ -93,3 +105,17 @@ class SparseGPT(WeightUpdate):
             columns[index] = kept
         weight.copy_(columns.T)
         return errors.T.contiguous()
+
+
+def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
+    """Return the upper Cholesky factor U of the inverse, `U^T U`, in float32. Return None if the inversion fails.
+
+    The computation is in float64: errors of float32 differ between processors and would change the masks.
+    """
+    # With rows and columns in reverse order, U^-1 is the lower factor, so the inverse itself is not needed.
+    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)).flip(0, 1))
+    if bool(failed):
+        return None
+    identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
+    return inverse if bool(torch.isfinite(inverse).all()) else None

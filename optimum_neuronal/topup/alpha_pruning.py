@@ -8,6 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
+from ..trials.block_scores import WeightScores
 from .base import (
     BASELINE_VARIANTS,
     LARGEST,
@@ -51,7 +52,9 @@ class AlphaPruning(TopUp):
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [estimate(spectrum, self.bins) for spectrum in spectra]
 
-        spectra = trials.weight_scores(exponents, f"measuring spectra of weights ({self.bins} bins, {self.variant})")
+        spectra = trials.measure(
+            WeightScores(f"measuring spectra of weights ({self.bins} bins, {self.variant})", exponents)
+        )
         alphas, blocks = block_alphas([found for found in spectra if found]), pruned_blocks(trials.decoder)
         factors, sizes = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread), block_sizes(blocks)
         if self.variant == "authors":

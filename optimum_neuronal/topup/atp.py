@@ -9,6 +9,7 @@ from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from ..trials.output_errors import OutputErrors
 from .base import LARGEST, SMALLEST, Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks
 
 
@@ -44,7 +45,7 @@ class ATP(TopUp):
         plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = trials.output_errors(plans, "nll", label="comparing sparsities by block (ATP)", reference="dense")
+        errors = trials.measure(OutputErrors("nll", "comparing sparsities by block (ATP)"), plans)
         best = errors.index(min(errors))
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})

@@ -1,7 +1,7 @@
 """BESA: sparsity of every projection, learned by gradients of its block's reconstruction error."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,11 +9,11 @@ import torch
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..common.validation import hyper
+from ..files.records import Finding
 from ..model.change import Zeros
 from ..model.projections import Block, Projection, trial_tensors, trial_weights
 from ..saliency.plan import SparsityPlan, row_counts
-from ..saliency.prune_projections import score_projection
-from ..trials import Trials
+from ..trials import Question, Trials
 from .base import BASELINE_VARIANTS, Allocation, TopUp, bisect, register_topup, rounded, shift_to_mean, uniform_plan
 
 
@@ -58,7 +58,7 @@ class BESA(TopUp):
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(uniform_plan(trials.decoder, sparsity))
-        found, _ = trials.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(trials, sparsity))
+        found = trials.measure(_LearnedSparsities(self, sparsity))
         return Allocation(SparsityPlan(found["sparsity"]), {"besa": found})
 
     def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, dict[str, float]], dict]:
@@ -73,9 +73,9 @@ class BESA(TopUp):
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
             norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
-            activations, rates = trials.activations(block, norms), []
+            inputs, rates = trials.inputs(block, norms), []
             for projection in block.pruned:
-                score = score_projection(trials.saliency, projection, activations)
+                score = trials.saliency.score_of(projection, inputs)
                 rates.append(LearnedRate(projection, score, None if authors else sparsity, self.candidate_step))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
@@ -111,6 +111,17 @@ class BESA(TopUp):
                     loss = loss + (rate.kept * gradient).sum().cpu()
             loss.backward()
             optimizer.step()
+
+
+@dataclass(frozen=True)
+class _LearnedSparsities(Question):
+    """Two sparsities of every projection: as learned, and after the shift to the target."""
+
+    topup: BESA
+    sparsity: float
+
+    def measure(self, trials: Trials, plans: Sequence[SparsityPlan]) -> Finding:
+        return self.topup._learn(trials, self.sparsity)
 
 
 class LearnedRate:

@@ -8,6 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
+from ..trials.block_scores import ActivationScores
 from .base import Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
 
 
@@ -31,7 +32,7 @@ class DLP(TopUp):
         return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        found = trials.dense_scores(median_metric, "measuring medians of blocks (DLP)")
+        found = trials.measure(ActivationScores("measuring medians of blocks (DLP)", median_metric))
         medians = torch.tensor(found, dtype=torch.float64)
         # -U has the order and the proportions of the relative importance; nothing else counts.
         plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)

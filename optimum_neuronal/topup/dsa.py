@@ -13,6 +13,8 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from ..trials.block_scores import ActivationScores
+from ..trials.output_errors import OutputErrors
 from .base import BASELINE_VARIANTS, Allocation, TopUp, distinct, draw, register_topup, wanda_metric
 from .neuronal_authors import spread
 
@@ -188,7 +190,7 @@ class DSA(TopUp):
 
             functions = distinct(untried, count, ATTEMPTS * count)
             found = [plans[function] for function in functions]
-            errors.update(zip(functions, trials.output_errors(found, "nll", label=LABEL, reference="dense")))
+            errors.update(zip(functions, trials.measure(OutputErrors("nll", LABEL), found)))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -218,7 +220,7 @@ class DSA(TopUp):
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*trials.dense_scores(_scores, "measuring the importance of blocks (DSA)"))
+    by_pair = zip(*trials.measure(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

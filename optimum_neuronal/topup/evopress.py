@@ -10,6 +10,7 @@ from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
+from ..trials.output_errors import OutputErrors
 from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup
 
 
@@ -80,7 +81,7 @@ class EvoPress(TopUp):
 
         def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            errors = trials.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
+            errors = trials.measure(OutputErrors("kl", LABEL, sequences=sequences), plans)
             return sorted(zip(errors, candidates), key=lambda found: found[0])
 
         ((error, parent),) = ranked([parent])

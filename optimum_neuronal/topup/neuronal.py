@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,8 +14,9 @@ from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
-from ..trials.alignment import METRICS, SCOPES, Deviation
-from ..trials.trials import REFERENCES
+from ..trials.alignment import METRICS, REFERENCES, SCOPES, AlignmentErrors
+from ..trials.deviation import Deviation, Deviations
+from ..trials.reconstruction_errors import ReconstructionErrors
 from . import neuronal_authors
 from .base import (
     SCHEDULES,
@@ -151,22 +151,22 @@ class NeuronAL(TopUp):
         None: the middle one runs first.
         """
         if self.metric == RECONSTRUCTION:
-            return trials.reconstruction_errors(plans, self.reference, label)
-        measure = partial(trials.alignment_errors, label=label)
+            return trials.measure(ReconstructionErrors(self.reference, label), plans)
+        question = AlignmentErrors(*self._measured_on, label)
         if known is None and trials.can_abandon and len(plans) > 2:
             middle = len(plans) // 2
-            known = {middle: measure([plans[middle]], *self._measured_on)[0]}
+            known = {middle: trials.measure(question, [plans[middle]])[0]}
         known = known or {}
         others = [plan for index, plan in enumerate(plans) if index not in known]
         bound = min(known.values()) if known and trials.can_abandon else math.inf
-        found = iter(measure(others, *self._measured_on, bound=bound) if others else [])
+        found = iter(trials.measure(replace(question, bound=bound), others) if others else [])
         return [known[index] if index in known else next(found) for index in range(len(plans))]
 
     def _row_step(self, trials: Trials, base: SparsityPlan, plan: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
         lambdas, known = self.row_lambdas, None
         kind = "printed" if self.variant == "printed" else "signed"
-        deviation = trials.deviation(plan, *self._measured_on, label="measuring how rows deviate", kind=kind)
+        deviation = trials.measure(Deviations(*self._measured_on, "measuring how rows deviate", kind), [plan])
         make = neuronal_authors.row_plan if self.variant == "authors" else row_plan
         plans = [make(trials.decoder, base, lam, deviation) for lam in lambdas]
         if self.variant != "authors":  # lambda 0 is the plan without rows, which the others must beat

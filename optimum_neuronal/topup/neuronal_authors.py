@@ -13,7 +13,7 @@ from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, Decoder
 from ..saliency.plan import SparsityPlan
 from ..trials import Trials
-from ..trials.alignment import Deviation
+from ..trials.deviation import Deviation
 from .base import LARGEST, SMALLEST, plan_of_blocks, pruned_blocks, rise, rounded, spread_over_blocks
 
 

@@ -9,6 +9,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
+from ..trials.block_scores import ActivationScores
 from .base import BASELINE_VARIANTS, Allocation, TopUp, register_topup, wanda_metric
 from .neuronal_authors import spread
 
@@ -39,7 +40,9 @@ class OWL(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
-        ratios = trials.dense_scores(score, f"counting outliers above {self.outlier_factor:g} means (OWL)")
+        ratios = trials.measure(
+            ActivationScores(f"counting outliers above {self.outlier_factor:g} means (OWL)", score)
+        )
         values = torch.tensor(ratios, dtype=torch.float64)
         plan = spread(trials, sparsity, self.half_width, values, self.variant)
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})

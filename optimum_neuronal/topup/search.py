@@ -11,7 +11,9 @@ from ..model.projections import Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
-from ..trials.output_errors import OUTPUT_METRICS
+from ..trials.alignment import AlignmentErrors
+from ..trials.block_scores import RowSaliency
+from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
 from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
 
 
@@ -82,7 +84,7 @@ class Search(TopUp):
         if self.objective == ALIGNMENT and trials.saliency.updates_weights:  # as NeuronAL does
             trials = replace(trials, saliency=Wanda())
         run = _Run(trials, space, self.objective, self.budget - 1)  # minus one: the dense model
-        errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
+        errors = run.try_out([space.uniform + width * space.depth for width in self.widths], None)
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
         while run.skips_to_a_round_within(run.budget - rows):
             run.take_round()
@@ -125,8 +127,8 @@ class _Run:
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
         self.spent += cost
         if self.objective == ALIGNMENT:
-            return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.trials.output_errors(plans, self.objective, LABEL, reference)
+            return self.trials.measure(AlignmentErrors("dense", label=LABEL), plans)
+        return self.trials.measure(OutputErrors(self.objective, LABEL, reference), plans)
 
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
@@ -150,7 +152,7 @@ class _Run:
         self.stages.append(stage | {"probes": dict(zip(directions, rises)), "line": line, "ended": self.error})
         self.rounds += 1
 
-    def try_out(self, candidates: Sequence[torch.Tensor], reference: str | SparsityPlan) -> list[float]:
+    def try_out(self, candidates: Sequence[torch.Tensor], reference: SparsityPlan | None) -> list[float]:
         """Return errors of candidates. The best replaces the best so far if its error is lower."""
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
@@ -162,7 +164,7 @@ class _Run:
 
     def spread_rows(self) -> None:
         self.restart()
-        saliency = self.trials.row_saliency(self.best_plan, LABEL)
+        saliency = self.trials.measure(RowSaliency(), [self.best_plan])
         sparsities = dict(zip(self.space.names, self.best.tolist()))
         plans = [
             SparsityPlan({name: get_dist(sparsities[name], width, saliency[name]) for name in self.space.names})

@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.context import check
+from ..pruning.checks import check_prune
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
 from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
@@ -78,7 +78,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             record_sparsity(model, self.sparsity_config)
         with _as_if_dense(model):  # raises now what would stop training at a later step
             for stage in self.stages.values():
-                check(model, stage)
+                check_prune(model, stage)
         if self.config.methods.needs_calibration:
             self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
         with suppress(DenseModelError):

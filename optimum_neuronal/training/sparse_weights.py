@@ -15,7 +15,7 @@ from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..packed.formats.sparse import INTEGERS
-from ..pruning.context import check_dense
+from ..pruning.checks import check_dense
 
 
 logger = get_logger(__name__)

@@ -16,7 +16,7 @@ from optimum_neuronal.cli.flags import (
     load_options,
     methods,
 )
-from optimum_neuronal.common.machine import default_device
+from optimum_neuronal.common.device import default_device
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from optimum_neuronal.common.machine import Processes
+from optimum_neuronal.common.processes import Processes
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY, SUFFIX, Records, remove_records, weights_directory, work_directory
 
