@@ -50,7 +50,7 @@ def first_zeros(plan: Plan, projections: Sequence[Projection]) -> Plan:
             amounts[projection.name] = ((1 - ADDED) * counts).floor().double() / projection.shape[1]
         else:
             amounts[projection.name] = (1 - ADDED) * amount
-    return replace(plan, amounts=amounts)
+    return replace(plan, sparsity=amounts)
 
 
 @dataclass(frozen=True)
