@@ -11,7 +11,7 @@ from ..common.validation import check_choice, check_embedding_bits
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
 from ..model.projections import token_weights
-from ..packed.formats.packed_matrix import PREFIX
+from ..packed.packed_weight import PREFIX
 from ..packed.sparsify import sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card

@@ -11,8 +11,7 @@ from transformers.utils import logging
 from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
-from ..packed.formats.packed_matrix import PackedMatrix, swapped
-from ..packed.formats.quantized import QuantizedWeight
+from ..packed.packed_weight import PackedWeight, swapped
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
 from .packed_files import is_packed, read_json, read_weights, weight_files
@@ -183,9 +182,9 @@ def _guess(name: str, dimensions: int) -> StoredProjection | None:
 
 
 def _count(
-    weight: torch.Tensor | PackedMatrix, dense: torch.Tensor, place: StoredProjection | None, result: Inspection
+    weight: torch.Tensor | PackedWeight, dense: torch.Tensor, place: StoredProjection | None, result: Inspection
 ) -> None:
-    stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedMatrix) else weight.nbytes
+    stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedWeight) else weight.nbytes
     result.stored_bytes += stored
     result.dense_bytes += dense.nbytes
     if place is None:
@@ -200,8 +199,6 @@ def _count(
     shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
     for share in (result.total, *shares):
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted
-        if isinstance(weight, QuantizedWeight):
-            share.code_bits += counted * weight.bits
 
 
 def _table(title: str, shares: Mapping[str, Share]) -> str:

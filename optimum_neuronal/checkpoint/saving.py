@@ -25,8 +25,8 @@ from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, is_same
-from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import describe_weight, packed_modules
+from ..packed.packed_weight import DTYPES
 from ..packed.replacing import keeps_transposed, packable_paths
 from ..packed.sparsify import DenseSaving, pack_weight
 from ..report import PruningReport
@@ -187,8 +187,7 @@ def _packed_state(
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     weights = {
-        name: describe_weight(m.format, m.dense_shape, dtype or m.dtype, m.transposed)
-        for name, m in packed_modules(model)
+        name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
     }
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
@@ -201,7 +200,7 @@ def _packed_state(
         if None not in found.values():  # all weights of an experts module, or none
             for path, matrix in found.items():
                 weight = state.pop(keys[path])
-                weights[path] = describe_weight(matrix.name, weight.shape, matrix.dtype, transposed[path])
+                weights[path] = describe_weight(weight.shape, matrix.dtype, transposed[path])
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
     return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights
 
