@@ -10,7 +10,7 @@ import torch
 from ..common.validation import check_choice
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
-from ..packed.formats.packed_matrix import PREFIX
+from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint

@@ -11,7 +11,7 @@ from transformers.utils import logging
 from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
-from ..packed.formats.packed_matrix import PackedMatrix, swapped
+from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
@@ -167,9 +167,9 @@ def _guess(name: str, dimensions: int) -> StoredProjection | None:
 
 
 def _count(
-    weight: torch.Tensor | PackedMatrix, dense: torch.Tensor, place: StoredProjection | None, result: Inspection
+    weight: torch.Tensor | PackedWeight, dense: torch.Tensor, place: StoredProjection | None, result: Inspection
 ) -> None:
-    stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedMatrix) else weight.nbytes
+    stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedWeight) else weight.nbytes
     result.stored_bytes += stored
     result.dense_bytes += dense.nbytes
     if place is None:

@@ -15,16 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
-from ..packed.formats.packed_matrix import DTYPES, PREFIX, STORED, PackedMatrix
+from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
 from .sparsity_config import LOW_BIT
 
 
 VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
-SPARSE = "sparse"  # the only format of a packed weight; earlier ones had low bits
-QUANT_METHOD = "optimum_neuronal"  # quoted by programs that do not know it, so it names this package
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -76,11 +74,11 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 if is_part:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
     try:
-        if any(facts["format"] != SPARSE for facts in weights.values()):
+        if any(facts["format"] != FORMAT for facts in weights.values()):
             raise ValueError(LOW_BIT)
         return {
             name: PackedHeader(
-                SPARSE,
+                FORMAT,
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
                 tensors.get(name, {}),
@@ -132,7 +130,7 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedMatrix, PackedHeader | None]]:
+def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:
     """Yield the weights of a checkpoint: name, weight and, if it is packed, header. Packed weights are checked.
 
     The names are those of the dense model's parameters: `MODULE.weight`, or the module path itself for stacked experts.

@@ -15,8 +15,8 @@ from ..common.validation import check_choice
 from ..compat import hf_private
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, is_same
-from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import packed_modules
+from ..packed.packed_weight import DTYPES
 from ..report import PruningReport
 from .card import make_card, may_write_card
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, belongs_to_model, belongs_to_model_or_tokenizer

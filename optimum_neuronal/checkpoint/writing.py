@@ -14,8 +14,8 @@ from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
-from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_module import describe_weight, packed_modules
+from ..packed.packed_weight import DTYPES
 from ..packed.replacing import keeps_transposed, packable_paths
 from ..packed.sparsify import DenseSaving, pack_weight
 from .names import CONFIG, DENSE_INDEX, SUFFIX
@@ -106,8 +106,7 @@ def _packed_state(
     state = hf_private.untied_state(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     weights = {
-        name: describe_weight(m.format, m.dense_shape, dtype or m.dtype, m.transposed)
-        for name, m in packed_modules(model)
+        name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
     }
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
@@ -120,6 +119,6 @@ def _packed_state(
         if None not in matrices.values():  # all weights of an experts module, or none
             for path, matrix in matrices.items():
                 weight = state.pop(keys[path])
-                weights[path] = describe_weight(matrix.name, weight.shape, matrix.dtype, transposed[path])
+                weights[path] = describe_weight(weight.shape, matrix.dtype, transposed[path])
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
     return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights

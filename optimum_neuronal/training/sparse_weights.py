@@ -14,7 +14,7 @@ from ..compat import peft
 from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
-from ..packed.formats.sparse import INTEGERS
+from ..packed.packed_weight import INTEGERS
 from ..pruning.checks import check_dense
 
 
