@@ -15,10 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
-from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
+from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
-from .sparsity_config import LOW_BIT
 
 
 VERSION = 1
@@ -63,7 +62,7 @@ def write_packed(
 
 
 def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
-    """Return module path -> its packed weight, of which only headers are read. Raise `ValueError` for low-bit weights."""
+    """Return module path -> its packed weight, of which only headers are read."""
     weights: dict[str, dict[str, Any]] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for path in files:
@@ -74,11 +73,9 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 if is_part:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
     try:
-        if any(facts["format"] != FORMAT for facts in weights.values()):
-            raise ValueError(LOW_BIT)
         return {
             name: PackedHeader(
-                FORMAT,
+                str(facts["format"]),
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
                 tensors.get(name, {}),

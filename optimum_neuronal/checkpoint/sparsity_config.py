@@ -11,10 +11,6 @@ from transformers import PreTrainedConfig
 
 KEY = "sparsity_config"
 VERSION = 1
-LOW_BIT = (
-    "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize the result "
-    "with llm-compressor, torchao or llama.cpp."
-)
 
 Number = int | float
 
@@ -45,7 +41,10 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     if not isinstance(value, dict) or value.get("version") != VERSION:
         raise ValueError(f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}.")
     if value.get("bits_per_weight") is not None or value.get("embedding_bits") is not None:
-        raise ValueError(LOW_BIT)
+        raise ValueError(
+            "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize the "
+            "result with llm-compressor, torchao or llama.cpp."
+        )
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
     projections = value.get("projections", {})
