@@ -63,7 +63,7 @@ class SparseWeight:
     def _mask_on(self, device: torch.device) -> torch.Tensor:
         """Return the mask as booleans. Its bits move to the device once, when the model has moved there."""
         if self.mask.bits.device != device:
-            self.mask = self.mask.to(device)
+            self.mask = PackedMask(self.mask.bits.to(device), self.mask.shape)
         return self.mask.unpack()
 
     def count_pruned(self) -> int:

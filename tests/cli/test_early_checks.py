@@ -24,7 +24,11 @@ COMMANDS = (
 @pytest.mark.parametrize(("words", "message"), COMMANDS)
 def test_mistakes_are_found_before_anything_is_read(run, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder, file in (("dense", "config.json"), ("adapter", "adapter_config.json"), ("pipeline", "model_index.json")):
+    for folder, file in (
+        ("dense", "config.json"),
+        ("adapter", "adapter_config.json"),
+        ("pipeline", "model_index.json"),
+    ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_text("{}")
     (tmp_path / "empty").mkdir()

@@ -57,7 +57,17 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
         return dense_value if len(measured) == 1 else measure(model, tokenizer, ids)
 
     monkeypatch.setattr(pruner, "evaluate_perplexity", first_is_made_up)
-    given = ("--model", dense, "--dataset", tmp_path / "words.txt", *SMALL, "--saliency", "wanda", "--topup", "uniform")
+    given = (
+        "--model",
+        dense,
+        "--dataset",
+        tmp_path / "words.txt",
+        *SMALL,
+        "--saliency",
+        "wanda",
+        "--topup",
+        "uniform",
+    )
     shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
     assert len(measured) == 2 and measured[0].shape[1] == 16
     assert "perplexity, held-out calibration text, windows of 16 tokens" in shown
