@@ -5,12 +5,10 @@ import pytest
 
 
 CHECK = """
-from optimum_neuronal.transformers_plugin import register
+import optimum_neuronal
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
-register()
-register()
-for method in ("neuronal", "optimum_neuronal"):
-    assert method in AUTO_QUANTIZATION_CONFIG_MAPPING and method in AUTO_QUANTIZER_MAPPING
+assert {"neuronal", "optimum_neuronal"} <= AUTO_QUANTIZATION_CONFIG_MAPPING.keys() & AUTO_QUANTIZER_MAPPING.keys()
+optimum_neuronal.transformers_plugin.register()  # again
 """
 
 
