@@ -9,7 +9,8 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
+from .checkpoint.hub import push_pruned
+from .checkpoint.saving import check_other_directory, check_saveable, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.device import default_device
 from .common.notes import get_logger

@@ -32,19 +32,6 @@ def results(sparsities=(0.6, 0.7, 0.8)):
     ]
 
 
-def results_with_bits(topups=("uniform", "search")):
-    sparse = [
-        result("alps", topup, sparsity, (30 + 9 * index, 51), bits_per_weight=1 + 16 * (1 - sparsity))
-        for sparsity in (0.5, 0.6)
-        for index, topup in enumerate(topups)
-    ]
-    quantized = {"saliency": "quantized", "topup": "rates", "sparsity": 0.0}
-    return sparse + [
-        result(**quantized, perplexity=(50 / bits, 100 / bits), budget=bits, bits_per_weight=bits)
-        for bits in (2.4, 3.0)
-    ]
-
-
 def drawn(found, model="llama", dense=DENSE):
     """Return what is written in every figure of a comparison, by the name of its file. No pixels are drawn."""
     written = {}
@@ -63,10 +50,6 @@ def by_seconds(found):
     return drawn(found)["perplexity-by-seconds"]
 
 
-def by_bits(found):
-    return drawn(found)["perplexity-by-bits"]
-
-
 def by_block(shares):
     found = [result(topup=name, block_sparsity=list(values)) for name, values in shares.items()]
     return drawn(found)["block-sparsity-wanda-70"]
@@ -74,6 +57,5 @@ def by_block(shares):
 
 DRAWN = {
     "seconds": lambda: by_seconds(results((0.6, 0.7))),
-    "bits": lambda: by_bits(results_with_bits()),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
 }

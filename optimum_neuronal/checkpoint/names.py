@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 
 FORMATS = ("dense", "packed")
+QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it quote it
 
 CONFIG = "config.json"  # without it, a directory is not a model
 GENERATION_CONFIG = "generation_config.json"

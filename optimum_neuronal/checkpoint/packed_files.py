@@ -15,14 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..common.display import escaped
-from ..packed.formats.packed_matrix import DTYPES, PREFIX, STORED, PackedMatrix
+from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
 
 
 VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
-QUANT_METHOD = "optimum_neuronal"  # quoted by programs that do not know it, so it names this package
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -38,10 +37,10 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 def check_version(quantization: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a `quantization_config` has this format and version."""
-    found = quantization.get("format"), quantization.get("version")
-    if found != ("packed", VERSION):
+    format, version = quantization.get("format"), quantization.get("version")
+    if (format, version) != ("packed", VERSION):
         raise ValueError(
-            f"The checkpoint has the packed format {found[0]!r}, version {found[1]!r}: expected 'packed', version {VERSION}. "
+            f"The checkpoint has the format {format!r}, version {version!r}: expected 'packed', version {VERSION}. "
             "Install the version of optimum_neuronal that wrote it, or a later one."
         )
 
@@ -128,7 +127,7 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedMatrix, PackedHeader | None]]:
+def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:
     """Yield the weights of a checkpoint: name, weight and, if it is packed, header. Packed weights are checked.
 
     The names are those of the dense model's parameters: `MODULE.weight`, or the module path itself for stacked experts.

@@ -166,19 +166,6 @@ def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig |
     return before
 
 
-def leave_untied(model: PreTrainedModel, names: set[str]) -> None:
-    """Remove weights from a model's lists of tied weights, so that `tie_weights` skips them. No names: restore them."""
-    for prefix, part in model.named_modules():
-        if isinstance(part, PreTrainedModel):
-            if "_dense_tied_keys" in vars(part):
-                part._tied_weights_keys = vars(part).pop("_dense_tied_keys")
-            start, tied = prefix and f"{prefix}.", part.get_expanded_tied_weights_keys()
-            left = {to: of for to, of in tied.items() if start + to not in names and start + of not in names}
-            if left != tied:
-                part._dense_tied_keys, part._tied_weights_keys = part._tied_weights_keys, left
-    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
-
-
 def names_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern:
     """Return a pattern of the names of parameters that a model of this dtype keeps in float32."""
     return re.compile("|".join(name.replace("*", ".*") for name in model._get_dtype_plan(dtype)) or "(?!)")

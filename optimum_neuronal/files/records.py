@@ -76,11 +76,11 @@ class Records:
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
         """Return the recorded finding, which all processes get from the first, or make and record it."""
-        found = self.processes.from_first(self.get(name))
-        if found is None:
-            found = make()
-            self.put(name, *found)
-        return found
+        finding = self.processes.from_first(self.get(name))
+        if finding is None:
+            finding = make()
+            self.put(name, *finding)
+        return finding
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}{SUFFIX}"

@@ -14,27 +14,25 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 MAIN = "kernels.c"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
-THREADS = "-fopenmp"  # some compilers do not know it
-NO_DOT = "-DNEURONAL_NO_DOT"  # for assemblers that do not know AVX-VNNI
-ATTEMPTS = ((THREADS,), (), (THREADS, NO_DOT), (NO_DOT,))  # the first that succeeds
+ATTEMPTS = (("-fopenmp",), ())  # the first that succeeds: some compilers lack OpenMP
 SECONDS = 300  # time limit of the compiler
 
 
 class BuildError(Exception):
-    """There is no compiled library, and none can be compiled. The message says why, without a full stop."""
+    """Says why there is no compiled library and none can be compiled. The message has no full stop."""
 
 
-def digest() -> str:
-    """Return 16 hex digits of the source and the flags."""
-    found = hashlib.sha256(repr((FLAGS, ATTEMPTS)).encode())
+def source_hash() -> str:
+    """Return 16 hex digits that identify the source and the flags."""
+    digest = hashlib.sha256(repr((FLAGS, ATTEMPTS)).encode())
     for path in sorted((*SOURCES.rglob("*.c"), *SOURCES.rglob("*.h"))):
-        found.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def installed_library() -> Path:
-    """Return the path where the installation puts the compiled library of this source."""
-    return SOURCES / f"kernels-{digest()}.so"
+    """Return the path where installing the package puts the compiled library of this source."""
+    return SOURCES / f"kernels-{source_hash()}.so"
 
 
 def find_compiler() -> list[str]:
@@ -43,14 +41,14 @@ def find_compiler() -> list[str]:
         if shutil.which(command[0]) is None:
             raise BuildError(f"the C compiler that CC names, {command[0]!r}, was not found")
         return command
-    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
-    if not found:
-        raise BuildError("no C compiler was found (cc, gcc or clang)")
-    return found[:1]
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("no C compiler was found (cc, gcc or clang)")
 
 
 def compile_library(target: Path) -> None:
-    """Compile the source. The library appears whole under its name, or not at all."""
+    """Compile the source into `target`. A compilation that fails leaves no file."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built, errors = Path(folder) / target.name, []
@@ -79,7 +77,7 @@ def cached_library() -> Path:
     """Return the compiled library in the user's cache, below XDG_CACHE_HOME or ~/.cache. Compile it if it is missing."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     machine = "-".join((sys.platform, platform.machine(), *platform.libc_ver())).replace("/", "_")
-    target = base / "optimum_neuronal" / "native" / f"{digest()}-{machine}.so"
+    target = base / "optimum_neuronal" / "native" / f"{source_hash()}-{machine}.so"
     if not base.is_absolute():
         raise BuildError(f"the cache directory {base} is not absolute: set HOME or XDG_CACHE_HOME")
     try:

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "kernels read bits and codes as little-endian numbers"
+#error "kernels read bits as little-endian numbers"
 #endif
 #ifndef EXPORT
 #define EXPORT __attribute__((visibility("default")))
@@ -20,10 +20,8 @@ enum { MOST_ROWS = 8 }; /* of x at a time */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
-#define TWICE _Pragma("GCC unroll 2")
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 

@@ -14,7 +14,7 @@ from .library import TORCH, find_kernel, find_library
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, processor, accelerators and kernels, JSON-serializable. Kernels are compiled if they are missing."""
+    """Return versions, processor, accelerators and kernels, JSON-serializable. Compile the kernels if they are missing."""
     library = find_library()
     try:
         kernel = find_kernel()

@@ -33,17 +33,11 @@ FUNCTIONS = {
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
-    "neuronal_quantized_linear": [
-        _INT, _INT, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
-    ],
-    "neuronal_quantized_unpack": [
-        _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
-    ],
 }  # fmt: skip
 
 
 class Library:
-    """The compiled kernels in a file. They do not check that tensors fit each other: callers do."""
+    """The compiled kernels in a file. The caller checks that tensors fit each other."""
 
     def __init__(self, path: Path):
         self.path, self.functions = path, ctypes.CDLL(str(path))
@@ -60,52 +54,26 @@ class Kernel:
     def __init__(self, library: Library, name: str):
         self.name, self._code, self._functions = name, KERNELS[name], library.functions
 
-    def linear(self, x: Tensor, bits: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
-        """Return `x @ W.T + bias`, x (rows, in) -> (rows, out). All contiguous, on the CPU."""
-        y = x.new_empty(x.shape[0], bits.shape[0])
+    def linear(self, x: Tensor, mask: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+        """Return `x @ W.T + bias`: x (count, in), result (count, out). All tensors are contiguous and on the CPU."""
+        y = x.new_empty(x.shape[0], mask.shape[0])
         _check(
             self._functions.neuronal_linear(
-                self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], bits.data_ptr(), values.data_ptr(),
-                values.shape[0], offsets.data_ptr(), _pointer(bias), y.data_ptr(), bits.shape[0], x.shape[1],
-                torch.get_num_threads(),
+                self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], mask.data_ptr(), values.data_ptr(),
+                values.shape[0], offsets.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+                mask.shape[0], x.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
         return y
 
-    def unpack(self, bits: Tensor, values: Tensor, offsets: Tensor, dense: Tensor) -> None:
-        """Fill `dense`, shape (rows, columns), from the bits of these rows, their offsets (rows + 1) and all `values`."""
+    def unpack(self, mask: Tensor, values: Tensor, offsets: Tensor, dense: Tensor) -> None:
+        """Fill `dense`, shape (rows, columns), from the mask of these rows, their offsets (rows + 1) and all `values`."""
         _check(
             self._functions.neuronal_unpack(
-                self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0],
+                self._code, values.element_size(), mask.data_ptr(), values.data_ptr(), values.shape[0],
                 offsets.data_ptr(), dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
-
-    def quantized_linear(
-        self, x: Tensor, codes: Tensor, bits: int, scales: Tensor, steps: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """Return `x @ W.T + bias` of a [`QuantizedWeight`], x (count, in) -> (count, rows)."""
-        y = x.new_empty(x.shape[0], scales.shape[0])
-        _check(
-            self._functions.neuronal_quantized_linear(
-                self._code, DTYPES[x.dtype], x.data_ptr(), x.shape[0], codes.data_ptr(), bits, scales.data_ptr(),
-                _pointer(steps), _pointer(bias), y.data_ptr(), y.shape[1], x.shape[1], torch.get_num_threads(),
-            )
-        )  # fmt: skip
-        return y
-
-    def unpack_quantized(self, codes: Tensor, bits: int, scales: Tensor, steps: Tensor | None, dense: Tensor) -> None:
-        """Fill `dense`, shape (rows, columns), of a dtype of `DTYPES`, with levels times scales and steps."""
-        _check(
-            self._functions.neuronal_quantized_unpack(
-                self._code, DTYPES[dense.dtype], codes.data_ptr(), bits, scales.data_ptr(), _pointer(steps),
-                dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
-            )
-        )  # fmt: skip
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _check(result: int) -> None:
@@ -115,7 +83,7 @@ def _check(result: int) -> None:
 
 @lru_cache(maxsize=1)
 def find_library() -> Library | BuildError:
-    """Return the compiled kernels of the installation, else of the user's cache; or the error that says why there are none."""
+    """Return the compiled kernels from the installation or the user's cache, or the error that says why there are none."""
     with suppress(OSError):  # missing, or compiled for another system
         return Library(installed_library())
     try:
@@ -128,7 +96,7 @@ def find_library() -> Library | BuildError:
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """Return the kernels to compute with, or None for torch. Raise an error if the variable names others."""
+    """Return the kernels to compute with, or None for torch. Raise `ValueError` if the variable names others."""
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
         return None
@@ -145,7 +113,7 @@ def find_kernel() -> Kernel | None:
 
 @lru_cache(maxsize=1)
 def warn_without_kernel() -> None:
-    """Warn once if torch computes with packed weights because there are no compiled kernels."""
+    """Warn once if packed weights are computed by torch for lack of compiled kernels."""
     if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
         logger.warning(
             f"There are no compiled kernels for packed weights: {find_library()}. torch takes over, and needs about "

@@ -4,9 +4,6 @@
 #include "common.h"
 
 #include <pthread.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 /* OpenMP's threads do not survive a fork: the child would wait for them forever. */
 static int forked = 0;
@@ -25,27 +22,19 @@ EXPORT int neuronal_has_threads(void) {
 }
 
 typedef void (*Work)(void *context, int64_t first, int64_t last);
-/* Prepares a thread, by its number. Returns the context of its work. */
-typedef void *(*Start)(void *context, int thread);
 
-/* Calls `work` for all rows, `step` at a time, shared among threads, of which each calls `start` first, unless that is
- * NULL. */
-static void each_chunk(int64_t rows, int64_t step, int threads, Start start, Work work, void *context) {
+/* Calls `work` for all rows, `step` at a time, shared among threads. */
+static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
 #ifdef _OPENMP
     if (threads > 1 && chunks > 1 && !forked) {
-#pragma omp parallel num_threads((int)smaller(threads, chunks))
-        {
-            void *own = start ? start(context, omp_get_thread_num()) : context;
-#pragma omp for schedule(guided) nowait
-            for (int64_t index = 0; index < chunks; index++)
-                work(own, index * step, smaller(index * step + step, rows));
-        }
+#pragma omp parallel for schedule(guided) num_threads((int)smaller(threads, chunks))
+        for (int64_t index = 0; index < chunks; index++)
+            work(context, index * step, smaller(index * step + step, rows));
         return;
     }
 #endif
     (void)threads;
-    context = start ? start(context, 0) : context;
     for (int64_t index = 0; index < chunks; index++)
         work(context, index * step, smaller(index * step + step, rows));
 }

@@ -1,16 +1,16 @@
-"""Operations on packed matrices, for torch.compile and autograd: `torch.ops.optimum_neuronal.packed_linear` and others.
+"""Operations on packed weights, for torch.compile and autograd: `torch.ops.optimum_neuronal.packed_linear` and others.
 
-An operation takes a matrix as the name of its format and its tensors, in the format's order.
+An operation takes a weight as its mask, values and offsets.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from . import accelerator
-from .formats.packed_matrix import FORMATS, SCRATCH_ROWS, PackedMatrix, row_blocks
+from .packed_weight import PackedWeight
+from .row_blocks import SCRATCH_ROWS, row_blocks
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
@@ -21,70 +21,66 @@ REFUSAL = (
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
 for _schema in (
-    "packed_linear(Tensor x, str format, Tensor[] tensors, int rows, Tensor? bias) -> Tensor",
-    "packed_gradient(Tensor gradient, str format, Tensor[] tensors, int columns) -> Tensor",
+    "packed_linear(Tensor x, Tensor mask, Tensor values, Tensor offsets, Tensor? bias) -> Tensor",
+    "packed_gradient(Tensor gradient, Tensor mask, Tensor values, Tensor offsets, int columns) -> Tensor",
     "block_gradient(Tensor x) -> Tensor",
     "refuse_gradient(Tensor gradient) -> Tensor",
 ):
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked matrix W (out, in). Gradients reach x only."""
+def linear(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked weight W (out, in). Gradients reach x only."""
     differentiated = x.requires_grad and torch.is_grad_enabled()
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
-        tensors = list(matrix.tensors().values())
-        return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
+        return torch.ops.optimum_neuronal.packed_linear(x, *weight.tensors(), bias)
     # Without torch's dispatch, which takes as long as the rest of a small product.
-    return _rows(matrix, x, bias).view(*x.shape[:-1], matrix.row_count)
+    return _multiply(weight, x, bias).view(*x.shape[:-1], weight.row_count)
 
 
-def unpack(matrix: PackedMatrix) -> torch.Tensor:
-    """Return the dense weight of a checked matrix, of its shape and dtype, on its device."""
-    return matrix.unpack() if matrix.device.type == "cpu" else accelerator.unpack(matrix)
+def unpack(weight: PackedWeight) -> torch.Tensor:
+    """Return the dense form of a checked weight, of its shape and dtype, on its device."""
+    return weight.unpack() if weight.device.type == "cpu" else accelerator.unpack(weight)
 
 
-def _rows(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the product as a new matrix (tokens, out), after checking the tensors."""
-    shape, columns, rows = x.shape, matrix.shape[-1], matrix.row_count
+def weight_of(mask: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> PackedWeight:
+    """Return the weight of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
+    weight = PackedWeight(mask, values, offsets, (len(mask), columns))
+    weight.check_tensors()
+    return weight
+
+
+def _multiply(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product as a new matrix (tokens, out), after checking x and the bias."""
+    shape, columns, rows = x.shape, weight.shape[-1], weight.row_count
     if not shape or shape[-1] != columns:
         raise ValueError(f"x has shape {list(shape)}: expected (..., {columns})")
-    if x.dtype != matrix.dtype or x.device != matrix.device:
-        raise ValueError(f"x is {x.dtype} on {x.device}, but the weight {matrix.dtype} on {matrix.device}")
+    if x.dtype != weight.dtype or x.device != weight.device:
+        raise ValueError(f"x is {x.dtype} on {x.device}, but the weight {weight.dtype} on {weight.device}")
     if bias is not None:
         if (bias.dtype, bias.device, bias.shape) != (x.dtype, x.device, (rows,)):
             raise ValueError(f"the bias is {bias.dtype} of shape {list(bias.shape)}: expected {x.dtype} and [{rows}]")
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
-    multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
+    multiply = weight.linear if x.device.type == "cpu" else partial(accelerator.linear, weight)
     return multiply(flat.contiguous(), bias)
 
 
-def matrix_of(
-    format: str, tensors: Sequence[torch.Tensor], rows: int, columns: int, dtype: torch.dtype
-) -> PackedMatrix:
-    """Return the matrix of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
-    kind = FORMATS.get(format)
-    named = dict(zip(kind.names, tensors))
-    kind.check_tensors(named, (rows, columns), dtype)
-    return kind.of_tensors(named, (rows, columns), dtype)
+def _packed_linear(x, mask, values, offsets, bias):
+    product = _multiply(weight_of(mask, values, offsets, x.shape[-1]), x, bias)
+    return product.resize_(*x.shape[:-1], len(mask))  # not a view, because Falcon adds to its outputs in place
 
 
-def _packed_linear(x, format, tensors, rows, bias):
-    product = _rows(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
-    return product.resize_(*x.shape[:-1], rows)  # not a view, because Falcon adds to its outputs in place
-
-
-def _packed_gradient(gradient, format, tensors, columns):
-    """Return `gradient @ W`, shapes (..., out) and (out, in). W is unpacked by blocks of rows, with sums in float32."""
+def _packed_gradient(gradient, mask, values, offsets, columns):
+    """Return `gradient @ W`, shapes (..., out) and (out, in). Unpack W by blocks of rows, and sum in float32."""
     *lead, rows = gradient.shape
-    matrix = matrix_of(format, tensors, rows, columns, gradient.dtype)
+    weight = weight_of(mask, values, offsets, columns)
     flat = gradient.reshape(math.prod(lead), rows)
     total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
     # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
-    wide = torch.float32 if flat.device.type == "cpu" else flat.dtype
+    dtype = torch.float32 if flat.device.type == "cpu" else flat.dtype
     for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
-        total += flat[:, block].to(wide) @ unpack(matrix.window(block.start, block.stop)).to(wide)
+        total += flat[:, block].to(dtype) @ unpack(weight.window(block.start, block.stop)).to(dtype)
     return total.to(gradient.dtype).view(*lead, columns)
 
 
@@ -93,15 +89,14 @@ def _refuse_gradient(gradient):
 
 
 def _setup_linear(ctx, inputs, output) -> None:
-    x, ctx.format, tensors, _, _ = inputs
+    x, *tensors, _ = inputs
     ctx.columns = x.shape[-1]
     ctx.save_for_backward(*tensors)
 
 
 def _linear_backward(ctx, gradient):
-    tensors = list(ctx.saved_tensors)  # can be read once
-    found = torch.ops.optimum_neuronal.packed_gradient(gradient, ctx.format, tensors, ctx.columns)
-    return found, None, [None] * len(tensors), None, None
+    of_x = torch.ops.optimum_neuronal.packed_gradient(gradient, *ctx.saved_tensors, ctx.columns)
+    return of_x, None, None, None, None
 
 
 def _no_second_gradient(ctx, *gradients):
@@ -115,8 +110,8 @@ LIBRARY.impl("block_gradient", torch.clone, "CompositeExplicitAutograd")
 LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
 
 for _name, _fake in (
-    ("packed_linear", lambda x, format, tensors, rows, bias: x.new_empty(*x.shape[:-1], rows)),
-    ("packed_gradient", lambda x, format, tensors, columns: x.new_empty(*x.shape[:-1], columns)),
+    ("packed_linear", lambda x, mask, values, offsets, bias: x.new_empty(*x.shape[:-1], mask.shape[0])),
+    ("packed_gradient", lambda x, mask, values, offsets, columns: x.new_empty(*x.shape[:-1], columns)),
     ("block_gradient", torch.empty_like),
     ("refuse_gradient", torch.empty_like),
 ):

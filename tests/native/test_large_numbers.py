@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from kernel_checks import check_product, kernels
 from profiles import examples
 
-from optimum_neuronal.packed.formats import sparse
+from optimum_neuronal.packed import packed_weight
+from optimum_neuronal.packed.packed_weight import PackedWeight
 
 
 LARGEST = torch.finfo(torch.bfloat16).max
@@ -29,10 +30,10 @@ def test_finite_products_stay_finite(share, columns, count, dtype, seed):
     weight[torch.rand(7, columns, generator=generator) < 0.5] = 0
     x = torch.randn(count, columns, generator=generator)
     x[0] = x[0].sign() * share * LARGEST
-    packed, x = sparse.SparseWeight.pack(weight.to(dtype)), x.to(dtype)
-    products = [(kernel.name, kernel.linear(x, *packed.tensors().values(), None)) for kernel in kernels()]
+    packed, x = PackedWeight.pack(weight.to(dtype)), x.to(dtype)
+    products = [(kernel.name, kernel.linear(x, *packed.tensors(), None)) for kernel in kernels()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "find_kernel", lambda: None)
+        patch.setattr(packed_weight, "find_kernel", lambda: None)
         products.append(("torch", packed.linear(x)))
     for kernel, y in products:
         assert y.isfinite().all(), kernel

@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind, kernels
+from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite, kernels
 from profiles import examples
 
 from optimum_neuronal.native import library
 from optimum_neuronal.native.build import BuildError
-from optimum_neuronal.packed.formats.packed_matrix import DTYPES
-from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
 
 
 FUZZ = examples(60)
@@ -29,16 +28,13 @@ def choosing_anew():
 
 
 def make_weight(out, columns, dtype, density, seed=0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(out, columns, generator=generator).to(dtype)
-    weight[torch.rand(out, columns, generator=generator) >= density] = 0
+    weight = finite((out, columns), dtype, density, seed)
     weight[1::5], weight[3::5] = 0, 1  # empty and full rows
     return weight
 
 
 def parts(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = SparseWeight.pack(weight)
-    return rows.mask, rows.values, rows.offsets
+    return PackedWeight.pack(weight).tensors()
 
 
 @FUZZ
@@ -59,10 +55,22 @@ def test_products(out, columns, count, dtype, density, with_bias, seed):
         check_product(kernel.linear(x, *parts(weight), bias), x, weight, bias)
 
 
-def test_neither_threads_nor_other_rows_change_a_bit():
-    for dtype in DTYPES:
-        tensors, x = parts(make_weight(701, 1000, dtype, 0.3)), make_weight(8, 1000, dtype, 1, 1)
-        check_rows_alone(lambda kernel, x, tensors=tensors: kernel.linear(x, *tensors, None), x)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_threads_nor_other_rows_change_a_bit(dtype):
+    tensors, x, before = (
+        parts(make_weight(701, 1000, dtype, 0.3)),
+        make_weight(8, 1000, dtype, 1, 1),
+        torch.get_num_threads(),
+    )
+    for kernel in kernels():
+        results = [torch.cat([kernel.linear(row[None], *tensors, None) for row in x])]
+        try:
+            for threads in (1, 2, (os.cpu_count() or 1) + 3):
+                torch.set_num_threads(threads)
+                results.append(kernel.linear(x, *tensors, None))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
 
 
 @FUZZ
@@ -75,11 +83,7 @@ def test_neither_threads_nor_other_rows_change_a_bit():
 )
 def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
     """Of any bits: NaN with its payload, infinity, subnormal numbers and -0.0 too."""
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 256, (out * columns, dtype.itemsize), generator=generator, dtype=torch.uint8)
-    raw[torch.rand(out * columns, generator=generator) >= density] = 0
-    weight = raw.view(dtype).view(out, columns)
-    weight[0, 0] = -0.0
+    weight = any_bits((out, columns), dtype, density, seed)
     for kernel in kernels():
         dense = torch.full_like(weight, 7)
         kernel.unpack(*parts(weight), dense)
@@ -150,13 +154,13 @@ def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
 FORK = """
 import os, sys, torch
 from optimum_neuronal.native.library import find_kernel
-from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.packed_weight import PackedWeight
 torch.set_num_threads(2)
-rows = SparseWeight.pack(torch.eye(600, 640))
+packed = PackedWeight.pack(torch.eye(600, 640))
 x, kernel = torch.randn(2, 640), find_kernel()
-before = kernel.linear(x, rows.mask, rows.values, rows.offsets, None)
+before = kernel.linear(x, *packed.tensors(), None)
 if os.fork() == 0:
-    os._exit(0 if torch.equal(kernel.linear(x, rows.mask, rows.values, rows.offsets, None), before) else 1)
+    os._exit(0 if torch.equal(kernel.linear(x, *packed.tensors(), None), before) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 

@@ -6,9 +6,9 @@ from conftest import make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed
 
 from optimum_neuronal import densify, sparsify
-from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_experts import FUNCTION, PackedStack
 from optimum_neuronal.packed.packed_module import allow_gradients
+from optimum_neuronal.packed.packed_weight import PackedWeight
 
 
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
@@ -36,9 +36,9 @@ def test_families(ids):
 def test_only_the_chosen_experts_are_read(monkeypatch):
     model = sparsify(make_zeroed("mixtral"))
     seen = []
-    window = SparseWeight.window
+    window = PackedWeight.window
     monkeypatch.setattr(
-        SparseWeight, "window", lambda rows, first, last: (seen.append(last - first), window(rows, first, last))[1]
+        PackedWeight, "window", lambda rows, first, last: (seen.append(last - first), window(rows, first, last))[1]
     )
     logits(model, torch.tensor([[5]]))
     config = model.config

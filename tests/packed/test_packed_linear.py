@@ -6,9 +6,8 @@ from profiles import examples
 from torch import nn
 from transformers import Conv1D
 
-from optimum_neuronal.packed.formats.packed_matrix import FORMATS
-from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.packed.replacing import put_packed
 
 
@@ -23,7 +22,7 @@ def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dty
 
 def pack(linear):
     holder = nn.ModuleDict({"layer": linear})
-    put_packed(holder, "layer", SparseWeight.pack(linear.weight.T if isinstance(linear, Conv1D) else linear.weight))
+    put_packed(holder, "layer", PackedWeight.pack(linear.weight.T if isinstance(linear, Conv1D) else linear.weight))
     return holder["layer"]
 
 
@@ -51,8 +50,9 @@ def test_facts():
     assert (packed.in_features, packed.out_features) == (128, 64)
     assert packed.dense_bytes == 64 * 128 * 4
     assert list(packed.state_dict()) == ["packed_mask", "packed_values", "bias"], "as in a file"
-    assert (packed.format, packed.dense_shape, packed.dtype) == ("sparse", (64, 128), torch.float32)
-    assert "in_features=128, out_features=64, bias=True, format=sparse" in repr(packed) and "of 32,768" in repr(packed)
+    assert (packed.dense_shape, packed.dtype) == ((64, 128), torch.float32)
+    assert "in_features=128, out_features=64, bias=True, dtype=torch.float32" in repr(packed)
+    assert "of 32,768" in repr(packed)
     assert not list(packed.parameters()), "nothing for an optimizer"
     conv = pack(sparse_linear(conv=True))
     assert conv.weight.shape == (100, 37) and conv.transposed
@@ -72,10 +72,8 @@ def test_only_values_are_converted():
         packed.double()(x)
 
 
-def test_compiled(monkeypatch):
-    """In a new process formats are not imported yet, and a graph must not import them."""
+def test_compiled():
     packed, x = pack(sparse_linear()), torch.randn(2, 100)
-    monkeypatch.setattr(FORMATS, "_discovered", False)
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), packed(x))
     output = compiled(x.requires_grad_())

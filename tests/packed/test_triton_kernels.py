@@ -27,8 +27,7 @@ def run(arguments, tmp_path, **environment):
 
 @needs_triton
 def test_in_the_interpreter(tmp_path):
-    files = [str(HERE / name) for name in ("interpreted_triton_sparse.py", "interpreted_triton_quantized.py")]
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]
     result = run(tests, tmp_path, TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout

@@ -1,5 +1,5 @@
-/* What kernels of sparse weights are given and give back. A weight (rows, columns) has a bit for each element, set
- * where it is kept, and the kept values row by row. */
+/* What kernels are given and give back. A weight (rows, columns) has a bit for each element, set where it is kept, and
+ * the kept values row by row. */
 #pragma once
 
 #include "common.h"

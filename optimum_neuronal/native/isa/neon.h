@@ -1,9 +1,9 @@
-/* Kernels of sparse weights for NEON (every 64-bit Arm): eight columns are spread by a byte shuffle that is looked up
+/* Kernels for NEON (every 64-bit Arm): eight columns are spread by a byte shuffle that is looked up
  * for eight bits. */
 #pragma once
 
+#include "../job.h"
 #include "../processors.h"
-#include "../sparse_job.h"
 #include "shuffles.h"
 
 /* How many bits are set in the bytes of a mask before each byte: byte k of the result. The last is in `all`. */

@@ -1,12 +1,13 @@
-/* Kernels of sparse weights for AVX-512: with F, BW and VL, vexpandps spreads 16 floats; with VBMI2, vpexpandw spreads
+/* Kernels for AVX-512: with F, BW and VL, vexpandps spreads 16 floats; with VBMI2, vpexpandw spreads
  * 32 values of 16 bits; with BF16 also, vdpbf16ps multiplies them. An expansion that zeroes waits for its register's
  * old content on Zen 4 and 5: hence one that merges into zero, which the empty asm keeps the compiler from changing.
  */
 #pragma once
 
-#include "../sparse_job.h"
+#include "../job.h"
 #include "avx2.h"
 
+#define AVX512_NAMES "avx512f,avx512bw,avx512vl,avx512dq," AVX2_NAMES
 #define AVX512 TARGET(AVX512_NAMES)
 #define VBMI2 TARGET("avx512vbmi2," AVX512_NAMES)
 #define VDPBF16 TARGET("avx512vbmi2,avx512bf16," AVX512_NAMES)

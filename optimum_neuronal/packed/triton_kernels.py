@@ -1,4 +1,4 @@
-"""Multiplying with sparse weights on GPUs, by Triton, in the layout of the files.
+"""Multiplying with packed weights on GPUs, by Triton, in the layout of the files.
 
 A row's bits are words of 32. An element's value is found by counting the bits before it: in earlier words by a scan, and in
 its own word under a mask. Imports triton.
@@ -8,15 +8,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .formats.sparse import INTEGERS, SparseWeight
+from .packed_weight import INTEGERS, PackedWeight
 
 
 WORDS = 16  # of a row that a program looks at together: 512 elements
 UNPACKED = 4  # rows of a weight that a program unpacks
 
 
-def multiply(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for a few rows of x, without unpacking W. As [`PackedMatrix.linear`]."""
+def multiply(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ W.T + bias` for a few rows of x, without unpacking W. As [`PackedWeight.linear`]."""
     y = x.new_empty(len(x), weight.row_count)
     if y.numel():
         count = triton.next_power_of_2(len(x))
@@ -28,7 +28,7 @@ def multiply(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -
     return y
 
 
-def fill(weight: SparseWeight, dense: torch.Tensor) -> None:
+def fill(weight: PackedWeight, dense: torch.Tensor) -> None:
     """Unpack a weight, or a window of one, into a tensor of its shape."""
     integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
     if dense.numel():
@@ -74,12 +74,12 @@ def _unpack(
     inside = row < rows
     start = tl.load(offsets + row, mask=inside, other=0)
     for first in range(0, words, WORDS):
-        kept, place, found = _find(bits, row, inside, first, words, WORDS)
+        kept, place, kept_count = _find(bits, row, inside, first, words, WORDS)
         value = tl.load(values + (start[:, None, None] + place), mask=kept, other=0)
         column = (first + tl.arange(0, WORDS))[:, None] * 32 + tl.arange(0, 32)[None, :]
         there = inside[:, None, None] & (column < columns)[None, :, :]
         tl.store(dense + (row[:, None, None] * columns + column[None, :, :]), value, mask=there)
-        start += found
+        start += kept_count
 
 
 @triton.jit
@@ -93,13 +93,13 @@ def _multiply(
     which = tl.arange(0, COUNT).to(tl.int64)
     sums = tl.zeros((COUNT, TOGETHER, WORDS, 32), tl.float32)
     for first in range(0, words, WORDS):
-        kept, place, found = _find(bits, row, inside, first, words, WORDS)
+        kept, place, kept_count = _find(bits, row, inside, first, words, WORDS)
         value = tl.load(values + (start[:, None, None] + place), mask=kept, other=0.0).to(tl.float32)
         column = (first + tl.arange(0, WORDS))[:, None] * 32 + tl.arange(0, 32)[None, :]
         there = (which < count)[:, None, None] & (column < columns)[None, :, :]
         of_x = tl.load(x + (which[:, None, None] * columns + column[None, :, :]), mask=there, other=0.0).to(tl.float32)
         sums += value[None, :, :, :] * of_x[:, None, :, :]
-        start += found
+        start += kept_count
     total = tl.sum(tl.reshape(sums, (COUNT, TOGETHER, WORDS * 32)), axis=2)
     if bias is not None:
         total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]

@@ -1,1 +1,0 @@
-"""Formats of packed weights, one file per format."""

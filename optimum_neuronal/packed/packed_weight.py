@@ -1,0 +1,261 @@
+"""A sparse weight as packed files and kernels hold it: a bitmask of the kept elements, and their values row by row.
+
+An element with any bit set is kept, also -0.0 and NaN, so unpacking is exact bit for bit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..model.change import PackedMask
+from ..native.library import find_kernel, warn_without_kernel
+from .row_blocks import BLOCK, SCRATCH_ROWS, multiply_by_blocks, row_blocks
+
+
+FORMAT = "sparse"  # the name of this format in files
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that kernels compute with
+PREFIX = ".packed_"  # between a module's path and a tensor's name, in files
+STORED = "packed_"  # precedes the names of tensors in files and modules
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
+WORD = 64  # elements whose bits are read together
+# Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
+MAX_FUSED_ROWS = 8
+MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A sparse weight of shape (..., in). All dimensions but the last count rows.
+
+    Attributes:
+        mask (`torch.Tensor`):
+            uint8, shape (rows, 8 * ceil(in / 64)): element j of a row is bit j % 8, from the lowest, of byte j // 8, 1 where
+            kept and 0 after the end of the row.
+        values (`torch.Tensor`): the kept values, row by row, shape (kept,), of the weight's dtype.
+        offsets (`torch.Tensor`): int64, shape (rows + 1,), where in `values` each row starts. Not stored in files.
+        shape (`tuple[int, ...]`): of the dense weight.
+    """
+
+    mask: torch.Tensor
+    values: torch.Tensor
+    offsets: torch.Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor) -> "PackedWeight":
+        """Pack a weight of at least two dimensions and any floating dtype, on its device."""
+        weight = weight.detach()
+        columns, stride = weight.shape[-1], row_stride(weight.shape[-1])
+        matrix = weight.reshape(math.prod(weight.shape[:-1]), columns).contiguous()
+        numbers = matrix.view(INTEGERS[weight.element_size()])
+        mask = torch.empty(len(matrix), stride, dtype=torch.uint8, device=weight.device)
+        values = []
+        for block in row_blocks(len(matrix), columns):
+            part = numbers[block]
+            kept = part != 0
+            padded = torch.nn.functional.pad(kept, (0, 8 * stride - columns))
+            mask[block] = PackedMask.pack(padded).bits.view(len(part), stride)
+            values.append(_kept_numbers(part, kept))
+        joined = torch.cat(values) if values else numbers.new_empty(0)
+        return cls.of_parts(mask, joined.view(weight.dtype), weight.shape)
+
+    @classmethod
+    def of_parts(cls, mask: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> "PackedWeight":
+        """Return the weight of a mask and values, whose dtypes and shapes must be right."""
+        offsets = torch.nn.functional.pad(_count_by_row(mask).cumsum(0), (1, 0))
+        return cls(mask, values, offsets, tuple(shape))
+
+    @classmethod
+    def of_stored(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "PackedWeight":
+        """Return the weight of what [`stored`] returns. Raise `ValueError` if dtypes or shapes don't fit."""
+        for name in ("mask", "values"):
+            if tensors.get(STORED + name) is None:
+                raise ValueError(f"it has no {name}")
+        mask, values = tensors[STORED + "mask"], tensors[STORED + "values"]
+        _check_tensors({"mask": mask, "values": values}, shape, dtype)
+        return cls.of_parts(mask, values, shape)
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Return what files and modules hold, by the names there."""
+        return {STORED + "mask": self.mask, STORED + "values": self.values}
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return mask, values and offsets, as operations take them."""
+        return self.mask, self.values, self.offsets
+
+    def check_tensors(self) -> None:
+        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
+        _check_tensors({"mask": self.mask, "values": self.values, "offsets": self.offsets}, self.shape, self.dtype)
+
+    def check(self) -> None:
+        """Raise `ValueError` unless all that kernels rely on holds. They check nothing themselves."""
+        self.check_tensors()
+        columns = self.shape[-1]
+        whole, rest = divmod(columns, 8)
+        if (rest and (self.mask[:, whole] >> rest).any()) or self.mask[:, whole + bool(rest) :].any():
+            raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if (first, last) != (0, len(self.values)):
+            raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
+        wrong = torch.nonzero(self.offsets.diff() != _count_by_row(self.mask))
+        if len(wrong):
+            raise ValueError(
+                f"its offsets don't fit the number of values that its bitmask keeps in row {int(wrong[0])}"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, offsets included."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`, W (rows, in), x (count, in), bias (rows,), of one dtype and device and contiguous.
+
+        Sums are taken in float32, in a fixed order.
+        """
+        kernel = find_kernel() if x.device.type == "cpu" else None
+        most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
+        if kernel is not None and len(x) <= most:
+            return kernel.linear(x, *self.tensors(), bias)
+        if kernel is None and x.device.type == "cpu":
+            warn_without_kernel()
+        # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
+        together = SCRATCH_ROWS if kernel else BLOCK // max(1, x.shape[1])
+        return multiply_by_blocks(x, self.row_count, bias, self.fill, together)
+
+    def unpack(self) -> torch.Tensor:
+        """Return the dense weight, of its shape and dtype, on its device."""
+        dense = torch.empty(self.row_count, self.shape[-1], dtype=self.dtype, device=self.device)
+        self.fill(slice(0, len(dense)), dense)
+        return dense.view(self.shape)
+
+    def fill(self, rows: slice, dense: torch.Tensor) -> None:
+        """Unpack rows into a contiguous tensor of shape (rows of the slice, in)."""
+        mask, offsets = self.mask[rows], self.offsets[rows.start : rows.stop + 1]
+        kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
+        if kernel is not None:
+            kernel.unpack(mask, self.values, offsets, dense)
+            return
+        integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
+        source = self.values.view(integers)
+        for block in row_blocks(*dense.shape):
+            target, kept = dense[block].view(integers), unpack_bits(mask[block], dense.shape[1])
+            if not len(source):
+                target.zero_()
+            elif dense.device.type == "cpu":
+                target.zero_().masked_scatter_(kept, source[int(offsets[block.start]) :])
+            else:  # reads no number from the device: a slice of `source` would, and wait until the device has finished
+                places = kept.cumsum(1).add_(offsets[block, None] - 1).clamp_(min=0, max=len(source) - 1)
+                target.copy_(source[places].masked_fill_(~kept, 0))
+
+    def window(self, first: int, last: int) -> "PackedWeight":
+        """Return the rows from `first` up to `last` to compute with. They share all values, so no offset is read."""
+        mask, offsets = self.mask[first:last], self.offsets[first : last + 1]
+        return replace(self, mask=mask, offsets=offsets, shape=(last - first, self.shape[-1]))
+
+    def rows(self, first: int, last: int) -> "PackedWeight":
+        """Return the rows from `first` up to `last` as a weight with their values alone, which shares memory."""
+        part = self.window(first, last)
+        start, stop = int(part.offsets[0]), int(part.offsets[-1])
+        return replace(part, values=self.values[start:stop], offsets=part.offsets - start)
+
+    @classmethod
+    def joined(cls, parts: Sequence["PackedWeight"]) -> "PackedWeight":
+        """Concatenate rows of weights with the same columns, dtype and device."""
+        mask, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
+        return cls.of_parts(mask, values, (len(mask), parts[0].shape[-1]))
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedWeight":
+        """Return this weight on another device, or with another dtype."""
+        values = self.values.to(device=device, dtype=dtype)
+        return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
+
+
+def _check_tensors(tensors: Mapping[str, torch.Tensor], shape: Any, dtype: Any) -> None:
+    """Raise `ValueError` unless these tensors, by name, can make a weight, as far as dtypes and shapes tell."""
+    check_shape(shape, dtype)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    expected = {
+        "mask": (torch.uint8, (rows, row_stride(columns))),
+        "values": (dtype, (tensors["values"].numel(),)),
+        "offsets": (torch.int64, (rows + 1,)),
+    }
+    for name, tensor in tensors.items():
+        if (tensor.dtype, tensor.shape) != expected[name]:
+            came, wanted = f"dtype {tensor.dtype} and shape {list(tensor.shape)}", expected[name]
+            raise ValueError(
+                f"its {name} have {came}: expected {wanted[0]} and {list(wanted[1])} for a weight of shape {list(shape)}"
+            )
+        if tensor.device != tensors["mask"].device:
+            raise ValueError(f"its {name} are on {tensor.device}, but its mask is on {tensors['mask'].device}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"its {name} are not contiguous")
+
+
+def check_shape(shape: Any, dtype: Any) -> None:
+    """Raise `ValueError` unless weights of this shape and dtype, as a file has them, can be computed with."""
+    sizes = shape if isinstance(shape, (list, tuple)) else ()
+    if not 2 <= len(sizes) <= 8 or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 whole numbers above 0")
+    if dtype not in DTYPES:
+        raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
+
+
+def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
+    """Return a shape with its last two sizes swapped, if `transposed`."""
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
+
+
+def stored_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return the bytes of a packed weight in a file: a bit for each element, rows rounded up to words, and the values."""
+    return math.prod(shape[:-1]) * row_stride(shape[-1]) + kept * itemsize
+
+
+def row_stride(columns: int) -> int:
+    """Return the bytes of the bits of a row of so many elements, rounded up to whole words."""
+    return 8 * -(-columns // WORD)
+
+
+def count_kept(weight: torch.Tensor) -> int:
+    """Return how many elements have any bit set."""
+    return int(torch.count_nonzero(weight.detach().view(INTEGERS[weight.element_size()])))
+
+
+def unpack_bits(mask: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return rows of bits, uint8, shape (rows, stride), as booleans of shape (rows, columns), True where kept."""
+    return PackedMask(mask.reshape(-1), (len(mask), 8 * mask.shape[1])).unpack()[:, :columns]
+
+
+def _kept_numbers(numbers: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    if numbers.device.type == "cpu":  # numpy takes a third of torch's time
+        return torch.from_numpy(numbers.numpy().reshape(-1)[np.flatnonzero(kept.numpy())])
+    return numbers[kept]
+
+
+def _count_by_row(mask: torch.Tensor) -> torch.Tensor:
+    """Return how many bits are set in every row of whole words: int64, shape (rows,)."""
+    if mask.device.type == "cpu":
+        counts = np.bitwise_count(mask.contiguous().numpy().view(np.uint64))
+        return torch.from_numpy(counts.sum(1, dtype=np.int64))
+    counts = torch.zeros(len(mask), dtype=torch.int64, device=mask.device)
+    for block in row_blocks(len(mask), 8 * mask.shape[1]):
+        counts[block] = unpack_bits(mask[block], 8 * mask.shape[1]).sum(dim=1)
+    return counts

@@ -1,0 +1,127 @@
+"""A bitmask and the values that are kept."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import any_bits, bits, check_product, finite
+from profiles import examples
+
+from optimum_neuronal.packed import packed_weight
+from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
+from optimum_neuronal.packed.row_blocks import row_blocks
+
+
+def test_known_layout():
+    """Element j of a row is bit j % 8 of byte j // 8; rows begin at whole words; values follow row by row."""
+    weight = PackedWeight.pack(torch.tensor([[0, 1.5, 0, 0, 2], [0, 0, 0, 0, 0], [0, 0, 0, 0, -3]]))
+    assert weight.shape == (3, 5) and weight.mask.shape == (3, 8)
+    assert weight.mask[:, 0].tolist() == [0b10010, 0, 0b10000] and not weight.mask[:, 1:].any()
+    assert weight.values.tolist() == [1.5, 2, -3] and weight.offsets.tolist() == [0, 2, 2, 3]
+    assert weight.nbytes == 3 * 8 + 3 * 4 + 4 * 8
+    assert sum(part.nbytes for part in weight.stored().values()) == stored_bytes((3, 5), 3, 4)
+
+
+@examples(60)
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 200) | st.sampled_from([64, 128])),
+    dtype=st.sampled_from([*DTYPES, torch.float64, torch.float8_e4m3fn]),
+    density=st.sampled_from([0, 0.3, 1]),
+    seed=st.integers(0, 1000),
+)
+def test_weights_of_any_bits_come_back(shape, dtype, density, seed):
+    weight = any_bits(shape, dtype, density, seed)
+    packed = PackedWeight.pack(weight)
+    if weight.numel() and dtype in DTYPES:
+        packed.check()
+    assert torch.equal(bits(packed.unpack()), bits(weight)) and len(packed.values) == count_kept(weight)
+
+
+def test_more_than_one_block(monkeypatch):
+    weight = any_bits((150, 29))
+    whole = PackedWeight.pack(weight)
+    monkeypatch.setattr(row_blocks, "__defaults__", (64,))
+    again = PackedWeight.pack(weight)
+    again.check()
+    assert torch.equal(again.mask, whole.mask) and torch.equal(bits(again.values), bits(whole.values))
+    assert torch.equal(bits(again.unpack()), bits(weight))
+
+
+@pytest.mark.parametrize("rows, columns", [(150, 70), (128, 64), (1, 1), (3, 200)])
+def test_parts_of_rows_come_back(rows, columns):
+    dense = finite((rows, columns), torch.bfloat16)
+    weight, bounds = PackedWeight.pack(dense), sorted({0, 1, rows // 2, rows})
+    parts = [weight.rows(first, last) for first, last in zip(bounds, bounds[1:])]
+    for part, first, last in zip(parts, bounds, bounds[1:]):
+        part.check()
+        assert torch.equal(part.unpack(), dense[first:last])
+        assert torch.equal(weight.window(first, last).unpack(), dense[first:last])
+    joined = PackedWeight.joined(parts)
+    joined.check()
+    assert torch.equal(joined.unpack(), dense)
+
+
+def test_stored_and_converted():
+    dense = finite((2, 35, 130))
+    weight = PackedWeight.pack(dense)
+    again = PackedWeight.of_stored(weight.stored(), weight.shape, weight.dtype)
+    again.check()
+    assert torch.equal(again.unpack(), dense) and again.nbytes == weight.nbytes
+    half = weight.to(dtype=torch.float16)
+    half.check()
+    assert torch.equal(half.unpack(), dense.half())
+    with pytest.raises(ValueError, match="it has no values"):
+        PackedWeight.of_stored({"packed_mask": weight.mask}, weight.shape, weight.dtype)
+
+
+def test_without_kernels(monkeypatch):
+    x, dense = torch.randn(3, 130), finite((70, 130))
+    monkeypatch.setattr(packed_weight, "find_kernel", lambda: None)
+    weight = PackedWeight.pack(dense)
+    assert torch.equal(weight.unpack(), dense)
+    check_product(weight.linear(x), x, dense)
+
+
+@pytest.mark.parametrize("capability, dtype", [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
+def test_many_rows_of_x_are_multiplied_in_the_dtype_that_is_fast(capability, dtype, monkeypatch):
+    """Rounded once, to the dtype of x, either way; only products of float32 are fast without instructions for others."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    multiply, seen = torch.addmm, []
+    monkeypatch.setattr(torch, "addmm", lambda *args, out: seen.append(args[2].dtype) or multiply(*args, out=out))
+    x, bias, dense = torch.randn(40, 130).bfloat16(), torch.randn(70).bfloat16(), finite((70, 130), torch.bfloat16)
+    check_product(PackedWeight.pack(dense).linear(x, bias), x, dense, bias)
+    assert set(seen) == {dtype}
+
+
+def flip(tensor: torch.Tensor, *index: int) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[index] ^= 1
+    return changed
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda w: {"mask": flip(w.mask, 2, 3)}, "its bitmask keeps in row 2"),
+        (lambda w: {"mask": flip(w.mask, 1, 9)}, "bits set behind a row's 68 elements"),
+        (lambda w: {"mask": w.mask[:, :8]}, r"its mask have dtype torch.uint8 and shape \[5, 8\]"),
+        (lambda w: {"mask": w.mask.int()}, "its mask have dtype torch.int32"),
+        (lambda w: {"mask": w.mask.t().contiguous().t()}, "its mask are not contiguous"),
+        (lambda w: {"offsets": w.offsets + 1}, "keeps 120 values, but 120 are stored|its bitmask keeps"),
+        (lambda w: {"offsets": w.offsets[:-1]}, r"expected torch.int64 and \[6\]"),
+        (lambda w: {"offsets": w.offsets[[0, 2, 1, 3, 4, 5]]}, "its bitmask keeps in row 0"),
+        (lambda w: {"values": w.values[:-1]}, r"its bitmask keeps \d+ values, but \d+ are stored"),
+        (lambda w: {"values": w.values[None]}, "its values have dtype"),
+        (lambda w: {"values": w.values.double()}, "its dtype is torch.float64: expected one of"),
+        (lambda w: {"values": w.values.to("meta")}, "its values are on meta, but its mask is on cpu"),
+        (lambda w: {"shape": (5,)}, r"its shape is \(5,\): expected a list of 2 to 8"),
+        (lambda w: {"shape": (5, -68)}, "its shape is"),
+    ],
+)
+def test_damage_is_found(damage, message):
+    weight = PackedWeight.pack(any_bits((5, 68), torch.bfloat16))
+    weight.check()
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(weight, **damage(weight)).check()
