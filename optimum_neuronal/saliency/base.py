@@ -16,7 +16,7 @@ from .plan import ColumnPattern, Plan, mask_groups, mask_rows
 
 
 logger = get_logger(__name__)
-Result = TypeVar("Result")
+Solution = TypeVar("Solution")
 
 RAISES = 5  # how often dampening is raised tenfold before giving up
 
@@ -189,8 +189,8 @@ def check_finite(finite: Mapping[str, torch.Tensor]) -> None:
 
 
 def solve_dampened(
-    hessian: torch.Tensor, dampening: float, name: str, attempt: Callable[[torch.Tensor], Result | None]
-) -> Result:
+    hessian: torch.Tensor, dampening: float, name: str, attempt: Callable[[torch.Tensor], Solution | None]
+) -> Solution:
     """Return `attempt(matrix)`, with a copy of the Hessian, (in, in), and a share of its mean diagonal on its diagonal.
 
     Inputs that are always zero count as one. While the result is None, dampening is raised tenfold, with a warning.
