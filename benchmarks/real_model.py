@@ -49,6 +49,15 @@ PROMPTS = (
     "How do I make a cup of tea?",
 )
 BITS = "bits_per_weight="
+LABELS = {  # of methods in a figure
+    "wanda": "Wanda",
+    "wanda+neuronal": "Wanda, NeuronAL's block step",
+    "sparsegpt": "SparseGPT",
+    "alps": "preset fast (ALPS)",
+    "alps+neuronal": "default (ALPS, NeuronAL)",
+    "alps+search": "ALPS, search",
+    "alps+uniform+refit_epochs=6": "preset best (ALPS, refit)",
+}
 COMPARED = 4  # sequences on which outputs of blocks are compared
 REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
 
@@ -155,7 +164,7 @@ def draw(args: argparse.Namespace) -> None:
         raise SystemExit(
             f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
-    names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
+    names = [LABELS.get(row["method"], row["method"]) for row in rows]
     with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)

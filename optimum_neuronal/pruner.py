@@ -169,7 +169,8 @@ class NeuronALPruner(OptimumQuantizer):
                     context.clock.lap("evaluation")
 
             measure("dense")
-            report = self._prune(context)
+            report = prune_model(context)
+            self._remember(context, report)
             try:
                 measure("pruned")
             except ValueError as error:  # the pruned model is saved all the same
@@ -220,7 +221,8 @@ class NeuronALPruner(OptimumQuantizer):
         """
         check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
-            self._prune(self._prepare(model, dataset, folder, batch_size, max_hidden_bytes))
+            context = self._prepare(model, dataset, folder, batch_size, max_hidden_bytes)
+            self._remember(context, prune_model(context))
         return model
 
     def _prepare(
@@ -241,11 +243,10 @@ class NeuronALPruner(OptimumQuantizer):
             max_hidden_bytes=max_hidden_bytes,
         )
 
-    def _prune(self, context: PruneContext) -> PruningReport:
-        model, report = context.model, prune_model(context)
+    def _remember(self, context: PruneContext, report: PruningReport) -> None:
+        """Note what has been pruned, so that `save` can check that it is given the same model."""
         self.report, self._last = report, context.tokenizer
-        self._pruned = model.config.name_or_path, getattr(model.config, KEY)
-        return report
+        self._pruned = context.model.config.name_or_path, getattr(context.model.config, KEY)
 
     def save(
         self,

@@ -1,16 +1,11 @@
 """Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from . import __version__
 from .common.display import format_table
 from .files.atomic import write_atomically
 
@@ -119,13 +114,3 @@ def method_text(config: Mapping[str, Any]) -> str:
     """Return how fields of a `NeuronALConfig` prune a model, in a few words."""
     epochs = config.get("refit_epochs")
     return f"{config['saliency']} + {config['topup']}" + (f", refit of {epochs} epochs" if epochs else "")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

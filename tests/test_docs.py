@@ -2,18 +2,20 @@
 
 import ast
 import csv
+import inspect
 import re
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
-from markdown_files import DOCS, ROOT, TEXTS, anchors, links, name_of
+from markdown_files import DOCS, ROOT, TEXTS, anchors, blocks, links, name_of
 
 import optimum_neuronal
-from optimum_neuronal import NeuronALConfig
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.presets import PRESETS
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.saliency import SALIENCIES, Saliency
+from optimum_neuronal.topup import TOPUPS, TopUp
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
 
@@ -33,6 +35,32 @@ def test_the_reference_has_every_public_name():
     reference = (DOCS / "reference.md").read_text()
     for name in optimum_neuronal.__all__:
         assert name in reference or name == "__version__", name
+
+
+def callables() -> Iterator[tuple[str, Callable]]:
+    """Yield the functions and methods that users call, by name. Dataclasses have tables of their fields instead."""
+    for name in optimum_neuronal.__all__:
+        if callable(owner := getattr(optimum_neuronal, name)) and not is_dataclass(owner):
+            yield name, owner
+    for owner in (NeuronALConfig, NeuronALPruner):
+        for name, method in vars(owner).items():
+            if not name.startswith("_") and (inspect.isfunction(method) or isinstance(method, classmethod)):
+                yield f"{owner.__name__}.{name}", getattr(owner, name)
+    yield from (("Saliency.score", Saliency.score), ("TopUp.allocate", TopUp.allocate))
+
+
+def signature(function: Callable) -> str:
+    """Return a signature without self, without modules of types, and without quotes around types."""
+    text = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    text = re.sub(r"\b([a-z_]\w*\.)+(?=[A-Z])|~", "", text)
+    return re.sub(r"'([A-Z]\w*)'", r"\1", text)
+
+
+def test_the_reference_has_every_signature():
+    code = "".join(block.code for block in blocks(DOCS / "reference.md") if block.language == "py")
+    code = " ".join(code.split()).replace("( ", "(").replace(", )", ")")  # one line each, as Python writes them
+    for name, function in callables():
+        assert f"{name}{signature(function)}" in code, name
 
 
 def test_the_reference_has_every_field_with_its_default():

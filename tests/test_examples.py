@@ -160,5 +160,5 @@ def test_run_on_a_laptop(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(options["MODEL"])
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(options["MODEL"])
-    found = run_notebook("run_on_a_laptop.ipynb", SIZE={"sparsity": 0.6}, TOKENS=2, ROUNDS=1, **options)
-    assert found["packed"].packing.packed == 15 and found["weights"] > 0
+    found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, **options)
+    assert found["packed"].packing.packed == 14 and found["weights"] > 0

@@ -63,7 +63,7 @@ def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
-    """Note the contents of a block's containers with its output, since every stream needs its own."""
+    """Attach a copy of the shared key/value dicts to the output: streams must not see each other's."""
     contents = {id(mapping): dict(mapping) for mapping in shared_containers(call)}
     output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
 
@@ -169,7 +169,7 @@ def capture_inputs(
     with replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
         for batch in ids.split(batch_size):
             decoder.module(input_ids=batch.to(device), use_cache=False)
-            if max_hidden_bytes is not None and sum(own.nbytes for own in inputs.hidden) > max_hidden_bytes:
+            if max_hidden_bytes is not None and sum(hidden.nbytes for hidden in inputs.hidden) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
 
@@ -190,9 +190,10 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
             return tuple(map(shared, value))
         if not isinstance(value, torch.Tensor):
             return value
-        for own in known:
-            if own is value or (own.dtype, own.device) == (value.dtype, value.device) and torch.equal(own, value):
-                return own
+        for earlier in known:
+            alike = (earlier.dtype, earlier.device) == (value.dtype, value.device)
+            if earlier is value or alike and torch.equal(earlier, value):
+                return earlier
         known.append(value)
         return value
 

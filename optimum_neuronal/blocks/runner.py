@@ -5,7 +5,7 @@ All candidates visit a block together, so that its weights are read once and com
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.func import functional_call
 
 from ..common.progress import progress
+from ..compat.hf_private import is_offloaded
 from ..model.experts import RecordingExperts
 from ..model.projections import Block, Decoder, Projection
 from .block_inputs import (
@@ -60,8 +61,13 @@ class BlockRunner:
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
         self._announced: set[str] = set()  # labels
         self._is_shown = False
-        self.loader = BlockLoader(decoder.blocks)
+        modules = (module for block in decoder.blocks for module in block.module.modules())
+        self.loader = BlockLoader(decoder.blocks) if any(map(is_offloaded, modules)) else None
         self.block_forwards = 0
+
+    def loaded(self, index: int) -> AbstractContextManager[Block]:
+        """Return a context with a block whose weights are on the device that computes."""
+        return nullcontext(self.decoder.blocks[index]) if self.loader is None else self.loader.loaded(index)
 
     def check_replay(self, ids: torch.Tensor) -> None:
         """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
@@ -79,7 +85,7 @@ class BlockRunner:
         inputs = self.capture(ids, 1)
         stream = Stream(inputs.hidden)
         for index, calls in enumerate(inputs.calls):
-            with self.loader.loaded(index) as block:
+            with self.loaded(index) as block:
                 stream, norms = self.replay(block, stream, calls)
             if missing := next((name for name in block.pruned_names if name not in norms), None):
                 raise ValueError(
@@ -117,17 +123,17 @@ class BlockRunner:
         if release:
             inputs.hidden = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
-            with self.loader.loaded(index) as block:
+            with self.loaded(index) as block:
                 flowing = limited(visit(index, block, inputs.calls[index], flowing), self.max_hidden_bytes)
         return flowing
 
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
         """Return the results of a function of every block's index and the block, with its weights loaded."""
-        found = []
+        results = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
-            with self.loader.loaded(index) as block:
-                found.append(work(index, block))
-        return found
+            with self.loaded(index) as block:
+                results.append(work(index, block))
+        return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
         """Yield indices while [`progress`] shows this label, unless it shows another one."""
@@ -178,8 +184,8 @@ class BlockRunner:
 
         def passing(index: int) -> Callable:
             def forward(*args, **kwargs):
-                own = split_hidden(args, kwargs)[0]
-                return wrap(to_device(hidden, own.device) if index == len(decoder.blocks) - 1 else own)
+                entering = split_hidden(args, kwargs)[0]
+                return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
 
             return forward
 
@@ -247,8 +253,8 @@ def _recording(
         stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         for experts in block.experts:
             if any(p.module is experts.module for p in block.pruned):
-                own = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
-                stack.enter_context(replaced_forward(experts.module, own.forward))
+                recording = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
+                stack.enter_context(replaced_forward(experts.module, recording.forward))
         yield
 
 

@@ -58,7 +58,7 @@ def full_precision() -> Iterator[None]:
 @contextmanager
 def _highest_precision() -> Iterator[None]:
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    own, of_all = [backend.fp32_precision for backend in backends], None
+    by_backend, of_all = [backend.fp32_precision for backend in backends], None
     with suppress(RuntimeError):  # one backend differs
         of_all = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -67,7 +67,7 @@ def _highest_precision() -> Iterator[None]:
     finally:
         if of_all is not None:
             torch.set_float32_matmul_precision(of_all)
-        for backend, precision in zip(backends, own):
+        for backend, precision in zip(backends, by_backend):
             backend.fp32_precision = precision
 
 

@@ -18,8 +18,7 @@ from ..evaluation.perplexity import as_model, name_test_sets
 from ..evaluation.tasks import load_tasks
 from ..files.records import Records, remove_records
 from ..model.load_model import public_name
-from ..pruning.prepare import exclusive
-from ..report import versions
+from ..pruning.prepare import exclusive, versions
 from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_tables_directory
 from .results import DENSE, Result

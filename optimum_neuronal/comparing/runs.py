@@ -17,11 +17,9 @@ from ..evaluation.tasks import check_answers, evaluate_tasks
 from ..model.load_model import own_tokenizer
 from ..model.projections import Decoder
 from ..pruning.checks import check_prune
-from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
-from ..pruning.prune import find_changes
-from ..pruning.prune_blocks import changed_weights
+from ..pruning.prepare import draw_calibration, identity, ids_of, prepare, versions
+from ..pruning.prune import changed_weights, find_changes
 from ..pruning.reporting import make_report, packed_size
-from ..report import versions
 from ..trials import Cache
 from .combinations import Combinations
 from .results import DENSE, Result

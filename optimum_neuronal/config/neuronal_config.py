@@ -19,6 +19,7 @@ from ..common.validation import (
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
+from ..topup.dsnot import DSnoT
 from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS
 
@@ -88,16 +89,18 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def _make_methods(self) -> Methods:
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
-        pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        return Methods(saliency, topup, pattern)
-
-    def _check_together(self) -> None:
-        saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(
                 f"The top-up {topup.name!r} needs the kept weights to stay as they are, but the saliency "
                 f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
+        if isinstance(topup, DSnoT):
+            saliency = topup.around(saliency)
+        pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
+        return Methods(saliency, topup, pattern)
+
+    def _check_together(self) -> None:
+        saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
         if self.refit_epochs and not saliency.updates_weights:
             raise ValueError(
                 f"refit_epochs is {self.refit_epochs}, but the saliency {saliency.name!r} does not update weights: choose one "
@@ -186,12 +189,12 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
     try:
-        found = json.loads(Path(path).read_bytes())
+        values = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict):
+        if isinstance(values, dict) and isinstance(values.get(key), dict):
+            values = values[key]
+    if not isinstance(values, dict):
         raise ValueError(f'{path} has no fields of the config: expected an object, such as {{"sparsity": 0.7}}.')
-    return found
+    return values

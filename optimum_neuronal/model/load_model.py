@@ -60,8 +60,9 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     model_or_path, kwargs = locate(model_or_path, kwargs)
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
         return
-    found, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
-    quantized = found.get("quantization_config") or (found.get("text_config") or {}).get("quantization_config") or {}
+    config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
+    text_config = config.get("text_config") or {}
+    quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
     method = quantized.get("quant_method", "a quantization_config")
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
@@ -109,8 +110,8 @@ def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
     config = model.config
     with suppress(OSError, ValueError):  # it was moved, or is no checkpoint of transformers
         revision = getattr(config, "_commit_hash", None)
-        found, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
-        for part in (found, found.get("text_config") or {}):
+        values, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
+        for part in (values, values.get("text_config") or {}):
             if name := part.get("dtype") or part.get("torch_dtype"):
                 return getattr(torch, name)
     return model.dtype

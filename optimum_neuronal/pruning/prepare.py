@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import __version__
 from ..blocks.runner import BlockRunner
 from ..common.device import default_batch_size
 from ..common.memory import reset_peak_memory
@@ -24,7 +27,6 @@ from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resol
 from ..files.records import Records
 from ..model.load_model import own_tokenizer
 from ..model.projections import Decoder
-from ..report import versions
 from ..trials import Cache
 from .checks import check_prune
 from .refit import with_refit_dtype
@@ -118,10 +120,11 @@ def prepare(
     processes, ids = Processes.current(), ids_of(calibration)
     started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
     device = hf_private.execution_device(model.get_input_embeddings())
-    batch_size = batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS)
+    if device.type in ONE_AT_A_TIME:
+        batch_size = 1
     runner = BlockRunner(
         decoder,
-        batch_size=1 if device.type in ONE_AT_A_TIME else batch_size,
+        batch_size=batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
         device=device,
         max_hidden_bytes=max_hidden_bytes,
         quiet=processes.rank > 0,
@@ -207,4 +210,14 @@ def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
         "model": digest.hexdigest(),
         "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
         "device": hf_private.execution_device(next(iter(decoder.projections.values())).module).type,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this package and of the libraries that decide its results."""
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }

@@ -1,20 +1,34 @@
 """One prune: the top-up's plan, the blocks one by one, the report; at the very end the weights change."""
 
-from dataclasses import replace
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
-from ..blocks.block_inputs import inference
-from ..common.interrupt import deferred_interrupt
+import torch
+
+from ..blocks.block_inputs import Call, Stream, Streams, inference
+from ..blocks.offload import change_offloaded
 from ..common.notes import get_logger
-from ..model.projections import stored_names
+from ..compat.hf_private import is_offloaded, offload_hook
+from ..files.records import Finding
+from ..model.change import Change, NewWeight, PackedChange
+from ..model.projections import Block, Decoder, stored_names, trial_weights
 from ..report import PruningReport
+from ..saliency import Inputs
+from ..saliency.base import check_finite
+from ..saliency.plan import Plan
 from ..trials import Trials
 from .prepare import PruneContext
-from .prune_blocks import BlockPass, apply_changes
-from .refit import Refit
+from .refit import RUNS, Refit, first_zeros
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
 
 
 logger = get_logger(__name__)
+
+PROGRESS = "pruning, block by block"
 
 
 def prune_model(context: PruneContext) -> PruningReport:
@@ -64,3 +78,117 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
             f"There are only {tokens} calibration tokens for projections of up to {widest} inputs, so the fit of weights is "
             "underdetermined. Use more sequences (num_samples)."
         )
+
+
+@dataclass(frozen=True)
+class BlockPass:
+    """Finds the changes of a plan: masks, and new weights if the saliency makes them. No weight is changed.
+
+    For a refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
+    """
+
+    trials: Trials
+    plan: Plan
+    refit: Refit | None = None
+
+    def find(self) -> tuple[dict[str, PackedChange], list[str]]:
+        """Return the changes of weights by projection name, and the names of starved experts' projections."""
+        trials, changes, starved = self.trials, {}, []
+
+        def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
+            value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
+            starved.extend(value["starved"])
+            for p in block.pruned:  # changes of offloaded weights wait in CPU memory
+                device = torch.device("cpu") if is_offloaded(p.module) else p.weight.device
+                changes[p.name] = PackedChange.of_tensors(tensors, p.name, p.shape).to(device)
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            dense = [trials.runner.output(block, stream, calls) for stream in streams[1:]]
+            if block.pruned:
+                take(index, block, partial(self._prune_block, block, calls, *streams[:1], *dense))
+            if block is trials.decoder.blocks[-1]:
+                return streams  # nothing reads the last block's output
+            with trial_weights(block.pruned, lambda p: changes[p.name]):
+                return [trials.runner.output(block, streams[0], calls), *dense]
+
+        if trials.saliency.uses_activations:
+            trials.cache.release()
+            batch_size = self.refit and self.refit.batch_size(trials.ids.shape[1])
+            inputs = trials.capture_all(trials.statistic, batch_size)
+            trials.runner.run(inputs, 1 if self.refit is None else 2, visit, PROGRESS, release=True)
+        else:
+            trials.runner.for_each_block(
+                lambda index, block: take(index, block, partial(self._solve, block, Inputs(), self.plan)), PROGRESS
+            )
+        return changes, starved
+
+    def _prune_block(
+        self, block: Block, calls: Sequence[Call], hidden: Stream, expected: Stream | None = None
+    ) -> Finding:
+        """Return the finding of a block, which `hidden` states enter. A refit fits its values to the `expected` output."""
+        trials, refit = self.trials, self.refit
+        norms = trials.runner.inputs_of(block, hidden, calls, trials.statistic)
+        inputs = trials.inputs(block, trials.joined(norms, trials.statistic))
+        if refit is None:
+            return self._solve(block, inputs, self.plan)
+        adds = trials.pattern is None
+        value, tensors = self._solve(block, inputs, first_zeros(self.plan, block.pruned) if adds else self.plan)
+        energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
+        changes = {p.name: PackedChange.of_tensors(tensors, p.name, p.shape) for p in block.pruned}
+        trials.runner.block_forwards += RUNS * refit.epochs * hidden.sequences
+        fitted = refit.fit(block, changes, energies, hidden, expected, calls, self.plan if adds else None)
+        for p in block.pruned:
+            tensors |= PackedChange.pack(NewWeight(fitted[p.name]), p.weight).tensors(p.name)
+        return value, tensors
+
+    def _solve(self, block: Block, inputs: Inputs, plan: Plan) -> Finding:
+        """Return the starved experts of a block, and the tensors of its changes."""
+        trials = self.trials
+        changes = trials.saliency.changes(block.pruned, inputs, plan, trials.pattern)
+        check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
+        tensors: dict[str, torch.Tensor] = {}
+        for name, change in changes.items():
+            tensors |= PackedChange.pack(change, block.projections[name].weight).tensors(name)
+        return {"starved": list(inputs.starved)}, tensors
+
+
+def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
+    """Change the weights, in place; offloaded ones whenever they are read from now on."""
+    with torch.no_grad():
+        for name, projection in decoder.projections.items():
+            if is_offloaded(projection.module):
+                change_offloaded(projection, changes[name])
+            else:
+                changes[name].apply_to(projection.weight)
+
+
+@contextmanager
+def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Let a model compute with changes while the context lasts, offloaded ones whenever their weights are read."""
+    projections = list(decoder.projections.values())
+    offloaded = [p for p in projections if is_offloaded(p.module)]
+    maps = {hook: hook.weights_map for hook in (offload_hook(p.module) for p in offloaded)}
+    try:
+        for projection in offloaded:
+            change_offloaded(projection, changes[projection.name])
+        with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):
+            yield
+    finally:
+        for hook, weights in maps.items():
+            hook.weights_map = weights
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C until the context, in which weights change, ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if received:
+        raise KeyboardInterrupt

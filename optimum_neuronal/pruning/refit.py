@@ -98,7 +98,7 @@ class Refit:
         least, best = _error(block, weights, heldout), weights.snapshot()
         weights = start()
         rates = [self.learning_rate * size for size in weights.sizes()]
-        groups = [{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)]
+        groups = [{"params": [master], "lr": rate} for master, rate in zip(weights.masters, rates)]
         optimizer = torch.optim.Adam(groups, fused=True)
         total, taken = self.epochs * len(steps), 0
         zeros = 1.0 if plan is None else zeros_due(0, total)
@@ -231,9 +231,9 @@ class _Weights:
         return {name: _product(rows[name], columns[name]) for name in rows}
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
-        own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
+        weights = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         with self._precision():
-            return output_with(block, own, states, call)
+            return output_with(block, weights, states, call)
 
     def _precision(self) -> AbstractContextManager:
         # Not the caller's autocast, and without its cache, which would keep the weights of the step before.

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..blocks.offload import BlockLoader
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY, VERSION
 from ..common.memory import peak_memory
-from ..data.documents import without_folders
+from ..data.calibration import without_folders
 from ..model.change import Change
 from ..model.load_model import hub_id
-from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
-from ..report import PruningReport, versions
+from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
+from ..report import PruningReport
 from ..topup import Allocation
-from .prepare import PruneContext
+from .prepare import PruneContext, versions
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PruneOutcome:
 def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     """Return the report of a prune of a model whose weights are still dense."""
     decoder, config = context.decoder, context.config
-    achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
+    achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions
     values = config.to_dict()
     if config.dataset is not None:
@@ -62,29 +62,32 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
 
 
 def measure_sparsity(
-    decoder: Decoder, changes: Mapping[str, Change] | None = None
+    runner: BlockRunner, changes: Mapping[str, Change] | None = None
 ) -> tuple[float, dict[str, float], dict[str, dict[str, float]]]:
     """Return the share of zeros, with `changes` made, in all pruned projections, by block, and by projection and row."""
+    changes = changes or {}
     projections: dict[str, dict[str, float]] = {}
-    blocks: dict[str, float] = {}
-    zeros, loader, changes = 0, BlockLoader(decoder.blocks), changes or {}
-    for index in range(len(decoder.blocks)):
-        block_zeros = 0
-        with loader.loaded(index) as block, torch.no_grad():
-            for projection in block.pruned:
-                change, weight = changes.get(projection.name), projection.weight
-                counts = ((weight if change is None else change.applied(weight)) == 0).sum(dim=1).cpu()
-                rows = counts.double() / projection.shape[1]
-                projections[projection.name] = {
-                    "sparsity": rows.mean().item(),
-                    "smallest_row": rows.min().item(),
-                    "largest_row": rows.max().item(),
-                }
-                block_zeros += int(counts.sum())
-        if block.pruned:
-            blocks[block.name] = block_zeros / block.numel
-        zeros += block_zeros
-    return zeros / sum(block.numel for block in decoder.blocks), blocks, projections
+
+    def count(index: int, block: Block) -> int:
+        """Return the zeros of a block's pruned projections."""
+        zeros = 0
+        for projection in block.pruned:
+            change, weight = changes.get(projection.name), projection.weight
+            counts = ((weight if change is None else change.applied(weight)) == 0).sum(dim=1).cpu()
+            rows = counts.double() / projection.shape[1]
+            projections[projection.name] = {
+                "sparsity": rows.mean().item(),
+                "smallest_row": rows.min().item(),
+                "largest_row": rows.max().item(),
+            }
+            zeros += int(counts.sum())
+        return zeros
+
+    with torch.no_grad():
+        zeros = runner.for_each_block(count)
+    decoder = runner.decoder
+    blocks = {b.name: block_zeros / b.numel for b, block_zeros in zip(decoder.blocks, zeros) if b.pruned}
+    return sum(zeros) / sum(block.numel for block in decoder.blocks), blocks, projections
 
 
 def make_sparsity_config(
@@ -123,9 +126,8 @@ def _projections_by_kind(
             kinds.setdefault(kind_of(block, projection), []).append(projection)
     entries = {}
     for kind, pruned in kinds.items():
-        weights, found = sum(p.numel for p in pruned), [report.projections[p.name] for p in pruned]
-        zeros = sum(round(own["sparsity"] * p.numel) for own, p in zip(found, pruned))
-        entries[kind] = {"sparsity": zeros / weights, "weights": weight_names[kind]}
+        zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+        entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return entries
@@ -133,11 +135,11 @@ def _projections_by_kind(
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
     """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
-    before, own = model.config, copy.copy(model.config)
-    setattr(own, KEY, sparsity_config)
+    before, config = model.config, copy.copy(model.config)
+    setattr(config, KEY, sparsity_config)
     for module in model.modules():  # blocks read how they attend from the model's config
         if module.__dict__.get("config") is before:
-            module.config = own
+            module.config = config
 
 
 @dataclass(frozen=True)

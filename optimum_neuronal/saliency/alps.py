@@ -22,7 +22,7 @@ SETTLED, SETTLED_AFTER = 3e-4, 30  # stop below this changed share, after this m
 NARROW = 0.05  # half-width of the window around the last threshold in which the next one is sought
 SMALL = 2**16  # weights below which the window costs more than it saves
 
-# Values, `exactly` -> the mask of the largest sizes. With ties it may keep more than allowed, unless `exactly`.
+# Values, `exactly` -> the mask of the largest sizes. Ties may exceed the count unless `exactly` is True.
 Support = Callable[[torch.Tensor, bool], torch.Tensor]
 
 
@@ -66,11 +66,11 @@ class ALPS(WeightUpdate):
             start = (weight * scale).masked_fill(dead, 0)
             target = start @ matrix
             try:
-                found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
+                dense = find_support(matrix, target, start, support, range(1, self.iterations + 1))
             except torch.linalg.LinAlgError:
                 return None
-            mask = support(found, True)
-            fitted = fit_support(matrix, target, found, mask, self.refinements).div_(scale)
+            mask = support(dense, True)
+            fitted = fit_support(matrix, target, dense, mask, self.refinements).div_(scale)
             return torch.where(mask & dead, weight, fitted)
 
         with full_precision():

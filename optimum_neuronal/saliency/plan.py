@@ -46,9 +46,6 @@ class Plan:
         return row_counts(self.sparsity[name], shape)
 
 
-SparsityPlan = Plan
-
-
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the number of weights to prune in each row of a weight of `shape`, (out, in): int64, (out,), on the CPU.
 

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
 from ..config.neuronal_config import NeuronALConfig
@@ -136,7 +137,7 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
 def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
     """Record the zeros of the last prune and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
-    achieved, blocks, projections = measure_sparsity(decoder)
+    achieved, blocks, projections = measure_sparsity(BlockRunner(decoder))
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
     record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -22,8 +22,6 @@ class WeightScores(Question):
     `label` is the record's key, and the progress bar's: use one per score function.
     """
 
-    lasts: ClassVar[bool] = True
-
     label: str
     score: Callable[[Block], Any] = field(compare=False)
 
@@ -38,8 +36,6 @@ class ActivationScores(Question):
     The activations are of all calibration sequences. `label` is the record's key, and the progress bar's: use one per score
     function.
     """
-
-    lasts: ClassVar[bool] = True
 
     label: str
     score: Callable[[Block, dict[str, torch.Tensor]], Any] = field(compare=False)

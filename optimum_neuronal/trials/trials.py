@@ -17,7 +17,7 @@ from ..files.records import Finding, Records
 from ..model.change import Zeros
 from ..model.projections import Block, ChangeOf, Decoder, Projection, trial_weights
 from ..saliency import Inputs, Saliency
-from ..saliency.base import check_finite, mask_of
+from ..saliency.base import check_finite
 from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_rows
 
 
@@ -53,11 +53,9 @@ class Question(ABC):
 
     Class attributes:
         shares_plans (`bool`): True if the answer is one number per plan, so that processes can share the plans.
-        lasts (`bool`): True if the answer depends neither on plans nor on the saliency, so that prunes can share it.
     """
 
     shares_plans: ClassVar[bool] = False
-    lasts: ClassVar[bool] = False
 
     @abstractmethod
     def measure(self, trials: "Trials", plans: Sequence[Plan]) -> Finding:
@@ -125,29 +123,25 @@ class Trials:
     @property
     def can_abandon(self) -> bool:
         """True if measuring one candidate before the others is worth an extra pass over the weights."""
-        return not self.runner.loader.streams and self.processes.count == 1
+        return self.runner.loader is None and self.processes.count == 1
 
     def measure(self, question: Question, plans: Sequence[Plan] = ()) -> Any:
-        """Return the answer to a question: from the cache or the records, or measured and recorded.
+        """Return the answer to a question: recorded, or measured and then recorded.
 
         Processes share the plans if the question allows it. Otherwise each measures, and all take the first one's answer.
         """
-        name = question.record_name(plans)
-        if question.lasts:
-            return self.cache.get(name, lambda: self._measure(question, plans, name))
-        return self._measure(question, plans, name)
+        name, processes = question.record_name(plans), self.processes
+        finding = processes.from_first(self.records.get(name))
+        if finding is None:
+            share = processes.deal(plans) if question.shares_plans else plans
+            value, tensors = question.measure(self, share) if share or not plans else ([], {})
+            finding = (processes.collect(value) if question.shares_plans else value), tensors
+            self.records.put(name, *finding)
+        return question.answer(*processes.from_first(finding))
 
-    def _measure(self, question: Question, plans: Sequence[Plan], name: str) -> Any:
-        finding = self.processes.from_first(self.records.get(name))
-        if finding is None and question.shares_plans:
-            dealt = self.processes.deal(plans)
-            errors = question.measure(self, dealt)[0] if dealt else []
-            finding = self.processes.collect(errors), {}
-            self.records.put(name, *finding)
-        elif finding is None:
-            finding = question.measure(self, plans)
-            self.records.put(name, *finding)
-        return question.answer(*self.processes.from_first(finding))
+    def measure_once(self, question: Question) -> Any:
+        """Return the answer to a question about the dense model, which all prunes that share the cache have in common."""
+        return self.cache.get(question.record_name(()), lambda: self.measure(question))
 
     def inputs(self, block: Block, norms: Norms) -> Inputs:
         """Return what a block's pruned projections receive. Raise `ValueError` if an activation is not finite."""
@@ -165,9 +159,7 @@ class Trials:
         if saliency.updates_weights and updates:
             return [lambda p, plan=plan: saliency.changes([p], inputs, plan, pattern)[p.name] for plan in plans]
         if len(plans) == 1 or pattern is not None:
-            return [
-                lambda p, plan=plan: Zeros(mask_of(p, saliency.score_of(p, inputs), plan, pattern)) for plan in plans
-            ]
+            return [partial(saliency.zeros, inputs=inputs, plan=plan, pattern=pattern) for plan in plans]
         cuts: dict[str, list[Cut]] = {}  # of every projection by plan; sorted rows would take more memory
         for p in block.pruned:
             ranked = sort_rows(saliency.score_of(p, inputs))
