@@ -13,7 +13,7 @@ import torch
 from ..common.connection import is_connected
 from ..common.device import default_device
 from ..common.registry import parse_method
-from ..config.config_fields import ConfigFields, kind_of
+from ..config.config_fields import ConfigFields, value_type
 from ..files.records import weights_directory
 from ..model.load_model import check_unquantized, find_tokenizer, load_model, load_streamed
 from ..saliency import SALIENCIES
@@ -37,7 +37,7 @@ def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several
     """Add flags of fields of the config. `several` maps fields that take several values to their default in words."""
     for name in names:
         entry = CONFIG_FLAGS[name]
-        kind, meaning = kind_of(entry), entry.metadata["help"]
+        kind, meaning = value_type(entry), entry.metadata["help"]
         unset = several.get(name, entry.metadata.get("unset", entry.default))
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
         if name in several or get_args(kind):

@@ -107,7 +107,7 @@ def explain(entry: Field) -> str:
     return entry.metadata["help"] + (f". None: {unset}" if unset else "")
 
 
-def kind_of(entry: Field) -> Any:
+def value_type(entry: Field) -> Any:
     """Return the type of a field's values, without None."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     (kind,) = (part for part in parts if part is not NoneType)

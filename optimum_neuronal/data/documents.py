@@ -156,13 +156,6 @@ def find_dataset(name: str) -> TextDataset:
     return TextDataset(hub_id, config, splits, column=parts[1] if len(parts) == 2 else None)
 
 
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset
-
-
 def _holds_data(path: str) -> bool:
     """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for both or none."""
     suffixes = sorted({file.suffix.lower() for file in _files(path)})

@@ -217,16 +217,6 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
     return by_kind
 
 
-def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return embeddings and head, if any, by their names in a checkpoint's files. Tied ones come once."""
-    modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    found = {id(getattr(module, "weight", None)) for module in modules}
-    named = model.named_parameters(remove_duplicate=False)
-    return hf_private.as_stored(
-        model, hf_private.untied_state(model, dict(item for item in named if id(item[1]) in found))
-    )
-
-
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
     for block in decoder.blocks:
         for projection in block.projections.values():

@@ -199,10 +199,10 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
 
 
 def test_adapters_that_packed_weights_do_not_support():
-    model = sparsify(make_sparse("llama"), embedding_bits=8)
+    model = sparsify(make_sparse("llama"))
     for config, kind, message in (
         (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
-        (LoraConfig(modules_to_save=["lm_head"]), ValueError, "modules_to_save names lm_head, which is packed"),
+        (LoraConfig(modules_to_save=["up_proj"]), ValueError, "modules_to_save names .*up_proj, which is packed"),
         (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
     ):
         with pytest.raises(kind, match=message):

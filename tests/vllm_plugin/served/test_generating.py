@@ -24,21 +24,21 @@ def check(found, output, model):
 def test_tokens_are_those_of_transformers(kind, tmp_path):
     """Given the tokens before it, each is the most likely one; one of 128 may be a near tie. In float32, which makes few."""
     folder = save(kind, tmp_path / kind)
-    found, output = generate(folder, dtype="float32", **KINDS[kind][2])
+    found, output = generate(folder, dtype="float32", **KINDS[kind])
     check(found, output, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor for each of two processes")
-def test_two_processes_share_a_quantized_model(tmp_path):
-    """Each has its rows of some weights and its columns of others, and codes stay codes."""
-    folder = save("quantized-8-bit-head", tmp_path / "model")
+def test_two_processes_share_a_packed_model(tmp_path):
+    """Each has its rows of some weights and its columns of others."""
+    folder = save("packed", tmp_path / "model")
     more = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "dtype": "float32"}
     found, output = generate(folder, **PACKED, **more)
     check(found, output, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 def test_a_missing_file_is_named(tmp_path):
-    folder = save("sparse", tmp_path / "sparse")
+    folder = save("packed", tmp_path / "packed")
     (file,) = folder.glob("packed-*.safetensors")
     file.unlink()
     found, output = generate(folder, **PACKED)
@@ -46,7 +46,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_packed_checkpoints_raise_without_the_load_format(tmp_path):
-    found, output = generate(save("sparse", tmp_path / "sparse"))
+    found, output = generate(save("packed", tmp_path / "packed"))
     assert found is None and "serve it with --load-format optimum_neuronal" in output
 
 
@@ -58,7 +58,7 @@ def test_moe_models_raise(tmp_path):
 
 def test_adapters_work_on_packed_weights(tmp_path):
     """Adapters of one part of a merged projection, and of a projection alone."""
-    folder = save("sparse", tmp_path / "sparse")
+    folder = save("packed", tmp_path / "packed")
     adapted = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(save("dense", tmp_path / "dense"), dtype=torch.float32),
         peft.LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
