@@ -50,17 +50,18 @@ def method_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
     """Return the config of a preset, with its own sparsity if it has one, or of a method's text."""
     if method not in PRESETS:
         return make_config(method, sparsity, **fields)
-    own = {} if PRESETS[method].keys() & {"sparsity", "bits_per_weight"} else {"sparsity": sparsity}
-    return NeuronALConfig.preset(method, **own, **fields)
+    if "sparsity" not in PRESETS[method]:
+        fields["sparsity"] = sparsity
+    return NeuronALConfig.preset(method, **fields)
 
 
 def least_forwards(report: PruningReport, config: NeuronALConfig, decoder: Decoder) -> int:
     """Return the least possible number of runs of a block on one sequence, see the top of the file."""
     samples, blocks, methods = report.calibration.get("num_samples", 0), len(decoder.blocks), config.methods
-    aligned, found = min(config.num_alignment_samples, samples), report.decisions
-    if "search" in found:
-        passes = aligned * blocks * found["search"]["spent"]
-    elif steps := [step for step in found.values() if "lambda" in step]:
+    aligned, decisions = min(config.num_alignment_samples, samples), report.decisions
+    if "search" in decisions:
+        passes = aligned * blocks * decisions["search"]["spent"]
+    elif steps := [step for step in decisions.values() if "lambda" in step]:
         passes = aligned * blocks * sum(1 + len(step["candidates"]) for step in steps)
     else:
         passes = methods.topup.forwards(decoder, methods.saliency, aligned, samples)

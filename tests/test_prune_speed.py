@@ -30,4 +30,3 @@ def test_presets_keep_their_own_sparsity():
     fields = {"dataset": "c4", "num_samples": 16}
     assert prune_speed.method_config("two-four", 0.7, **fields).sparsity == 0.5
     assert prune_speed.method_config("fast", 0.7, **fields).sparsity == 0.7
-    assert prune_speed.method_config("few-bits", 0.7, **fields).sparsity is None
