@@ -34,14 +34,14 @@ from benchmarks.shared import milliseconds, peak_teraflops, random_llama, share_
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.common.device import default_batch_size, default_device, time_on
 from optimum_neuronal.common.display import format_markdown
-from optimum_neuronal.common.machine import default_device, peak_memory, reset_peak_memory, time_on
+from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed import accelerator, ops
 from optimum_neuronal.packed.packed_weight import PackedWeight
-from optimum_neuronal.pruning.context import default_batch_size
-from optimum_neuronal.pruning.reporting import versions
+from optimum_neuronal.pruning.prepare import versions
 
 
 SHAPES = {  # hidden size, blocks of the whole model, vocabulary, calibration sequences, their tokens, rows of the large product

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
 from optimum_neuronal import lora_for_packed, sparsify
 from optimum_neuronal.common.display import format_table
-from optimum_neuronal.common.machine import hand_back_freed
+from optimum_neuronal.common.memory import trim_heap
 
 
 CASES = ("dense", "packed")
@@ -50,7 +50,7 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
     model, projections = make_model(case, args)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     ids = torch.randint(0, 1000, (1, args.tokens))
-    hand_back_freed()
+    trim_heap()
     held = resident("VmRSS") - before
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     seconds = []

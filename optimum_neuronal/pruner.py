@@ -1,7 +1,6 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,34 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.saving import check_other_directory, check_saveable, push_pruned, save_pruned
+from .checkpoint.hub import push_pruned
+from .checkpoint.saving import check_other_directory, check_saveable, save_pruned
 from .checkpoint.sparsity_config import KEY
-from .common.machine import Processes, default_device, reset_peak_memory
+from .common.device import default_device
 from .common.notes import get_logger
+from .common.processes import Processes
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
-from .model.load_model import TOKENIZER_KWARGS, check_unquantized, checkpoint_dtype, load_model, load_streamed
-from .pruning.context import Clock, PruneContext, check, check_not_sparse, exclusive
-from .pruning.prune import draw_calibration, find_tokenizer, open_records, own_tokenizer, prune_model
+from .model.load_model import (
+    TOKENIZER_KWARGS,
+    check_unquantized,
+    checkpoint_dtype,
+    find_tokenizer,
+    load_model,
+    load_streamed,
+)
+from .pruning.checks import check_prunable
+from .pruning.prepare import PruneContext, exclusive, prepare
+from .pruning.prune import prune_model
 from .report import PruningReport
 
 
 logger = get_logger(__name__)
 
-HELD_OUT = "held-out calibration text"  # name of the test set if the user gives none
+CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the user gives none
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -143,26 +152,30 @@ class NeuronALPruner(OptimumQuantizer):
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
         format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
-        with work_directory(work_dir) as folder:
-            context, tokenizer = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
-            windows = {name: load_windows(model.config, tokenizer, test, window) for name, test in tests.items()}
+        check_prunable(model)
+        with work_directory(work_dir) as folder, exclusive(model):
+            context = self._prepare(model, dataset, folder, batch_size, max_hidden_bytes)
+            windows = {
+                name: load_windows(model.config, context.tokenizer, test, window) for name, test in tests.items()
+            }
             held_out = None if context.calibration is None else context.calibration.held_out
             if not windows and held_out is not None and model.can_generate():
-                windows = {HELD_OUT: held_out}
-            found: dict[str, dict[str, float]] = {name: {"window": ids.shape[1]} for name, ids in windows.items()}
+                windows = {CALIBRATION_TEST: held_out}
+            evaluation: dict[str, dict[str, float]] = {name: {"window": ids.shape[1]} for name, ids in windows.items()}
 
             def measure(when: str) -> None:
                 for name, ids in windows.items():
-                    found[name][when] = evaluate_perplexity(model, None, ids, batch_size=batch_size)
+                    evaluation[name][when] = evaluate_perplexity(model, None, ids, batch_size=batch_size)
                     context.clock.lap("evaluation")
 
             measure("dense")
-            report = self._prune(context, tokenizer, folder)
+            report = prune_model(context)
+            self._remember(context, report)
             try:
                 measure("pruned")
             except ValueError as error:  # the pruned model is saved all the same
                 logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-            self.report = replace(report, evaluation=found, seconds=dict(context.clock.seconds))
+            self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
             self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model))
             remove_records(folder)
         return model
@@ -206,35 +219,34 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory.
             `RuntimeError`: another thread prunes the model.
         """
-        with work_directory(work_dir) as folder:
-            context, tokenizer = self._calibrated(check(model, self.config, batch_size, max_hidden_bytes), dataset)
-            self._prune(context, tokenizer, folder)
+        check_prunable(model)
+        with work_directory(work_dir) as folder, exclusive(model):
+            context = self._prepare(model, dataset, folder, batch_size, max_hidden_bytes)
+            self._remember(context, prune_model(context))
         return model
 
-    def _calibrated(self, context: PruneContext, dataset: Any) -> tuple[PruneContext, PreTrainedTokenizerBase | None]:
-        """Return the context with calibration sequences and a clock that starts with their drawing, and the tokenizer."""
-        model, clock = context.model, Clock()
-        reset_peak_memory()
-        tokenizer = self._given or (self._own if model is self.model else None)
-        calibration = draw_calibration(model, self.config, tokenizer, dataset)
-        tokenizer = tokenizer or (calibration and calibration.tokenizer)
-        if tokenizer is None:  # token ids, or no text at all
-            with suppress(ValueError):
-                tokenizer = own_tokenizer(model)
-        clock.lap("calibration data")
-        return replace(context, calibration=calibration, clock=clock), tokenizer
+    def _prepare(
+        self,
+        model: PreTrainedModel,
+        dataset: Any,
+        folder: Path | None,
+        batch_size: int | None,
+        max_hidden_bytes: int | None,
+    ) -> PruneContext:
+        return prepare(
+            model,
+            self.config,
+            dataset,
+            tokenizer=self._given or (self._own if model is self.model else None),
+            folder=folder,
+            batch_size=batch_size,
+            max_hidden_bytes=max_hidden_bytes,
+        )
 
-    def _prune(
-        self, context: PruneContext, tokenizer: PreTrainedTokenizerBase | None, folder: Path | None
-    ) -> PruningReport:
-        model = context.model
-        with exclusive(model):
-            check_not_sparse(model)  # another thread may have pruned it since
-            context = replace(context, records=open_records(folder, context.decoder, context.config, context.ids))
-            report = prune_model(context)
-        self.report, self._last = report, tokenizer
-        self._pruned = model.config.name_or_path, getattr(model.config, KEY)
-        return report
+    def _remember(self, context: PruneContext, report: PruningReport) -> None:
+        """Note what has been pruned, so that `save` can check that it is given the same model."""
+        self.report, self._last = report, context.tokenizer
+        self._pruned = context.model.config.name_or_path, getattr(context.model.config, KEY)
 
     def save(
         self,

@@ -33,7 +33,9 @@ class PruningReport:
         starved_experts (`list[str]`): projections of experts that received fewer than `min_expert_tokens` tokens.
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
-        evaluation (`dict`): dataset -> perplexity, `dense` and `pruned`, and `window`, its tokens; you may fill it in. The model card shows it.
+        evaluation (`dict`):
+            Dataset -> perplexities, `dense` and `pruned`, and `window`, the tokens of a test window. The model card shows
+            them. You may fill it in.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
@@ -63,7 +65,8 @@ class PruningReport:
     @property
     def lost_most(self) -> bool:
         """True if a perplexity more than doubled."""
-        return any(own.get("pruned", 0) > 2 * own["dense"] for own in self.evaluation.values() if "dense" in own)
+        measured = [values for values in self.evaluation.values() if {"dense", "pruned"} <= values.keys()]
+        return any(values["pruned"] > 2 * values["dense"] for values in measured)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report, JSON-serializable."""
@@ -88,16 +91,23 @@ class PruningReport:
             if chosen is not None:
                 yield [f"lambda of the {step} step", f"{chosen:g}"]
         if self.calibration:
-            yield ["calibration", "{num_samples} x {seq_length} tokens of {source}".format(**self.calibration)]
+            yield ["calibration", calibration_text(self.calibration)]
         if self.starved_experts:
             count, least = len(self.starved_experts), self.config["min_expert_tokens"]
             yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
-        for dataset, found in self.evaluation.items():
-            values = ", ".join(f"{found[when]:.2f} ({when})" for when in ("dense", "pruned") if when in found)
-            tokens = f", windows of {found['window']} tokens" if "window" in found else ""
-            yield [f"perplexity, {dataset}{tokens}", values]
+        for dataset, values in self.evaluation.items():
+            shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
+            tokens = f", windows of {values['window']} tokens" if "window" in values else ""
+            yield [f"perplexity, {dataset}{tokens}", shown]
         yield ["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
+
+
+def calibration_text(calibration: Mapping[str, Any]) -> str:
+    """Return what a prune was calibrated on, in a few words: `"128 x 2048 tokens of c4, seed 0"`."""
+    samples, length, source = (calibration.get(name, "?") for name in ("num_samples", "seq_length", "source"))
+    seed = calibration.get("seed")
+    return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}")
 
 
 def method_text(config: Mapping[str, Any]) -> str:

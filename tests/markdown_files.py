@@ -10,7 +10,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = [*PAGES, *sorted(ROOT.glob("*.md"))]
+TEXTS = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n)?^(?P<indent> *)```(?P<language>\w+)?\n(?P<code>.*?)^(?P=indent)```$",
     re.M | re.S,

@@ -2,18 +2,20 @@
 
 import ast
 import csv
+import inspect
 import re
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
-from markdown_files import DOCS, ROOT, TEXTS, anchors, links, name_of
+from markdown_files import DOCS, ROOT, TEXTS, anchors, blocks, links, name_of
 
 import optimum_neuronal
-from optimum_neuronal import NeuronALConfig
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.presets import PRESETS
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.saliency import SALIENCIES, Saliency, WeightUpdate
+from optimum_neuronal.topup import TOPUPS, TopUp
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
 
@@ -35,11 +37,39 @@ def test_the_reference_has_every_public_name():
         assert name in reference or name == "__version__", name
 
 
+def callables() -> Iterator[tuple[str, Callable]]:
+    """Yield the functions and methods that users call, by name. Dataclasses have tables of their fields instead."""
+    for name in optimum_neuronal.__all__:
+        if callable(owner := getattr(optimum_neuronal, name)) and not is_dataclass(owner):
+            yield name, owner
+    for owner in (NeuronALConfig, NeuronALPruner):
+        for name, method in vars(owner).items():
+            if not name.startswith("_") and (inspect.isfunction(method) or isinstance(method, classmethod)):
+                yield f"{owner.__name__}.{name}", getattr(owner, name)
+    yield from (("Saliency.score", Saliency.score), ("WeightUpdate.solve", WeightUpdate.solve))
+    yield "TopUp.allocate", TopUp.allocate
+
+
+def signature(function: Callable) -> str:
+    """Return a signature without self, without modules of types, and without quotes around types."""
+    text = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    text = re.sub(r"\b([a-z_]\w*\.)+(?=[A-Z])|~", "", text)
+    return re.sub(r"'([A-Z]\w*)'", r"\1", text)
+
+
+def test_the_reference_has_every_signature():
+    code = "".join(block.code for block in blocks(DOCS / "reference.md") if block.language == "py")
+    code = " ".join(code.split()).replace("( ", "(").replace(", )", ")")  # one line each, as Python writes them
+    for name, function in callables():
+        assert f"{name}{signature(function)}" in code, name
+
+
 def test_the_reference_has_every_field_with_its_default():
     reference = (DOCS / "reference.md").read_text()
     for entry in fields(NeuronALConfig):
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
-        assert f"| `{entry.name}` | `{default!r}` | {explain(entry)} |\n" in reference, entry.name
+        shown = "required" if default is MISSING else f"`{default!r}`"
+        assert f"| `{entry.name}` | {shown} | {explain(entry)} |\n" in reference, entry.name
 
 
 def test_the_reference_has_every_preset_with_its_fields():

@@ -73,8 +73,6 @@ def cheap(monkeypatch):
         config.num_samples, config.num_alignment_samples = min(config.num_samples, 8), 2
         if config.topup == "search":
             config.topup, config.topup_args = "uniform", {}
-        if config.bits_per_weight is not None:  # scales and padding take more bits in a narrow model
-            config.bits_per_weight = max(config.bits_per_weight, 8)
         check(config)
 
     def load_dataset(path, *args, **kwargs):

@@ -12,7 +12,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.dry_run import dry_run
 
 
 PRUNED = {**ENCODERS, **OTHER_HEADS, **MULTIMODAL}
@@ -83,7 +83,7 @@ def test_unsupported_kinds_raise_before_weights_are_read(name, tmp_path):
     make_config(name).save_pretrained(tmp_path)  # no file with weights
     for attempt in (
         lambda: NeuronALPruner.from_pretrained(tmp_path, config=config()),
-        lambda: plan_prune(tmp_path, config()),
+        lambda: dry_run(tmp_path, config()),
         lambda: NeuronALPruner(config()).prune(make_kind(name)),
     ):
         with pytest.raises(

@@ -25,18 +25,6 @@ def report(**more):
     return PruningReport(**values | more)
 
 
-QUANTISED = {
-    "config": {"saliency": None, "topup": None, "bits_per_weight": 2.4},
-    "requested_sparsity": 0.0,
-    "achieved_sparsity": 0.0,
-    "bits_per_weight": 2.396,
-    "projections": {
-        name: {"sparsity": 0.0, "smallest_row": 0.0, "largest_row": 0.0, "bits": bits}
-        for name, bits in {"0.q": 2, "0.up": 2, "1.q": 3}.items()
-    },
-}
-
-
 def lines(shown):
     """First column -> second."""
     return dict(line.split("  ", 1) for line in str(shown).splitlines()[2:])
@@ -64,15 +52,9 @@ def test_the_table_of_the_least():
     "more, line",
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
-        (QUANTISED, "bits per weight  2.396 (requested: 2.4)"),
-        (QUANTISED, "bits of codes  2 in 2, 3 in 1 projections"),
-        (QUANTISED, "method  quantized, rates by divergence"),
         (
-            {
-                "config": {"saliency": "a", "topup": "b", "embedding_bits": 8},
-                "head_roundings": {"wte": {"error": 0.00003}, "lm_head": {"error": 0.00002}},
-            },
-            "embeddings and head  8 bits; squared error of rounding at most 0.0030% (wte)",
+            {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}},
+            "calibration  8 x 16 tokens of c4, seed 3",
         ),
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
     ],

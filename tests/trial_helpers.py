@@ -9,7 +9,7 @@ from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.trials import Trials
 
 
@@ -25,8 +25,8 @@ def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
     return build_trials(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
-def uniform(trials, sparsity=0.5) -> SparsityPlan:
-    return SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
+def uniform(trials, sparsity=0.5) -> Plan:
+    return Plan(dict.fromkeys(trials.decoder.projections, sparsity))
 
 
 def state(model) -> dict[str, torch.Tensor]:

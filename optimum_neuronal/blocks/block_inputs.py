@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +65,7 @@ def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
-    """Note the contents of a block's containers with its output, since every stream needs its own."""
+    """Attach a copy of the shared key/value dicts to the output: streams must not see each other's."""
     contents = {id(mapping): dict(mapping) for mapping in shared_containers(call)}
     output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
 
@@ -108,7 +110,7 @@ def limited(streams: Streams, max_bytes: int | None) -> Streams:
     return [moved.get(stream) for stream in streams]
 
 
-def grouped(streams: Streams, shared: bool) -> list[list[int]]:
+def same_streams(streams: Streams, shared: bool) -> list[list[int]]:
     """Return the indices of the same streams in groups, or of all in one group if `shared`."""
     groups: dict[Stream | None, list[int]] = {}
     for index, stream in enumerate(streams):
@@ -161,7 +163,8 @@ def capture_inputs(
             if index == 0:
                 keep_shared(hidden, hidden, call)
                 inputs.hidden.append(hidden)
-            inputs.calls[index].append(_intern(call, known))
+            shared = {key: _shared(value, known) for key, value in call.kwargs.items()}
+            inputs.calls[index].append(Call(_shared(call.args, known), shared))
             return wrap(hidden)
 
         return forward
@@ -169,7 +172,7 @@ def capture_inputs(
     with replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
         for batch in ids.split(batch_size):
             decoder.module(input_ids=batch.to(device), use_cache=False)
-            if max_hidden_bytes is not None and sum(own.nbytes for own in inputs.hidden) > max_hidden_bytes:
+            if max_hidden_bytes is not None and sum(hidden.nbytes for hidden in inputs.hidden) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
 
@@ -182,21 +185,18 @@ def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> 
         yield
 
 
-def _intern(call: Call, known: list[torch.Tensor]) -> Call:
-    """Return a call that shares equal tensors with earlier ones: masks and positions repeat from batch to batch."""
-
-    def shared(value):
-        if type(value) is tuple:
-            return tuple(map(shared, value))
-        if not isinstance(value, torch.Tensor):
-            return value
-        for own in known:
-            if own is value or (own.dtype, own.device) == (value.dtype, value.device) and torch.equal(own, value):
-                return own
-        known.append(value)
+def _shared(value: Any, known: list[torch.Tensor]) -> Any:
+    """Return an equal tensor of an earlier call, if there is one: masks and positions repeat from batch to batch."""
+    if type(value) is tuple:
+        return tuple(map(partial(_shared, known=known), value))
+    if not isinstance(value, torch.Tensor):
         return value
-
-    return Call(shared(call.args), {key: shared(value) for key, value in call.kwargs.items()})
+    for earlier in known:
+        alike = (earlier.dtype, earlier.device) == (value.dtype, value.device)
+        if earlier is value or alike and torch.equal(earlier, value):
+            return earlier
+    known.append(value)
+    return value
 
 
 @contextmanager

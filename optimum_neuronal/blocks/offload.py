@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.machine import hand_back_freed
+from ..common.memory import trim_heap
 from ..compat import hf_private
 from ..model.change import Change
 from ..model.projections import Block, Projection
@@ -22,12 +22,11 @@ Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own p
 
 
 class BlockLoader:
-    """Loads offloaded weights of blocks onto the device that computes. `streams` is True if there are any."""
+    """Loads offloaded weights of blocks onto the device that computes."""
 
     def __init__(self, blocks: Sequence[Block]):
         self._blocks = blocks
-        self.streams = any(hf_private.is_offloaded(module) for block in blocks for module in block.module.modules())
-        self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
+        self._executor = ThreadPoolExecutor(1, "weights")
         self._ahead: tuple[int, Future] | None = None
 
     @contextmanager
@@ -37,9 +36,6 @@ class BlockLoader:
         Changes to them are lost, see [`change_offloaded`].
         """
         block = self._blocks[index]
-        if not self.streams:
-            yield block
-            return
         ahead, future = self._ahead or (None, None)
         weights = future.result() if ahead == index else _read(block)
         self._ahead = None
@@ -49,7 +45,7 @@ class BlockLoader:
             _put_in_place(weights, stack)
             del weights, future
             yield block
-        hand_back_freed()
+        trim_heap()
 
 
 def _read(block: Block) -> Weights:

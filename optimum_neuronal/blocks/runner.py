@@ -4,9 +4,8 @@ All candidates visit a block together, so that its weights are read once and com
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.func import functional_call
 
 from ..common.progress import progress
+from ..compat.hf_private import is_offloaded
 from ..model.experts import RecordingExperts
 from ..model.projections import Block, Decoder, Projection
 from .block_inputs import (
@@ -46,8 +46,7 @@ class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
     `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
-    between blocks. `block_forwards` counts runs of one block on one sequence. `steps` are the labels of the steps that
-    progress counts; None stands for all labels that are not named.
+    between blocks. `block_forwards` counts runs of one block on one sequence. `quiet` shows no progress.
     """
 
     def __init__(
@@ -57,13 +56,18 @@ class BlockRunner:
         device: torch.device | str = "cpu",
         max_hidden_bytes: int | None = None,
         quiet: bool = False,
-        steps: Sequence[str | None] = (),
     ):
         self.decoder, self.batch_size, self.device = decoder, batch_size, torch.device(device)
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
-        self._steps, self._parts, self._is_shown = steps, Counter(), False
-        self.loader = BlockLoader(decoder.blocks)
+        self._announced: set[str] = set()  # labels
+        self._is_shown = False
+        modules = (module for block in decoder.blocks for module in block.module.modules())
+        self.loader = BlockLoader(decoder.blocks) if any(map(is_offloaded, modules)) else None
         self.block_forwards = 0
+
+    def loaded(self, index: int) -> AbstractContextManager[Block]:
+        """Return a context with a block whose weights are on the device that computes."""
+        return nullcontext(self.decoder.blocks[index]) if self.loader is None else self.loader.loaded(index)
 
     def check_replay(self, ids: torch.Tensor) -> None:
         """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
@@ -81,7 +85,7 @@ class BlockRunner:
         inputs = self.capture(ids, 1)
         stream = Stream(inputs.hidden)
         for index, calls in enumerate(inputs.calls):
-            with self.loader.loaded(index) as block:
+            with self.loaded(index) as block:
                 stream, norms = self.replay(block, stream, calls)
             if missing := next((name for name in block.pruned_names if name not in norms), None):
                 raise ValueError(
@@ -119,29 +123,27 @@ class BlockRunner:
         if release:
             inputs.hidden = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
-            with self.loader.loaded(index) as block:
+            with self.loaded(index) as block:
                 flowing = limited(visit(index, block, inputs.calls[index], flowing), self.max_hidden_bytes)
         return flowing
 
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
         """Return the results of a function of every block's index and the block, with its weights loaded."""
-        found = []
+        results = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
-            with self.loader.loaded(index) as block:
-                found.append(work(index, block))
-        return found
+            with self.loaded(index) as block:
+                results.append(work(index, block))
+        return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, with the number of its step, unless it shows another one."""
+        """Yield indices while [`progress`] shows this label, unless it shows another one."""
         if label is None or self._quiet or self._is_shown:
             yield from indices
             return
-        self._parts[label] += 1
-        step = label if label in self._steps else None
-        number = f"step {self._steps.index(step) + 1} of {len(self._steps)}: " if step in self._steps else ""
-        self._is_shown = True
+        is_first, self._is_shown = label not in self._announced, True
+        self._announced.add(label)
         try:
-            yield from progress(indices, number + label, "block", self._parts[label])
+            yield from progress(indices, label, "block", is_first)
         finally:
             self._is_shown = False
 
@@ -182,8 +184,8 @@ class BlockRunner:
 
         def passing(index: int) -> Callable:
             def forward(*args, **kwargs):
-                own = split_hidden(args, kwargs)[0]
-                return wrap(to_device(hidden, own.device) if index == len(decoder.blocks) - 1 else own)
+                entering = split_hidden(args, kwargs)[0]
+                return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
 
             return forward
 
@@ -251,8 +253,8 @@ def _recording(
         stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         for experts in block.experts:
             if any(p.module is experts.module for p in block.pruned):
-                own = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
-                stack.enter_context(replaced_forward(experts.module, own.forward))
+                recording = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
+                stack.enter_context(replaced_forward(experts.module, recording.forward))
         yield
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.machine import full_precision
+from ..common.device import full_precision
 
 
 class SquaredNorms:
@@ -137,9 +137,9 @@ def record_inputs(
                     return
             if inputs.shape[:-1].numel() != batch[0] * batch[1]:
                 return  # only some of the tokens, and it is unknown which
-            own = recorded.setdefault(name, statistic())
-            own.update(inputs, batch[0])
-            seen.append((weakref.ref(inputs), inputs._version, own))
+            sums = recorded.setdefault(name, statistic())
+            sums.update(inputs, batch[0])
+            seen.append((weakref.ref(inputs), inputs._version, sums))
 
         return observe
 

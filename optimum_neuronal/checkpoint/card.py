@@ -29,7 +29,6 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved here again. To keep your edits, remove this line. -->"
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
-QUANTIZED_TAGS = ("quantized", "optimum_neuronal")
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")  # metadata of the dense model's card
 
 
@@ -41,28 +40,25 @@ def make_card(
     with_tokenizer: bool = True,
     dtype: torch.dtype | None = None,
 ) -> str:
-    """Return the card of a pruned model, saved in a dtype: None: its own. Without a tokenizer, it names the dense model's."""
+    """Return the card of a pruned model that is saved in a dtype, by default its own.
+
+    Without a tokenizer, the example loads the dense model's.
+    """
     title, loader = escaped(title), loading_class(model)
-    about = getattr(model.config, KEY, None) or {}
-    base, rounds_head = about.get("base_model"), about.get("embedding_bits") is not None
+    base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    quantized = report.config.get("bits_per_weight") is not None
-    used = [] if quantized else [(TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"])]
     # A method of the user's own may not be registered in this process.
-    methods = [registry.get(name) for registry, name in used if name in registry.names()]
+    used = ((TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"]))
+    papers = [registry.get(name).paper for registry, name in used if name in registry.names()]
     saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
-    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved]
-    command += ["--format", "packed" if rounds_head else format]  # it was packed before it was dense
-    if rounds_head and report.config.get("embedding_bits") is None:  # rounded by `convert`
-        command += ["--embedding-bits", str(about["embedding_bits"])]
+    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
     command += ["--dtype", report.dtype or saved, "--output", folder]
-    errors: list[float] = []
     blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
-        tags=list(QUANTIZED_TAGS if quantized else TAGS),
-        # The Hub takes a model without a relation for a fine-tuned one.
+        tags=list(TAGS),
+        # The Hub takes a model without a relation for a fine-tuned one, and has no relation for a pruned one.
         **({"base_model": base, "base_model_relation": "quantized", **_inherited(base)} if base else {}),
     )
     card = ModelCard.from_template(
@@ -72,9 +68,6 @@ def make_card(
         title=title,
         base=base,
         report=report,
-        quantized=quantized,
-        rounds_head=rounds_head,
-        embedding_error=f"{max(errors):.4%}" if errors else None,
         format=format,
         loader=loader,
         call=loading_code(model, title),
@@ -83,7 +76,7 @@ def make_card(
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
         command=shlex.join(command),
-        papers=[own.paper for own in methods if own.paper],
+        papers=[paper for paper in papers if paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
@@ -108,8 +101,8 @@ def _perplexities(report: PruningReport) -> str | None:
     """Return a table of the report's perplexities, or None if none was measured."""
     rows = []
     for dataset, values in report.evaluation.items():
-        found = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
-        rows.append([dataset, *found, values.get("window", "-")])
+        measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
+        rows.append([dataset, *measured, values.get("window", "-")])
     return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
 
 
@@ -126,8 +119,8 @@ def _calibration_text(report: PruningReport) -> str | None:
 def _inherited(base: str) -> dict[str, Any]:
     """Return the metadata of the dense model's card that hold for the pruned model too; {} without network or card."""
     try:
-        found = HfApi().model_info(base, timeout=TIMEOUT).card_data
-        kept = {key: value for key, value in (found.to_dict() if found else {}).items() if key in INHERITED and value}
+        card = HfApi().model_info(base, timeout=TIMEOUT).card_data
+        kept = {key: value for key, value in (card.to_dict() if card else {}).items() if key in INHERITED and value}
     except Exception as error:  # of many kinds: no network, no repository, invalid YAML
         logger.info(f"The card of {base} could not be read for its license and language: {error}")
         return {}

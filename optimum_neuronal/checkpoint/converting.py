@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 
-from ..common.validation import check_choice, check_embedding_bits
+from ..common.validation import check_choice
 from ..files.directories import check_writable, is_same
 from ..model.load_model import load_model
-from ..model.projections import token_weights
 from ..packed.packed_weight import PREFIX
-from ..packed.sparsify import sparsify
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import is_packed, opened, read_json, weight_files
-from .saving import SHARD_SIZE, replaced_checkpoint, write_model
-from .sparsity_config import KEY, about_head, read_sparsity_config
+from .saving import replaced_checkpoint
+from .sparsity_config import read_sparsity_config
+from .writing import SHARD_SIZE, write_model
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -33,9 +32,8 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
-    embedding_bits: int | None = None,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, or with rounded embeddings, with all other weights bit for bit.
+    """Write a pruned checkpoint in the other format, with the same weights bit for bit.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report; a README.md of your own stays.
@@ -47,29 +45,20 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
-        embedding_bits (`int`, *optional*):
-            8, with `format="packed"`: round token embeddings and head to 8 bits. None: keep them.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, is damaged, has this format already, or was quantized and saved dense;
-            or an adapter lies beside it.
+        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or an adapter lies beside it.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
-    check_embedding_bits(embedding_bits, format)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
-    packed = _check(source, format, embedding_bits)
-    stored = _dtypes(source, packed)
+    stored = _dtypes(source, _check(source, format))
     model = load_model(source)
     _check_dtypes(stored, model)
-    if embedding_bits is not None:
-        about = (read_sparsity_config(model.config) or {}) | about_head(token_weights(model))
-        setattr(model.config, KEY, about)
-        sparsify(model, embedding_bits=embedding_bits)
     with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size)
         if not is_same(source, target):
@@ -92,34 +81,29 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def _check(source: Path, format: str, embedding_bits: int | None) -> bool:
+def _check(source: Path, format: str) -> bool:
     """Return True if the source is packed. Raise `ValueError` if it cannot be converted."""
     config = read_json(source / CONFIG)
-    about, packed = read_sparsity_config(config), is_packed(config)
-    if about is None and not packed:
+    packed = is_packed(config)
+    if read_sparsity_config(config) is None and not packed:  # a packed one may hold another tool's zeros
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
-    about = about or {}  # without a sparsity_config, the zeros are another tool's
-    if packed == (format == "packed") and embedding_bits in (None, about.get("embedding_bits")):
+    if packed == (format == "packed"):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if (source / ADAPTER_CONFIG).exists():
         raise ValueError(
             f"{source} holds an adapter ({ADAPTER_CONFIG}), which would be loaded with the model: move it elsewhere."
-        )
-    if not packed and about.get("bits_per_weight") is not None:
-        raise ValueError(
-            f"{source} was quantized and is stored dense, without codes: convert the packed checkpoint instead."
         )
     return packed
 
 
 def _dtypes(source: Path, packed: bool) -> dict[torch.dtype, str]:
     """Return the floating dtypes of dense weights in the files -> the name of one. Only headers are read."""
-    found: dict[torch.dtype | None, str] = {}
+    dtypes: dict[torch.dtype | None, str] = {}
     for path in weight_files(source, packed):
         with opened(path) as file:
             names = [name for name in file.keys() if PREFIX not in name]  # noqa: SIM118
-            found |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in names}
-    return {dtype: name for dtype, name in found.items() if dtype is not None}
+            dtypes |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in names}
+    return {dtype: name for dtype, name in dtypes.items() if dtype is not None}
 
 
 def _check_dtypes(stored: dict[torch.dtype, str], model: Any) -> None:

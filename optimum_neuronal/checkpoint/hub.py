@@ -1,12 +1,15 @@
-"""Models on the Hub: downloads, and checks before one is published."""
+"""Models on the Hub: downloads them, and publishes pruned ones."""
 
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -15,9 +18,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.connection import HTTPError
-from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
+from ..report import PruningReport
+from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, MODEL_CARD, WEIGHT_FILES
+from .saving import check_saveable, save_pruned
 
 
 def find_checkpoint(
@@ -33,7 +39,7 @@ def find_checkpoint(
     if os.path.isfile(directory_or_id):
         raise NotADirectoryError(f"{directory_or_id} is a file: name the directory of a model, or its id on the Hub.")
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             str(directory_or_id),
             revision=revision,
             token=token,
@@ -48,7 +54,7 @@ def find_checkpoint(
             f"{directory_or_id} is not a directory, and could not be downloaded from the Hub: {error} If it is private, log "
             "in with `hf auth login` or set HF_TOKEN."
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def check_push(repo_id: str, token: str | None = None) -> None:
@@ -58,7 +64,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
     except HFValidationError as error:
         raise ValueError(f"{repo_id!r} is not a valid name of a repository on the Hub: {error}") from error
     api = HfApi(token=token)
-    with explained(repo_id):
+    with _explained(repo_id):
         account = api.whoami()
         mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
         owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
@@ -73,8 +79,64 @@ def check_push(repo_id: str, token: str | None = None) -> None:
                 ) from error
 
 
+def push_pruned(
+    model: PreTrainedModel,
+    repo_id: str,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload pruned model",
+) -> str:
+    """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes the weights of an earlier push.
+
+    Args:
+        model, report, tokenizer: as for [`save_pruned`].
+        repo_id (`str`): `"me/llama-70"`; created if missing.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
+        dtype (`torch.dtype`, *optional*): of the files. None: the model's.
+        private (`bool`, *optional*): True to create a private repository. None: your account's default.
+        token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
+        revision (`str`, *optional*): branch to push to, created if missing. None: main.
+        commit_message (`str`): of the commit.
+
+    Returns:
+        `str`: the commit's URL.
+
+    Raises:
+        `PermissionError`: there is no token, or it may not write there.
+        `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
+    """
+    check_saveable(model, format, dtype)
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        with suppress(EntryNotFoundError):  # a README.md of the user's own stays
+            api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
+        save_pruned(model, folder, report, tokenizer, format, title=repo_id, dtype=dtype)
+        try:
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=list(WEIGHT_FILES),  # except files that are uploaded
+            )
+        except RuntimeError as error:  # a file could not be uploaded
+            raise OSError(
+                f"The upload to {repo_id!r} failed: {error} Push again; sent files are not sent twice."
+            ) from error
+    return commit.commit_url
+
+
 @contextmanager
-def explained(repo_id: str) -> Iterator[None]:
+def _explained(repo_id: str) -> Iterator[None]:
     """Raise an error that says what to do if the Hub refuses or cannot be reached."""
     try:
         yield

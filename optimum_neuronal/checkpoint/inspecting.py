@@ -1,4 +1,4 @@
-"""Verifies that the zeros, or the codes, in a checkpoint's files are as its sparsity_config records."""
+"""Verifies that the zeros in a checkpoint's files are as its sparsity_config records."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +12,7 @@ from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
 from ..packed.packed_weight import PackedWeight, swapped
+from ..report import calibration_text
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
 from .packed_files import is_packed, read_json, read_weights, weight_files
@@ -19,39 +20,28 @@ from .sparsity_config import read_sparsity_config
 
 
 LONGEST = 500  # characters of a text in config.json that are shown
-SAME_BITS = 1e-6  # by which mean bits may differ from the record
 MORE_ZEROS = 1e-4  # share of zeros beyond the record that may come from rounding to a smaller dtype
 
 
 @dataclass
 class Share:
-    """Zeros and bits counted in some weights, and what the sparsity_config records."""
+    """Zeros counted in some weights, and what the sparsity_config records."""
 
     zeros: int = 0
     weights: int = 0
     recorded: float | None = None  # share of zeros
-    code_bits: int = 0  # of all codes together; 0 if no weight is quantized
-    recorded_bits: float | None = None  # mean bits of a code
 
     @property
     def sparsity(self) -> float:
         """Share of zeros, in [0, 1]."""
         return self.zeros / self.weights if self.weights else 0.0
 
-    @property
-    def bits(self) -> float | None:
-        """Mean bits of the codes; None if no weight is quantized."""
-        return self.code_bits / self.weights if self.code_bits else None
-
     def problem(self) -> str | None:
-        """Return how zeros and bits differ from the record, or None."""
+        """Return how the zeros differ from the record, or None."""
         if self.recorded is None:
             return None
         if not self.weights:
             return "has no weights in the files"
-        bits, recorded = self.bits, self.recorded_bits
-        if bits is not None and recorded is not None and abs(bits - recorded) > SAME_BITS:
-            return f"has codes of {bits:.4g} bits instead of {recorded:.4g}"
         missing = round(self.recorded * self.weights) - self.zeros
         if missing <= 0 and self.sparsity - self.recorded <= MORE_ZEROS:
             return None
@@ -84,7 +74,7 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Stored bits per weight of the pruned projections, masks and scales included; None if there are none."""
+        """Stored bits per weight of the pruned projections, masks included; None if there are none."""
         return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +88,7 @@ class Inspection:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
         verdict = self.verdict + (adapter if self.has_adapter else "")
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
-        rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
+        rows.append(["zeros counted", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
         sizes = f"{format_bytes(self.stored_bytes)} (dense {format_bytes(self.dense_bytes)})"
         rows.append(["stored", f"{self.format}, {files}, {sizes}"])
@@ -114,10 +104,7 @@ class Inspection:
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
-            if self.sparsity_config.get("bits_per_weight") is not None and not self.total.code_bits:
-                return "Quantized, but stored dense, so there are no codes to verify."
-            what = "bits of the codes" if self.total.code_bits else "zeros"
-            return f"Verified: the {what} agree with the sparsity_config."
+            return "Verified: the zeros agree with the sparsity_config."
         return "NOT as recorded: " + "; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ".")
 
 
@@ -152,10 +139,8 @@ def inspect_checkpoint(
     if about is not None:
         result.total.recorded, blocks = about["achieved_sparsity"], about.get("block_sparsity", {})
         result.blocks = {name: Share(recorded=blocks[name]) for name in sorted(blocks, key=natural_order)}
-        result.kinds = {
-            kind: Share(recorded=found["sparsity"], recorded_bits=found.get("bits"))
-            for kind, found in about.get("projections", {}).items()
-        }
+        projections = about.get("projections", {})
+        result.kinds = {kind: Share(recorded=entry["sparsity"]) for kind, entry in projections.items()}
         places = PrunedWeights(about)
     weights = read_weights(directory, packed)
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
@@ -202,26 +187,19 @@ def _count(
 
 
 def _table(title: str, shares: Mapping[str, Share]) -> str:
-    """Return a table of bits if any weights are quantized, else of zeros."""
-    coded, rows = any(share.code_bits for share in shares.values()), []
+    rows = []
     for name, share in shares.items():
-        recorded, found = (share.recorded_bits, share.bits) if coded else (share.recorded, share.sparsity)
-        shown = ["-" if value is None else f"{value:.2f}" if coded else f"{value:.2%}" for value in (recorded, found)]
-        rows.append([escaped(name, LONGEST), f"{share.weights:,}", *shown])
-    return format_table(
-        [title, "weights", *(["bits recorded", "bits found"] if coded else ["recorded", "found"])], rows
-    )
+        recorded = "-" if share.recorded is None else f"{share.recorded:.2%}"
+        rows.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
+    return format_table([title, "weights", "recorded", "counted"], rows)
 
 
-def _about(config: Mapping[str, Any]) -> list[list[str]]:
-    own, rows = config.get("config", {}), []
-    if methods := [str(own[kind]) for kind in ("saliency", "topup") if own.get(kind) is not None]:
-        rows.append(["method", " + ".join(methods)])
-    if config.get("bits_per_weight") is None:
-        rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
-    for title, bits in (("bits per weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
-        if config.get(bits) is not None:
-            rows.append([title, f"quantized to {config[bits]:g} bits"])
-    if calibration := config.get("calibration"):
-        rows.append(["calibration", ", ".join(f"{key} {value}" for key, value in calibration.items())])
+def _about(sparsity_config: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a table that say how a model was pruned."""
+    config = sparsity_config.get("config", {})
+    methods = [str(config[kind]) for kind in ("saliency", "topup") if config.get(kind) is not None]
+    rows = [["method", " + ".join(methods)]] if methods else []
+    rows.append(["target", f"{sparsity_config['sparsity']:.2%}, {sparsity_config['achieved_sparsity']:.4%} achieved"])
+    if calibration := sparsity_config.get("calibration"):
+        rows.append(["calibration", calibration_text(calibration)])
     return [[title, escaped(text, LONGEST)] for title, text in rows]

@@ -37,10 +37,10 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 def check_version(quantization: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a `quantization_config` has this format and version."""
-    found = quantization.get("format"), quantization.get("version")
-    if found != ("packed", VERSION):
+    format, version = quantization.get("format"), quantization.get("version")
+    if (format, version) != ("packed", VERSION):
         raise ValueError(
-            f"The checkpoint has the packed format {found[0]!r}, version {found[1]!r}: expected 'packed', version {VERSION}. "
+            f"The checkpoint has the format {format!r}, version {version!r}: expected 'packed', version {VERSION}. "
             "Install the version of optimum_neuronal that wrote it, or a later one."
         )
 

@@ -1,7 +1,7 @@
 """The `sparsity_config` in config.json (docs/format.md), checked when it is read."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -11,7 +11,6 @@ from transformers import PreTrainedConfig
 
 KEY = "sparsity_config"
 VERSION = 1
-MOST_BITS = 16  # of a quantized weight, with scales
 
 Number = int | float
 
@@ -23,10 +22,7 @@ class _SparsityConfig(TypedDict, total=False):
     achieved_sparsity: Number
     block_sparsity: dict[str, Number]
     projections: dict[str, dict]
-    bits_per_weight: Number | None
-    embedding_bits: int | None
     left_out: list[str]
-    head_weights: list[str]
     config: dict
     calibration: dict
     base_model: str | None
@@ -35,7 +31,6 @@ class _SparsityConfig(TypedDict, total=False):
 class _Projection(TypedDict):
     sparsity: Number
     weights: list[str]
-    bits: Number | None
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
@@ -45,32 +40,24 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
         return None
     if not isinstance(value, dict) or value.get("version") != VERSION:
         raise ValueError(f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}.")
+    if value.get("bits_per_weight") is not None or value.get("embedding_bits") is not None:
+        raise ValueError(
+            "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize the "
+            "result with llm-compressor, torchao or llama.cpp."
+        )
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
+    projections = value.get("projections", {})
     try:
         validate_typed_dict(
             _SparsityConfig, {key: value[key] for key in _SparsityConfig.__annotations__ if key in value}
         )
-        for entry in value.get("projections", {}).values():
+        for entry in projections.values():
             validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
     except StrictDataclassError as error:
         raise ValueError(f"{KEY} is damaged: {textwrap.shorten(str(error), 300)}. Save the model again.") from error
-    projections = value.get("projections", {}).values()
     shares = [value["sparsity"], value["achieved_sparsity"], *value.get("block_sparsity", {}).values()]
-    shares += [entry["sparsity"] for entry in projections]
+    shares += [entry["sparsity"] for entry in projections.values()]
     if wrong := [share for share in shares if not 0 <= share <= 1]:
         raise ValueError(f"{KEY} is damaged: it has the sparsity {wrong[0]}, expected 0 to 1. Save the model again.")
-    numbers = [
-        value.get("bits_per_weight"),
-        value.get("embedding_bits"),
-        *(entry.get("bits") for entry in projections),
-    ]
-    if wrong := [bits for bits in numbers if bits is not None and not 0 <= bits <= MOST_BITS]:
-        found = textwrap.shorten(str(wrong[0]), 80)
-        raise ValueError(f"{KEY} is damaged: it has {found} bits, expected 0 to {MOST_BITS}. Save the model again.")
     return value
-
-
-def about_head(names: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of a sparsity_config for embeddings and head in 8 bits, by their names in the files."""
-    return {"embedding_bits": 8, "head_weights": sorted(names)}

@@ -1,13 +1,16 @@
-"""`optimum-cli neuronal inspect` and `convert`, which read a pruned checkpoint without running its model."""
+"""`optimum-cli neuronal inspect` and `convert`, which read a pruned checkpoint."""
 
 import argparse
 import json
 import sys
 
-from optimum.commands.base import CommandInfo
-
+from ..checkpoint.converting import convert_checkpoint, find_source
+from ..checkpoint.inspecting import inspect_checkpoint
+from ..checkpoint.packed_files import stored_size
+from ..checkpoint.saving import check_model_directory
+from ..files.directories import is_same
 from .command import Command, write
-from .flags import add_config_flags, add_overwrite_flag, add_switch, given_fields
+from .flags import add_overwrite_flag, add_switch
 
 
 def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,57 +19,45 @@ def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class InspectCommand(Command):
-    COMMAND = CommandInfo(name="inspect", help="Show how a checkpoint was pruned, and count its zeros.")
+    NAME = "inspect"
+    HELP = "Show how a checkpoint was pruned, and count its zeros."
     USAGE = "DIR_OR_ID [flags]"
     EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
 
     @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
         add_switch(parser, "--json", "print JSON instead of tables")
 
     def work(self) -> None:
-        from ..checkpoint.inspecting import inspect_checkpoint
-
-        found = inspect_checkpoint(self.args.model, self.args.revision)
-        write(json.dumps(found.to_dict(), indent=2) if self.args.json else str(found))
-        if found.problems:
+        inspection = inspect_checkpoint(self.args.model, self.args.revision)
+        write(json.dumps(inspection.to_dict(), indent=2) if self.args.json else str(inspection))
+        if inspection.problems:
             sys.exit(1)
 
 
 class ConvertCommand(Command):
-    COMMAND = CommandInfo(
-        name="convert", help="Convert a pruned checkpoint to packed or dense, with the same weights."
-    )
+    NAME = "convert"
+    HELP = "Convert a pruned checkpoint to packed or dense, with the same weights."
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
-    EXAMPLES = (
-        "qwen-sparse --format packed",
-        "qwen-sparse --format packed --embedding-bits 8 --output qwen-sparse-8",
-        "me/qwen-sparse --format dense --output qwen-sparse-dense",
-    )
+    EXAMPLES = ("qwen-sparse --format packed", "me/qwen-sparse --format dense --output qwen-sparse-dense")
 
     @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
         format = "packed: small, loads with optimum_neuronal; dense: loads anywhere (required)"
         parser.add_argument("--format", required=True, choices=("packed", "dense"), help=format)
         parser.add_argument("--output", help="directory to write, required with a Hub id (default: replace DIR)")
         add_overwrite_flag(parser)
         parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")
-        add_config_flags(parser, ("embedding_bits",))
 
     def work(self) -> None:
-        from ..checkpoint.converting import convert_checkpoint, find_source
-        from ..checkpoint.packed_files import stored_size
-        from ..checkpoint.saving import check_output
-        from ..files.directories import is_same
-
         args = self.args
         source = find_source(args.model, args.output, args.revision)
         if args.output is not None and not is_same(args.output, source):
-            check_output(args.output, args.overwrite)
+            check_model_directory(args.output, args.overwrite)
         before = stored_size(source)
-        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **given_fields(args))
+        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size)
         after = stored_size(written)
         write(f"Written to {written}, {args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

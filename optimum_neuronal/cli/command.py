@@ -3,15 +3,16 @@
 import argparse
 import os
 import sys
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from optimum.commands.base import BaseOptimumCLICommand
+from huggingface_hub import try_to_load_from_cache
+from transformers.utils import logging
 
+from ..common.connection import check_connection
 from ..common.display import escaped
 from ..data.documents import check_datasets
 from ..model.sources import GGUF, check_directory, find_gguf
-from ..transformers_plugin import register
-from .flags import add_switch, describe
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
@@ -25,28 +26,23 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-class Command(BaseOptimumCLICommand):
+class Command(ABC):
     """A command whose expected errors are one line."""
 
+    NAME: ClassVar[str]
+    HELP: ClassVar[str]
     USAGE: ClassVar[str] = "[flags]"  # the arguments that it needs, in a line
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
-        super().__init__(subparsers, args, command, from_defaults_factory, parser)
-        if not from_defaults_factory:
-            add_switch(self.parser, "--quiet", "show no notes and no progress bars, except lm-eval's")
-            add_switch(self.parser, "--debug", "show where an error comes from")
-            describe(self.parser, self.USAGE, self.COMMAND.help, self.EXAMPLES)
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
 
     def run(self) -> None:
         """Do the work. End the process with one line on an expected error, or on Ctrl-C."""
         try:
             check_arguments(self.args)
             self.check()
-            register()
             if self.args.quiet:
-                from transformers.utils import logging
-
                 logging.set_verbosity_error()
                 logging.disable_progress_bar()
                 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
@@ -56,16 +52,20 @@ class Command(BaseOptimumCLICommand):
                 raise
             message = escaped(" ".join(str(error).split())) or type(error).__name__
             explained = isinstance(error, (ValueError, TypeError, OSError))
-            sys.exit(f"{self.COMMAND.name}: error: {message}{'' if explained else ' (--debug shows where)'}")
+            sys.exit(f"{self.NAME}: error: {message}{'' if explained else ' (--debug shows where)'}")
         except KeyboardInterrupt:
-            sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
+            sys.exit(f"{self.NAME}: interrupted{self.after_interrupt()}")
+
+    @staticmethod
+    def add_flags(parser: argparse.ArgumentParser) -> None:
+        """Add the flags that only this command has."""
 
     def check(self) -> None:
-        """Raise for arguments that cannot be right, before anything heavy is imported."""
+        """Raise for arguments that cannot be right, before anything is read."""
 
+    @abstractmethod
     def work(self) -> None:
         """Do what the command is for."""
-        raise NotImplementedError
 
     def after_interrupt(self) -> str:
         """Return the end of the line on Ctrl-C: how to go on."""
@@ -73,7 +73,7 @@ class Command(BaseOptimumCLICommand):
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raise for datasets and paths that cannot be right. Import nothing heavy."""
+    """Raise for datasets, files and models that cannot be right. Read nothing."""
     for flag in ("dataset", "evaluate"):
         named = getattr(args, flag, None) or ()
         check_datasets([named] if isinstance(named, str) else named)
@@ -97,10 +97,5 @@ def _check_model(name: str, revision: str | None) -> None:
         raise FileNotFoundError(f"The file {name} does not exist.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist.")
-    else:
-        from huggingface_hub import try_to_load_from_cache
-
-        from ..common.connection import check_connection
-
-        if try_to_load_from_cache(name, "config.json", revision=revision) is None:
-            check_connection()
+    elif try_to_load_from_cache(name, "config.json", revision=revision) is None:
+        check_connection()

@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from optimum.commands.base import CommandInfo
-
+from ..common.figure_style import check_matplotlib
+from ..comparing.combinations import find_combinations
+from ..comparing.comparing import compare
+from ..comparing.comparison import check_tables_directory
 from ..comparing.experiments import EXPERIMENTS
+from ..comparing.means import merge
 from ..config.config_fields import DATASETS
 from ..config.presets import PRESETS
 from . import flags
@@ -27,7 +30,8 @@ WAYS = (*dict(SEVERAL.values()), "presets", "without", "sweep", "dataset")  # ar
 
 
 class CompareCommand(Command):
-    COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
+    NAME = "compare"
+    HELP = "Prune a model in many ways and compare what each loses."
     USAGE = "{--model MODEL,--merge DIR...} [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl neuronal --plots",
@@ -37,8 +41,8 @@ class CompareCommand(Command):
         "--merge qwen-paper llama-paper --output means",
     )
 
-    @classmethod
-    def parse_args(cls, parser: argparse.ArgumentParser) -> None:
+    @staticmethod
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         preset = "experiment from the paper; other flags override its arguments (default: none)"
         parser.add_argument("--preset", choices=sorted(EXPERIMENTS), help=preset)
         merge = "only show means over finished comparisons of several models (default: none)"
@@ -63,33 +67,27 @@ class CompareCommand(Command):
             if self.args.merge and getattr(self.args, flag):
                 raise ValueError(f"--{flag} and --merge cannot be combined: leave one of them out.")
         if self.args.plots:
-            from ..common.figure_style import check_matplotlib
-
             check_matplotlib()
 
     def work(self) -> None:
-        from ..comparing.combinations import find_combinations
-        from ..comparing.comparing import compare
-        from ..comparing.comparison import check_output
-        from ..comparing.means import merge
-
         args = self.args
         if args.merge:
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
         given, device = self._arguments(), flags.device_of(args)
-        check_output(args.output, args.overwrite)
+        check_tables_directory(args.output, args.overwrite)
         ways = {key: given[key] for key in WAYS if key in given}
         others = {key: given[key] for key in given.keys() & flags.CONFIG_FLAGS.keys() - ways.keys()}
         find_combinations(**ways, config=others)  # raises before the model is loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
         with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
-            found = compare(model, tokenizer, **given, **options)
-        write(f"\n{found}\n\nSaved in {args.output}: comparison.md and .json")
+            comparison = compare(model, tokenizer, **given, **options)
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:
-            write(", ".join(path.name for path in found.plot(args.output)))
-        if found.failed:
-            sys.exit(f"compare: {len(found.failed)} of {len(found.results)} combinations failed, see the table")
+            write(", ".join(path.name for path in comparison.plot(args.output)))
+        if comparison.failed:
+            counts = f"{len(comparison.failed)} of {len(comparison.results)}"
+            sys.exit(f"compare: {counts} combinations failed, see the table")
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments of `compare`: of the experiment, replaced by flags."""

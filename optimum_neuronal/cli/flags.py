@@ -2,19 +2,27 @@
 
 import argparse
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from ..config.config_fields import ConfigFields, kind_of
+import torch
+
+from ..common.connection import is_connected
+from ..common.device import default_device
+from ..common.registry import parse_method
+from ..config.config_fields import ConfigFields, value_type
+from ..files.records import weights_directory
+from ..model.load_model import check_unquantized, find_tokenizer, load_model, load_streamed
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 DTYPES = ("float32", "bfloat16", "float16")
+REGISTRIES = {"saliency": SALIENCIES, "topup": TOPUPS}
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 
 
@@ -25,27 +33,19 @@ def describe(parser: argparse.ArgumentParser, usage: str | None, description: st
     parser.epilog = "\n".join(["examples:", *(f"  {parser.prog} {example}".rstrip() for example in examples)])
 
 
-@cache
-def methods(kind: str) -> str:
-    """Return the names of the package's saliencies or top-ups, with commas. They are read from the files, not imported."""
-    files = (Path(__file__).parents[1] / kind).glob("*.py")
-    found = (re.findall(r'^@register_\w+\("([\w.+-]+)"\)', file.read_text(encoding="utf-8"), re.M) for file in files)
-    return ", ".join(sorted(name for names in found for name in names))
-
-
 def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] = {}) -> None:
     """Add flags of fields of the config. `several` maps fields that take several values to their default in words."""
     for name in names:
         entry = CONFIG_FLAGS[name]
-        kind, meaning = kind_of(entry), entry.metadata["help"]
+        kind, meaning = value_type(entry), entry.metadata["help"]
         unset = several.get(name, entry.metadata.get("unset", entry.default))
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
         if name in several or get_args(kind):
             options["nargs"] = "+"
         if "metavar" in entry.metadata:
             options["metavar"] = entry.metadata["metavar"]
-        if "methods" in entry.metadata:
-            meaning += f": {methods(name)}; with hyper-parameters: {entry.metadata['example']}"
+        if name in REGISTRIES:
+            meaning += f": {', '.join(REGISTRIES[name].names())}; with hyper-parameters: {entry.metadata['example']}"
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
@@ -54,6 +54,20 @@ def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the config's fields among the flags that were given."""
     return {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
+
+
+def split_methods(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return given fields with hyper-parameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`.
+
+    `fields` are those that the given ones replace. A method that stays keeps its hyper-parameters there.
+    """
+    split = dict(given)
+    for kind in REGISTRIES:
+        if isinstance(given.get(kind), str):
+            name, hyper_parameters = parse_method(given[kind])
+            kept = fields.get(f"{kind}_args", {}) if name == fields.get(kind) else {}
+            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", kept), **hyper_parameters}}
+    return split
 
 
 def add_switch(parser: Flags, flag: str, meaning: str) -> None:
@@ -112,8 +126,6 @@ def add_test_flags(parser: Flags) -> None:
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model."""
-    from ..common.connection import is_connected
-
     # Without a connection, transformers retries for a minute even if all files are in the cache.
     only_cached = not os.path.exists(args.model) and not is_connected()
     options = {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
@@ -125,10 +137,6 @@ def loaded(
     args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
-    from ..files.records import weights_directory
-    from ..model.load_model import check_unquantized, load_model, load_streamed
-    from ..pruning.prune import find_tokenizer
-
     options = load_options(args)
     if prunes:
         check_unquantized(args.model, options)
@@ -145,12 +153,8 @@ def loaded(
             yield load_model(args.model, **spread, **options), tokenizer
 
 
-def device_of(args: argparse.Namespace):
+def device_of(args: argparse.Namespace) -> torch.device:
     """Return the device to compute on. Raise `ValueError` if it is not available."""
-    import torch
-
-    from ..common.machine import default_device
-
     try:
         return torch.empty(0, device=args.device or default_device()).device
     except (RuntimeError, AssertionError, ImportError) as error:  # each backend has its own

@@ -7,15 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimum.commands.base import CommandInfo
+import torch
 
+from ..common.display import format_table
+from ..common.validation import check_count
 from ..config.config_fields import DATASETS
+from ..evaluation.perplexity import evaluate_perplexity, load_windows
+from ..evaluation.speed import measure_speed
+from ..evaluation.tasks import evaluate_tasks, load_tasks
+from ..model.load_model import load_model
+from ..native.environment import describe_environment
+from ..packed.packed_module import packed_modules
+from ..packed.sparsify import densify, sparsify
 from . import flags
 from .command import Command, write
 
 
 class EvaluateCommand(Command):
-    COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity and zero-shot accuracy.")
+    NAME = "evaluate"
+    HELP = "Measure a model's perplexity and zero-shot accuracy."
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model qwen-sparse --dataset wikitext2",
@@ -23,7 +33,7 @@ class EvaluateCommand(Command):
     )
 
     @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         flags.add_model_flags(parser)
         text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
         parser.add_argument("--dataset", nargs="+", help=text)
@@ -31,11 +41,6 @@ class EvaluateCommand(Command):
         flags.add_memory_flags(parser, prunes=False)
 
     def work(self) -> None:
-        from ..common.display import format_table
-        from ..common.validation import check_count
-        from ..evaluation.perplexity import evaluate_perplexity, load_windows
-        from ..evaluation.tasks import evaluate_tasks, load_tasks
-
         args, device = self.args, flags.device_of(self.args)
         if args.batch_size is not None:
             check_count("--batch-size", args.batch_size, 1)
@@ -70,12 +75,13 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 class SpeedCommand(Command):
-    COMMAND = CommandInfo(name="speed", help="Time a sparse model with dense and with packed weights, in turns.")
+    NAME = "speed"
+    HELP = "Time a sparse model with dense and with packed weights, in turns."
     USAGE = "--model MODEL [flags]"
     EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
 
     @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         flags.add_model_flags(parser)
         batches = "sequences at a time (default: 1 4 8)"
         parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help=batches)
@@ -85,13 +91,6 @@ class SpeedCommand(Command):
         parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
 
     def work(self) -> None:
-        import torch
-
-        from ..evaluation.speed import measure_speed
-        from ..model.load_model import load_model
-        from ..packed.packed_module import packed_modules
-        from ..packed.sparsify import densify, sparsify
-
         args, device = self.args, flags.device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
@@ -105,12 +104,10 @@ class SpeedCommand(Command):
 
 
 class EnvCommand(Command):
-    COMMAND = CommandInfo(name="env", help="Show versions, processor, accelerators and the kernels in use.")
+    NAME = "env"
+    HELP = "Show versions, processor, accelerators and the kernels in use."
     EXAMPLES = ("",)
 
     def work(self) -> None:
-        from ..common.display import format_table
-        from ..native.environment import describe_environment
-
         rows = [[name, str(value)] for name, value in describe_environment().items()]
         write("\n" + format_table(["", "here"], rows))

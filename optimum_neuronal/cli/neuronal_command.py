@@ -1,51 +1,62 @@
-"""`optimum-cli neuronal`, the group of all commands, and `demo`."""
+"""`optimum-cli neuronal`: the parser of all commands, and `demo`."""
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 
-from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
-
+from .. import __version__
+from ..checkpoint.saving import check_model_directory
+from ..demo.run import run_demo
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import Command, write
 from .compare_command import CompareCommand
-from .flags import add_overwrite_flag, describe
+from .flags import add_overwrite_flag, add_switch, describe
 from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
 
 
 class DemoCommand(Command):
-    COMMAND = CommandInfo(name="demo", help="Prune the small model of this package in several ways (two minutes).")
+    NAME = "demo"
+    HELP = "Prune the small model of this package in several ways (two minutes)."
     EXAMPLES = ("", "--output somewhere-else")
 
     @staticmethod
-    def parse_args(parser: ArgumentParser) -> None:
+    def add_flags(parser: ArgumentParser) -> None:
         output = "directory to save the 70%% sparse model in (default: demo-model)"
         parser.add_argument("--output", default="demo-model", help=output)
         add_overwrite_flag(parser)
 
     def work(self) -> None:
-        from ..checkpoint.saving import check_output
-        from ..demo.run import run_demo
-
-        check_output(self.args.output, self.args.overwrite)
+        check_model_directory(self.args.output, self.args.overwrite)
         run_demo(self.args.output, write)
 
 
-COMMANDS = (
+COMMANDS: tuple[type[Command], ...] = (
     PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
+HELP = "NeuronAL: prune language models without retraining."
 EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")
 
 
-class NeuronalCommand(BaseOptimumCLICommand):
-    COMMAND = CommandInfo(name="neuronal", help="NeuronAL: prune language models without retraining.")
-    SUBCOMMANDS = tuple(
-        CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
-        for command in COMMANDS
-    )
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser("optimum-cli neuronal")
+    describe(parser, None, HELP, EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")
+    subparsers = parser.add_subparsers()
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.NAME, help=command.HELP)
+        command.add_flags(subparser)
+        add_switch(subparser, "--quiet", "show no notes and no progress bars, except lm-eval's")
+        add_switch(subparser, "--debug", "show where an error comes from")
+        describe(subparser, command.USAGE, command.HELP, command.EXAMPLES)
+        subparser.set_defaults(command=command)
+    return parser
 
-    @staticmethod
-    def parse_args(parser: ArgumentParser) -> None:
-        from .. import __version__
 
-        describe(parser, None, "NeuronAL: prune language models without retraining.", EXAMPLES)
-        parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")
+def main(words: Sequence[str]) -> None:
+    """Run the command that the words after `optimum-cli neuronal` name. Without one, show the help."""
+    parser = make_parser()
+    args = parser.parse_args(words)
+    if "command" in args:
+        args.command(args).run()
+    else:
+        parser.print_help()

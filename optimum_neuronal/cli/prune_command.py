@@ -5,10 +5,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from optimum.commands.base import CommandInfo
+import torch
 
+from ..checkpoint.hub import check_push
+from ..checkpoint.saving import check_model_directory
+from ..common.processes import process_group
+from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS
 from ..data.documents import check_datasets
+from ..evaluation.answers import answer
+from ..model.load_model import checkpoint_dtype, loading_code
+from ..pruner import NeuronALPruner
+from ..pruning.dry_run import dry_run
 from . import flags
 from .command import Command, write
 
@@ -21,7 +29,8 @@ TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
 
 class PruneCommand(Command):
-    COMMAND = CommandInfo(name="prune", help="Set weights of a model's projections to zero.")
+    NAME = "prune"
+    HELP = "Set weights of a model's projections to zero."
     USAGE = "--model MODEL --sparsity SHARE --output DIR [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
@@ -30,10 +39,10 @@ class PruneCommand(Command):
     )
 
     @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
+    def add_flags(parser: argparse.ArgumentParser) -> None:
         main, result, amount, method, text, rare = map(parser.add_argument_group, GROUPS)
         flags.add_model_flags(main, rare)
-        flags.add_switch(main, "--dry-run", "only show what would be pruned and roughly what it would cost")
+        flags.add_switch(main, "--dry-run", "only show what would be pruned, sizes and memory, and time one block")
         preset = "fields of the config under one name, which --config and flags override (default: none)"
         main.add_argument("--preset", choices=sorted(PRESETS), help=preset)
         config = "JSON file of config fields, or config.json or neuronal_report.json of a pruned model (default: none)"
@@ -67,39 +76,25 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 
     def work(self) -> None:
-        from ..checkpoint.saving import check_output
-
-        config = self._config()
-        if self.args.output is not None:
-            check_output(self.args.output, self.args.overwrite, self.args.model)
-        if self.args.dry_run:
-            from ..pruning.dry_run import plan_prune
-
-            options = {**flags.load_options(self.args), "device": flags.device_of(self.args)}
-            write(f"\n{plan_prune(self.args.model, config, **options)}")
+        args, config = self.args, self.config()
+        if args.output is not None:
+            check_model_directory(args.output, args.overwrite, args.model)
+        if args.dry_run:
+            write(f"\n{dry_run(args.model, config, flags.device_of(args), **flags.load_options(args))}")
         else:
             self._prune(config)
 
-    def _config(self) -> Any:
+    def config(self) -> NeuronALConfig:
         """Return the config: of the preset, overridden by the file, overridden by flags."""
-        from ..config.neuronal_config import NeuronALConfig, read_config_file, with_fields
-
         fields: dict[str, Any] = PRESETS.get(self.args.preset, {})
-        if self.args.config is not None:
-            fields = with_fields(fields, read_config_file(self.args.config))
-        config = NeuronALConfig.from_dict(fields, **flags.given_fields(self.args))
+        in_file = {} if self.args.config is None else read_config_file(self.args.config)
+        for given in (in_file, flags.given_fields(self.args)):
+            fields = {**fields, **flags.split_methods(given, fields)}
+        config = NeuronALConfig.from_dict(fields)
         check_datasets([config.dataset])
         return config
 
-    def _prune(self, config: Any) -> None:
-        import torch
-
-        from ..checkpoint.hub import check_push
-        from ..common.machine import process_group
-        from ..evaluation.answers import answer
-        from ..model.load_model import checkpoint_dtype, loading_code
-        from ..pruner import NeuronALPruner
-
+    def _prune(self, config: NeuronALConfig) -> None:
         args, device = self.args, flags.device_of(self.args)
         if args.push_to_hub:
             check_push(args.push_to_hub)
@@ -127,8 +122,8 @@ class PruneCommand(Command):
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}")
-            for when, answer in zip(("dense", "pruned"), answers):
-                write(f"\nAnswer to {args.sample!r} ({when}):\n{answer}")
+            for when, text in zip(("dense", "pruned"), answers):
+                write(f"\nAnswer to {args.sample!r} ({when}):\n{text}")
             if pruner.report.lost_most:
                 write("\nThis model has lost most of its ability; try --sparsity 0.3 or --preset best.")
             elif not pruner.report.evaluation:

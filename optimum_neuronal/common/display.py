@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tabulate import tabulate
+
 
 Cell = tuple[int, int]  # row and column, from 0, the header not counted
 
@@ -41,8 +43,6 @@ def _tabulated(
     escape: Callable[[Any], str],
     bold: Collection[Cell] = (),
 ) -> str:
-    from tabulate import tabulate  # a start of `optimum-cli` makes no table
-
     cells = [[escape(cell) for cell in row] for row in rows]
     for row, column in bold:
         cells[row][column] = f"**{cells[row][column]}**"
@@ -79,7 +79,7 @@ class Table(NamedTuple):
         cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
         bold = set()
         for group in {*groups} - {None}:
-            rows = [row for row, own in enumerate(groups) if own == group]
+            rows = [row for row, of_row in enumerate(groups) if of_row == group]
             for number, column in enumerate(columns):
                 values = {row: column.values[row] for row in rows if column.values[row] is not None}
                 if column.best is not None and len(values) > 1:

@@ -15,10 +15,10 @@ SHORT = 10.0  # seconds: a quarter that ends earlier gets no line
 Item = TypeVar("Item")
 
 
-def progress(items: Sequence[Item], label: str, unit: str, part: int = 1) -> Iterator[Item]:
-    """Yield items while a bar with this label is shown. Without a terminal, write a line first, and one per quarter.
+def progress(items: Sequence[Item], label: str, unit: str, announced: bool = True) -> Iterator[Item]:
+    """Yield items while a bar with this label is shown. Without a terminal, write a line per quarter of a long loop.
 
-    `part` counts loops of one label. Only the first one gets the first line.
+    With `announced`, a line comes first.
     """
     if not logging.is_progress_bar_enabled():
         yield from items
@@ -26,13 +26,13 @@ def progress(items: Sequence[Item], label: str, unit: str, part: int = 1) -> Ite
     if sys.stderr.isatty():
         yield from logging.tqdm(items, desc=label, unit=unit, leave=False)
         return
-    if part == 1:
+    if announced:
         sys.stderr.write(f"{label}\n")
-    title, start = label if part == 1 else f"{label}, part {part}", time.perf_counter()
+    start = time.perf_counter()
     for done, item in enumerate(items, start=1):
         yield item
         seconds = time.perf_counter() - start
         if seconds > SHORT and 4 * done // len(items) > 4 * (done - 1) // len(items):
             left = f", {format_duration(seconds / done * (len(items) - done))} left" if done < len(items) else ""
-            sys.stderr.write(f"{title}: {done / len(items):.0%} after {format_duration(seconds)}{left}\n")
+            sys.stderr.write(f"{label}: {done / len(items):.0%} after {format_duration(seconds)}{left}\n")
             sys.stderr.flush()

@@ -1,14 +1,13 @@
-"""A registry of interchangeable methods, name -> class, which finds the modules beside the base class."""
+"""A registry of interchangeable methods and their variants, which finds the modules beside the base class."""
 
 import ast
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from .validation import did_you_mean, make_checked
+from .validation import check_choice, did_you_mean, make_checked
 
 
 Method = TypeVar("Method")
@@ -16,7 +15,10 @@ Registered = TypeVar("Registered", bound=type)
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a method's text: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`. Other than literals, values are text."""
+    """Split a method's text: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
+
+    Values that are not literals stay strings.
+    """
     name, colon, rest = text.partition(":")
     if not colon:
         return name, {}
@@ -38,33 +40,40 @@ def _literal(node: ast.expr) -> Any:
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    All modules of `package` are imported at the first look-up, so adding a file adds a method.
+    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one.
     """
 
     def __init__(self, kind: str, package: str):
         self.kind = kind  # for error messages: "saliency"
         self.package = package
-        self._classes: dict[str, type[Method]] = {}
+        self._classes: dict[tuple[str, str | None], type[Method]] = {}  # by name and variant, None for the default one
         self._discovered = False
 
-    def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a class decorator that registers a class as `name`. Running the same class statement again replaces it."""
+    def register(self, name: str, variant: str | None = None) -> Callable[[Registered], Registered]:
+        """Return a class decorator that registers a class as the method `name`, or as a variant of that method.
+
+        The method's class attribute `variant` says what users call the default. Running the same class statement again
+        replaces the class.
+        """
 
         def decorate(cls: Registered) -> Registered:
             if not cls.__module__.startswith(f"{self.package}."):
                 self._discover()  # a user's class cannot take the name of a built-in one
-            taken = self._classes.get(name)
+            taken = self._classes.get((name, variant))
             if taken is not None and _place(taken) != _place(cls):
-                raise ValueError(f"The {self.kind} name {name!r} is taken by {_place(taken)}: choose another.")
+                title = f"name {name!r}" if variant is None else f"variant {variant!r} of {name!r}"
+                raise ValueError(f"The {self.kind} {title} is taken by {_place(taken)}: choose another.")
             cls.name = name
-            self._classes[name] = cls
+            if variant is not None:
+                cls.variant = variant
+            self._classes[name, variant] = cls
             return cls
 
         return decorate
 
     def names(self) -> list[str]:
         self._discover()
-        return sorted(self._classes)
+        return sorted(name for name, variant in self._classes if variant is None)
 
     def get(self, name: str) -> type[Method]:
         """Return the class registered as `name`, or raise `ValueError` with the known names. A hyphen may stand for `_`."""
@@ -75,16 +84,28 @@ class Registry(Generic[Method]):
         if name not in known:
             hint = did_you_mean(name, known)
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
-        return self._classes[name]
+        return self._classes[name, None]
 
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
-        """Return a method with hyper-parameters; `argument` is the caller's name of them, such as `"topup_args"`."""
-        return make_checked(self.get(name), f"the {self.kind} {name!r}", argument, values)
+        """Return a method with hyper-parameters. If it has variants, the value `variant` chooses one of them.
+
+        `argument` is the caller's name of the hyper-parameters, such as `"topup_args"`.
+        """
+        method, title, values = self.get(name), f"the {self.kind} {name!r}", dict(values)
+        classes = [cls for (known, _), cls in self._classes.items() if known == method.name]
+        if len(classes) > 1:
+            variants = {cls.variant: cls for cls in classes}
+            variant = values.pop("variant", method.variant)
+            check_choice("variant", variant, list(variants))
+            method = variants[variant]
+            title += f" (variants: {', '.join(variants)})"
+        return make_checked(method, title, argument, values)
 
     def _discover(self) -> None:
         if not self._discovered:
-            for module in pkgutil.iter_modules(sys.modules[self.package].__path__):
-                importlib.import_module(f"{self.package}.{module.name}")
+            package = importlib.import_module(self.package)
+            for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
+                importlib.import_module(module.name)
             self._discovered = True
 
 

@@ -126,13 +126,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     _require(isinstance(value, str), value in choices, name, value, expected)
 
 
-def check_embedding_bits(value: Any, format: str = "packed") -> None:
-    known = isinstance(value, Integral | None) and not isinstance(value, bool)
-    _require(known, value in (8, None), "embedding_bits", value, "8, or None to keep token embeddings and head")
-    if value is not None and format != "packed":
-        raise ValueError(f"embedding_bits is {value}, but the format is {format!r}: use format='packed'.")
-
-
 def _require(right_type: bool, right_value: bool, name: str, value: Any, expected: str) -> None:
     """Raise `TypeError` or `ValueError` unless a value has the right type, and is one of those expected."""
     if not (right_type and right_value):

@@ -31,7 +31,7 @@ def find_combinations(
     """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
-    sparsities = _numbers("sparsities", sparsities, "[0.6]")
+    sparsities = as_json(list(dict.fromkeys(check_several("sparsities", sparsities, "[0.6]"))))
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
@@ -40,38 +40,37 @@ def find_combinations(
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
     left_out = {_pair(*text.partition("+")[::2]) for text in check_texts("without", without, "['sparsegpt+dsnot']")}
-    sweep = {name: [v for i, v in enumerate(own) if v not in own[:i]] for name, own in as_json(sweep or {}).items()}
+    sweep = {
+        name: [value for index, value in enumerate(values) if value not in values[:index]]
+        for name, values in as_json(sweep or {}).items()
+    }
     fields = {**(config or {}), **sweep}
     for name, several in (("sparsity", "sparsities"), ("saliency", "saliencies"), ("topup", "topups")):
         if name in fields:
             raise ValueError(f"{name} is {fields[name]!r}: give a list as {several}.")
     if empty := [name for name, values in sweep.items() if not len(values)]:
         raise ValueError(f"sweep has no values of {empty[0]}: name some, or leave it out.")
-    wanted = [
-        Result(*own)
-        for own in dict.fromkeys(product(sparsities, saliencies, topups))
-        if _pair(*own[1:]) not in left_out
+    methods = [
+        Result(sparsity, *pair)
+        for sparsity, *pair in dict.fromkeys(product(sparsities, saliencies, topups))
+        if _pair(*pair) not in left_out
     ]
-    wanted += _of_presets(dict.fromkeys(presets), sparsities)
+    wanted = methods + _of_presets(dict.fromkeys(presets), sparsities)
     if not wanted:
         raise ValueError("There is nothing to compare: name methods and a sparsity, or a preset.")
     others = {**as_json(config or {}), "dataset": dataset if isinstance(dataset, str) else None}
-    found: Combinations = []
+    combinations: Combinations = []
     for values in product(*sweep.values()):
         setting = dict(zip(sweep, values))
         for result in wanted:
             result = replace(result, setting=setting)
             try:
-                found.append((result, _make_config(result, others | setting)))
+                combinations.append((result, _make_config(result, others | setting)))
             except ValueError as error:
-                found.append((replace(result, error=" ".join(str(error).split())), None))
-    if all(config is None for _, config in found):
-        raise ValueError(f"No combination is possible: {found[0][0].error}")
-    return found
-
-
-def _numbers(name: str, values: Any, example: str) -> list:
-    return as_json(list(dict.fromkeys(check_several(name, values, example))))
+                combinations.append((replace(result, error=" ".join(str(error).split())), None))
+    if all(config is None for _, config in combinations):
+        raise ValueError(f"No combination is possible: {combinations[0][0].error}")
+    return combinations
 
 
 def _pair(saliency: str, topup: str) -> tuple[str, str]:
@@ -81,11 +80,11 @@ def _pair(saliency: str, topup: str) -> tuple[str, str]:
 
 def _of_presets(presets: Iterable[str], sparsities: Sequence[float]) -> list[Result]:
     """Return the combinations of presets: at their own sparsity if they have one, else at every sparsity."""
-    found = []
-    for name in presets:
-        amounts = [PRESETS[name]["sparsity"]] if "sparsity" in PRESETS[name] else sparsities
-        found += [Result(sparsity, PRESET, name) for sparsity in amounts]
-    return found
+    return [
+        Result(sparsity, PRESET, name)
+        for name in presets
+        for sparsity in ([PRESETS[name]["sparsity"]] if "sparsity" in PRESETS[name] else sparsities)
+    ]
 
 
 def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConfig:
@@ -93,4 +92,7 @@ def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConf
     fields = {"sparsity": combination.sparsity, **others}
     if combination.saliency == PRESET:
         return NeuronALConfig.preset(combination.topup, **fields)
-    return NeuronALConfig(saliency=combination.saliency, topup=combination.topup, **fields)
+    for kind, text in (("saliency", combination.saliency), ("topup", combination.topup)):
+        name, hyper_parameters = parse_method(text)
+        fields |= {kind: name, f"{kind}_args": fields.get(f"{kind}_args", {}) | hyper_parameters}
+    return NeuronALConfig(**fields)

@@ -1,4 +1,4 @@
-"""Experiments: arguments of [`compare`] by name. `optimum-cli` reads this file at every start, so it imports nothing."""
+"""Experiments: arguments of [`compare`] by name."""
 
 from typing import Any
 

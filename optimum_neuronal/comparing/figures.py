@@ -1,4 +1,4 @@
-"""Figures of a comparison: perplexity by seconds, sparsity, bits, lambda and other parameters, and sparsity by block."""
+"""Figures of a comparison: perplexity by seconds, sparsity, lambda and other parameters, and sparsity by block."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..common import figure_style as style
 from ..common.registry import parse_method
-from .results import Result, grouped
+from .results import Result, group_by
 
 
 PERPLEXITY, MEAN = "Perplexity (lower is better)", "Geometric mean of perplexities"
@@ -28,14 +28,13 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     results = [result for result in results if result.error is None]
     if not results:
         return []
-    methods = [result for result in results if result.budget is None]
     paths = _draw_perplexities(folder, model, dense, results, styles) if dense.perplexity else []
-    for (saliency, sparsity), members in grouped(methods, "saliency", "sparsity").items():
+    for (saliency, sparsity), members in group_by(results, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
         lines = {
-            label: _means((i, y) for result in own for i, y in enumerate(result.block_sparsity) if y is not None)
-            for label, own in grouped(members, "label").items()
+            label: _means((i, y) for run in runs for i, y in enumerate(run.block_sparsity) if y is not None)
+            for label, runs in group_by(members, "label").items()
         }
         labels = ("Decoder block", "Sparsity")
         paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
@@ -47,24 +46,22 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
 def _draw_perplexities(
     folder: Path, model: str, dense: Result, results: Sequence[Result], styles: Styles
 ) -> list[Path]:
-    """Draw mean perplexity by seconds and, of several amounts, by bits and by sparsity."""
+    """Draw mean perplexity by seconds and, of three sparsities or more, by sparsity."""
     names = ", ".join(sorted(dense.perplexity))
     title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
     paths = [plot_by_seconds(folder, title, dense, results, styles)]
-    if any(result.budget for result in results) and len({(r.sparsity, r.budget) for r in results}) > 1:
-        lines, label = _lines(results, "bits_per_weight"), "Bits per weight of the pruned projections"
-        paths.append(plot_lines(folder / "perplexity-by-bits.png", title, lines, label, dense=dense))
-    methods = [result for result in results if result.budget is None]
-    if len({result.sparsity for result in methods}) > 2:
-        lines, label = _lines(methods, "sparsity"), "Sparsity of the pruned projections"
-        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, label, dense=dense))
+    if len({result.sparsity for result in results}) > 2:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for run in results:
+            lines.setdefault(f"{run.saliency} + {run.topup}", []).append((run.sparsity, run.mean_perplexity))
+        means, label = {name: _means(points) for name, points in lines.items()}, "Sparsity of the pruned projections"
+        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, means, label, dense=dense))
     return paths
 
 
 def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[Result], styles: Styles) -> Path:
-    """Draw mean perplexity by seconds: a panel per amount. Colors show the top-up, markers the saliency."""
-    results = sorted(results, key=lambda result: (result.sparsity, -(result.budget or 99)))
-    panels = list(grouped(results, "sparsity", "budget").values())
+    """Draw mean perplexity by seconds: a panel per sparsity. Colors show the top-up, markers the saliency."""
+    panels = list(group_by(sorted(results, key=lambda result: result.sparsity), "sparsity").values())
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), cycle(style.MARKERS)))
     path = folder / "perplexity-by-seconds.png"
     with style.new_figure(path, 1 + 3.2 * len(panels), title) as figure:
@@ -90,21 +87,12 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
     return path
 
 
-def _lines(results: Sequence[Result], attribute: str) -> Lines:
-    """Return a line per method: mean perplexities by an attribute."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for run in results:
-        points = lines.setdefault(f"{run.saliency} + {run.topup}", [])
-        points.append((getattr(run, attribute), run.mean_perplexity))
-    return {name: _means(points) for name, points in lines.items()}
-
-
 def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return points in order of x, with the mean of those with the same x: of several seeds, say."""
-    found: dict[float, list[float]] = {}
+    by_x: dict[float, list[float]] = {}
     for x, y in points:
-        found.setdefault(x, []).append(y)
-    return [(x, sum(own) / len(own)) for x, own in sorted(found.items())]
+        by_x.setdefault(x, []).append(y)
+    return [(x, sum(ys) / len(ys)) for x, ys in sorted(by_x.items())]
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -122,11 +110,13 @@ def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str,
     for result in results:
         methods.setdefault(parse_method(result.topup)[0], []).append((result, _numbers(result)))
     for name, runs in methods.items():
-        values = {key: {own[key] for _, own in runs if key in own} for _, numbers in runs for key in numbers}
+        keys = dict.fromkeys(key for _, numbers in runs for key in numbers)
+        values = {key: {numbers[key] for _, numbers in runs if key in numbers} for key in keys}
         across = max(values, key=lambda key: len(values[key]), default="")
         if len(values.get(across, ())) > 2:
             key = f"{name}-{across}".replace(" ", "-")
-            yield key, *_across([(run, own) for run, own in runs if across in own], across, f"{across} of {name}")
+            having = [(run, numbers) for run, numbers in runs if across in numbers]
+            yield key, *_across(having, across, f"{across} of {name}")
 
 
 def _across(
@@ -136,15 +126,15 @@ def _across(
     lines: dict[str, list[tuple[float, float]]] = {}
     marks: dict[str, list[tuple[float, float]]] = {}
     ylabel = PERPLEXITY
-    for run, own in runs:
-        others = ", ".join(f"{key}={value:g}" for key, value in own.items() if key != across)
+    for run, numbers in runs:
+        others = ", ".join(f"{key}={value:g}" for key, value in numbers.items() if key != across)
         if others and len(run.perplexity) > 1:
             ylabel = MEAN
         for line, value in [(others, run.mean_perplexity)] if others else run.perplexity.items():
-            lines.setdefault(line, []).append((own[across], value))
+            lines.setdefault(line, []).append((numbers[across], value))
             if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
                 by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
-                marks.setdefault(f"chosen by the {by}", []).append((own[across], value))
+                marks.setdefault(f"chosen by the {by}", []).append((numbers[across], value))
     return {line: _means(points) for line, points in lines.items()}, xlabel, ylabel, marks
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from ..common.display import Column, Table, format_markdown
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable
-from .comparison import MEANS, Comparison, aggregate_table, explain, measured_columns
-from .results import Result, aggregate, grouped
+from .comparison import Comparison
+from .results import Result, aggregate, group_by
+from .tables import MEANS, aggregate_caption, aggregate_table, measured_columns
 
 
 PAGE = "means.md"
+METHOD = ("sparsity", "saliency", "topup")  # what tells combinations apart
 
 
 def merge(directories: Sequence[str | Path], output: str | Path) -> str:
@@ -21,27 +23,26 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     folder = check_writable(output, "write means to")
     if (folder / PAGE).exists() and MEANS not in (folder / PAGE).read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{folder / PAGE} was not written by a comparison: choose another directory.")
-    found = [Comparison.load(directory) for directory in directories]
-    means = aggregate((one.dense, one.results) for one in found)
-    notes = [f"{one.model}: {' '.join(one.notes())}" for one in found]
-    tables = format_markdown(*_side_by_side(found)), explain(means), format_markdown(*aggregate_table(means))
-    text = "\n\n".join([*notes, *tables])
+    comparisons = [Comparison.load(directory) for directory in directories]
+    means = aggregate((one.dense, one.results) for one in comparisons)
+    notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
+    side_by_side = format_markdown(*_side_by_side(comparisons))
+    text = "\n\n".join([*notes, side_by_side, aggregate_caption(means), format_markdown(*aggregate_table(means))])
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / PAGE, f"# {', '.join(one.model for one in found)}\n\n{text}\n".encode())
+    write_atomically(folder / PAGE, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
     return text
 
 
 def _side_by_side(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table with a row per method and columns of every model. The best of every saliency and amount is marked."""
-    method = ("sparsity", "budget", "saliency", "topup")
-    by_method = [grouped([one.dense, *one.results], *method) for one in comparisons]
-    keys = list(dict.fromkeys(key for own in by_method for key in own))
-    heads = [Result(sparsity, saliency, topup, budget=budget) for sparsity, budget, saliency, topup in keys]
+    """Return a table with a row per method and columns of every model. The best of every saliency and sparsity is marked."""
+    by_method = [group_by([one.dense, *one.results], *METHOD) for one in comparisons]
+    keys = list(dict.fromkeys(key for groups in by_method for key in groups))
+    heads = [Result(*key) for key in keys]
     columns = [
         Column("amount", [head.target for head in heads]),
         Column("saliency", [head.saliency for head in heads]),
+        Column("top-up", [head.topup for head in heads]),
     ]
-    columns.append(Column("top-up", [head.topup for head in heads]))
-    for one, own in zip(comparisons, by_method):
-        columns += measured_columns(one.dense, [own.get(key, []) for key in keys], f"{one.model} ")
-    return Table.of(columns, [key[:3] for key in keys])
+    for one, groups in zip(comparisons, by_method):
+        columns += measured_columns(one.dense, [groups.get(key, []) for key in keys], f"{one.model} ")
+    return Table.of(columns, [key[:2] for key in keys])

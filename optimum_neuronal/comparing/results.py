@@ -8,7 +8,6 @@ from typing import Any
 
 
 DENSE = "dense"
-QUANTIZED, RATES = "quantized", "rates"  # in place of saliency and top-up
 PRESET = "preset"  # in place of a saliency; the name of the preset is then in place of the top-up
 
 
@@ -16,9 +15,9 @@ PRESET = "preset"  # in place of a saliency; the name of the preset is then in p
 class Result:
     """Result of one combination."""
 
-    sparsity: float  # requested share of zeros, in [0, 1); 0 for the dense model and for quantized ones
-    saliency: str  # with hyper-parameters; or "dense", "quantized" or "preset"
-    topup: str  # with hyper-parameters; or "dense", "rates" or the name of the preset
+    sparsity: float  # requested share of zeros, in [0, 1); 0 for the dense model
+    saliency: str  # with hyper-parameters; or "dense" or "preset"
+    topup: str  # with hyper-parameters; or "dense" or the name of the preset
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
@@ -31,7 +30,6 @@ class Result:
     decisions: dict[str, Any] = field(default_factory=dict)  # candidates and decisions of the top-up
     config: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # why there are no figures
-    budget: float | None = None  # requested bits per weight; None: weights are not quantized
     bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
     setting: dict[str, Any] = field(default_factory=dict)  # values of swept fields of the config
 
@@ -40,8 +38,8 @@ class Result:
         """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset paper, 70% sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
-        pair = {PRESET: self.label, QUANTIZED: QUANTIZED}.get(self.saliency, f"{self.saliency} + {self.topup}")
-        return ", ".join([pair, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
+        methods = self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
+        return ", ".join([methods, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
 
     @property
     def label(self) -> str:
@@ -50,8 +48,8 @@ class Result:
 
     @property
     def target(self) -> str:
-        """The requested amount in words: `"70% sparsity"`, or `"2.4 bits"`."""
-        return f"{100 * self.sparsity:.4g}% sparsity" if self.budget is None else f"{self.budget:g} bits"
+        """The requested sparsity in words: `"70% sparsity"`."""
+        return f"{100 * self.sparsity:.4g}% sparsity"
 
     @property
     def seconds(self) -> float:
@@ -68,7 +66,7 @@ class Result:
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
-def grouped(results: Iterable[Any], *attributes: str) -> dict[Any, list[Any]]:
+def group_by(results: Iterable[Any], *attributes: str) -> dict[Any, list[Any]]:
     """Return the results by their values of several attributes, in the order of each group's first result."""
     groups: dict[Any, list[Any]] = {}
     for result in results:
@@ -78,7 +76,7 @@ def grouped(results: Iterable[Any], *attributes: str) -> dict[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up or preset at one sparsity or budget over saliencies and models (paper, section 5.3).
+    """Aggregate of a top-up or preset at one sparsity over saliencies and models (paper, section 5.3).
 
     Only saliencies count that every top-up has a result with, so that all top-ups are compared over the same ones.
     """
@@ -88,30 +86,30 @@ class Aggregate:
     perplexity_factor: float | None  # PPLFac: geometric mean of perplexity over the dense model's; None: no result
     accuracy_retention: float | None  # AccRet: geometric mean of mean accuracy over the dense model's
     saliencies: list[str]
-    budget: float | None = None
 
 
 def aggregate(models: Iterable[tuple[Result, Sequence[Result]]]) -> list[Aggregate]:
     """Return the aggregates over models, each with the dense result and all others."""
     entries = [(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
-    found = []
-    for amount in dict.fromkeys((result.sparsity, result.budget) for _, _, result in entries):
-        # label -> number of the model and saliency -> dense result and own ones
+    aggregates = []
+    for sparsity in dict.fromkeys(result.sparsity for _, _, result in entries):
+        # label -> number of the model and saliency -> pairs of dense and pruned result
         runs: dict[str, dict[tuple[int, str], list[tuple[Result, Result]]]] = {}
         for number, dense, result in entries:
-            if (result.sparsity, result.budget) == amount and result.error is None:
-                own = runs.setdefault(result.label, {}).setdefault((number, result.saliency), [])
-                own.append((dense, result))
-        methods = [set(own) for own in runs.values() if not any(s in (PRESET, QUANTIZED) for _, s in own)]
+            if result.sparsity == sparsity and result.error is None:
+                pairs = runs.setdefault(result.label, {}).setdefault((number, result.saliency), [])
+                pairs.append((dense, result))
+        methods = [set(by_saliency) for by_saliency in runs.values() if all(s != PRESET for _, s in by_saliency)]
         shared = set.intersection(*methods) if methods else set()
-        for label, own in runs.items():
-            used = [pair for key, pairs in own.items() if key in shared or not shared & own.keys() for pair in pairs]
+        for label, by_saliency in runs.items():
+            kept = shared & by_saliency.keys() or by_saliency.keys()
+            used = [pair for key, pairs in by_saliency.items() if key in kept for pair in pairs]
             factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in used for name in r.perplexity]
             retained = [r.mean_accuracy / dense.mean_accuracy for dense, r in used if dense.mean_accuracy]
-            names = list(dict.fromkeys(result.saliency for _, result in used))
+            saliencies = list(dict.fromkeys(result.saliency for _, result in used))
             means = geometric_mean(factors), geometric_mean(retained)
-            found.append(Aggregate(amount[0], label, *means, names, amount[1]))
-    return found
+            aggregates.append(Aggregate(sparsity, label, *means, saliencies))
+    return aggregates
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

@@ -24,18 +24,8 @@ WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the fil
 
 def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     """Return the model class that an Auto class, by its name, chooses for a config, or None."""
-    found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
-    return found[0] if isinstance(found, (list, tuple)) else found
-
-
-def randomize_weights(model: PreTrainedModel) -> None:
-    """Fill a model on the meta device with random weights on the CPU, as at the start of training."""
-    model.to_empty(device="cpu")
-    for part in (*model.modules(), *model.parameters()):
-        part._is_hf_initialized = False
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model.init_weights()
+    classes = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
+    return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
 def find_file(config: PreTrainedConfig, name: str) -> Path | None:

@@ -1,7 +1,4 @@
-"""The fields of `NeuronALConfig`: type, default and explanation of each.
-
-The command line makes its flags from them at every start of `optimum-cli`, so nothing heavy is imported here.
-"""
+"""The fields of `NeuronALConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
 import json
 from collections.abc import Sequence
@@ -110,7 +107,7 @@ def explain(entry: Field) -> str:
     return entry.metadata["help"] + (f". None: {unset}" if unset else "")
 
 
-def kind_of(entry: Field) -> Any:
+def value_type(entry: Field) -> Any:
     """Return the type of a field's values, without None."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     (kind,) = (part for part in parts if part is not NoneType)

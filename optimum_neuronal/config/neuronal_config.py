@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..blocks.statistics import SquaredNorms
-from ..common.registry import parse_method
 from ..common.validation import (
     check_choice,
     check_field,
@@ -21,11 +19,12 @@ from ..common.validation import (
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
+from ..topup.dsnot import DSnoT
 from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS
 
 
-FEWEST = 16  # calibration sequences for a refit, which holds some out
+REFIT_SAMPLES = 16  # calibration sequences that a refit needs at least: it holds some out
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
 _QuantizationConfig: Any = QuantizationConfigMixin
@@ -42,21 +41,14 @@ class Methods:
     @property
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
-        return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
-
-    @property
-    def needs_final_runs(self) -> bool:
-        """True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
-        return self.saliency.uses_activations or self.topup.statistic is not SquaredNorms
+        return self.saliency.uses_activations or self.topup.uses_calibration
 
 
 @dataclass
 class NeuronALConfig(ConfigFields, _QuantizationConfig):
     """Settings of a prune. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
 
-    It does not change afterwards: `dataclasses.replace` makes another. Fields after `topup_args` are keyword-only. A
-    method's name may include hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
-    `topup="owl", topup_args={"half_width": 0.1}`.
+    It does not change afterwards: `dataclasses.replace` makes another. Fields after `topup_args` are keyword-only.
     """
 
     quant_method: ClassVar[str] = "neuronal"
@@ -70,8 +62,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 "to NeuronALPruner(config).prune(model, dataset=...)."
             )
         self._check_fields()
-        self._split_method("saliency")
-        self._split_method("topup")
         check_sparsity(self.sparsity)
         self.methods = self._make_methods()
         self._check_together()
@@ -96,35 +86,28 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise AttributeError(f"A config does not change: use dataclasses.replace(config, {name}=...).")
         super().__setattr__(name, value)
 
-    def _split_method(self, kind: str) -> None:
-        """Move hyper-parameters from the name of the saliency or top-up to its arguments."""
-        method, place = getattr(self, kind), f"{kind}_args"
-        name, own = _split(method)
-        if twice := own.keys() & getattr(self, place).keys():
-            raise ValueError(f"{min(twice)} is given twice: in {kind}={method!r} and in {place}. Leave one out.")
-        setattr(self, kind, name)
-        setattr(self, place, getattr(self, place) | as_json(own))
-
     def _make_methods(self) -> Methods:
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
-        pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        return Methods(saliency, topup, pattern)
-
-    def _check_together(self) -> None:
-        saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(
                 f"The top-up {topup.name!r} needs the kept weights to stay as they are, but the saliency "
                 f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
+        if isinstance(topup, DSnoT):
+            saliency = topup.around(saliency)
+        pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
+        return Methods(saliency, topup, pattern)
+
+    def _check_together(self) -> None:
+        saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
         if self.refit_epochs and not saliency.updates_weights:
             raise ValueError(
                 f"refit_epochs is {self.refit_epochs}, but the saliency {saliency.name!r} does not update weights: choose one "
                 "that does, such as 'alps', or leave refit_epochs out."
             )
-        if self.refit_epochs and self.num_samples < FEWEST:
-            raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {FEWEST}.")
+        if self.refit_epochs and self.num_samples < REFIT_SAMPLES:
+            raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {REFIT_SAMPLES}.")
         if pattern is not None and topup.decides:
             raise ValueError(
                 f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
@@ -193,19 +176,11 @@ if NeuronALConfig.__doc__:  # python -OO has none
 def with_fields(config_dict: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config, some of them replaced. Hyper-parameters of a method that is replaced are dropped."""
     values = {**config_dict, **given}
-    for method in given.keys() & {"saliency", "topup"}:
-        if (place := f"{method}_args") in given:
-            continue
-        before, kept = _split(config_dict.get(method))
-        name, own = _split(given[method])
-        kept = kept | (config_dict.get(place) or {}) if name == before else {}
-        values[place] = {key: value for key, value in kept.items() if key not in own}
+    for method in ("saliency", "topup"):
+        replaced = method in given and given[method] != config_dict.get(method)
+        if replaced and f"{method}_args" not in given:
+            values[f"{method}_args"] = {}
     return values
-
-
-def _split(method: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a method's name and its hyper-parameters. The constructor refuses anything that is not text."""
-    return parse_method(method) if isinstance(method, str) else (method, {})
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -214,12 +189,12 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
     """
     try:
-        found = json.loads(Path(path).read_bytes())
+        values = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict):
+        if isinstance(values, dict) and isinstance(values.get(key), dict):
+            values = values[key]
+    if not isinstance(values, dict):
         raise ValueError(f'{path} has no fields of the config: expected an object, such as {{"sparsity": 0.7}}.')
-    return found
+    return values

@@ -1,8 +1,10 @@
 """Calibration sequences: drawn from text with a seed, or taken from token ids."""
 
 import hashlib
+import os
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from .documents import Documents, load_documents
 
 # Families (`model_type`) whose position ids start after the padding id.
 POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
-HELD_OUT = 4  # further windows that are drawn, to measure the model on
+EXTRA_WINDOWS = 4  # further windows that are drawn, to measure the model on
 SPAN = 16  # windows overlap if one holds the other's first or last 16 tokens (a quarter of them, if that is less)
 
 
@@ -72,8 +74,8 @@ def draw_windows(
                 f"need {num_samples * seq_length}: give more text, or lower num_samples or seq_length."
             )
         rng = random.Random(seed)
-        windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples + HELD_OUT)]
-    ids, others = torch.tensor(windows).split([num_samples, HELD_OUT])
+        windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples + EXTRA_WINDOWS)]
+    ids, others = torch.tensor(windows).split([num_samples, EXTRA_WINDOWS])
     check_vocabulary(torch.cat([ids, others]), vocab_size)
     return CalibrationSet(ids, documents.source, route, seed, tokenizer, _apart(others, ids))
 
@@ -93,19 +95,19 @@ def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:
 def _draw_from_documents(
     documents: Documents, tokenizer, num_samples: int, seq_length: int, rng: random.Random
 ) -> list[list[int]] | None:
-    """Return `num_samples + HELD_OUT` random windows of documents that are long enough, None if these hold too little."""
+    """Return `num_samples + EXTRA_WINDOWS` random windows of documents that are long enough, None if these hold too little."""
     windows, long = [], []
     for index in rng.sample(range(len(documents)), len(documents)):
         ids = tokenize(documents[index], tokenizer)
         if len(ids) >= seq_length:
             long.append(ids)
             windows.append(_random_window(ids, seq_length, rng))
-            if len(windows) == num_samples + HELD_OUT:
+            if len(windows) == num_samples + EXTRA_WINDOWS:
                 return windows
     lengths = [len(ids) for ids in long]
     if sum(lengths) < num_samples * seq_length:
         return None
-    while len(windows) < num_samples + HELD_OUT:
+    while len(windows) < num_samples + EXTRA_WINDOWS:
         windows.append(_random_window(rng.choices(long, lengths)[0], seq_length, rng))
     return windows
 
@@ -161,3 +163,10 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
         allowed = f"2 to {most}" if most else "at least 2"
         raise ValueError(f"Sequences of {seq_length} tokens do not fit: this model allows {allowed} tokens.")
     return seq_length
+
+
+def without_folders(dataset: str) -> str:
+    """Return the name of a dataset for a report, which is published, without folders of this machine."""
+    # os.path.exists returns False for names that are too long and for paths that cannot be read.
+    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
+    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

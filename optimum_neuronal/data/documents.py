@@ -20,6 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from ..common.connection import check_connection
 from ..common.validation import did_you_mean
 
 
@@ -154,13 +158,13 @@ def find_dataset(name: str) -> TextDataset:
 
 def _holds_data(path: str) -> bool:
     """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for both or none."""
-    found = sorted({file.suffix.lower() for file in _files(path)})
-    data = [suffix for suffix in found if suffix in BUILDERS]
-    if not found:
+    suffixes = sorted({file.suffix.lower() for file in _files(path)})
+    data = [suffix for suffix in suffixes if suffix in BUILDERS]
+    if not suffixes:
         raise FileNotFoundError(f"The folder {path!r} has no file that ends in {', '.join(FILE_SUFFIXES)}.")
-    if 0 < len(data) < len(found) or len({BUILDERS[suffix] for suffix in data}) > 1:
+    if 0 < len(data) < len(suffixes) or len({BUILDERS[suffix] for suffix in data}) > 1:
         raise ValueError(
-            f"The folder {path!r} has files of several kinds ({', '.join(found)}): name a file, or a folder with one kind."
+            f"The folder {path!r} has files of several kinds ({', '.join(suffixes)}): name a file, or a folder with one kind."
         )
     return bool(data)
 
@@ -182,37 +186,35 @@ def _read_text(file: Path) -> str:
 
 def _load(name: str, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
-    found = find_dataset(name)
-    split, file, is_folder = found.splits[test], found.files[test], os.path.isabs(found.path)
-    is_local = is_folder or found.path in ("txt", *BUILDERS.values())
-    source = Path(file or found.path).name if is_local else f"{name} ({found.path}, split {split})"
-    if found.path == "txt":  # without `datasets`, which takes seconds to import
+    dataset = find_dataset(name)
+    split, file, is_folder = dataset.splits[test], dataset.files[test], os.path.isabs(dataset.path)
+    is_local = is_folder or dataset.path in ("txt", *BUILDERS.values())
+    source = Path(file or dataset.path).name if is_local else f"{name} ({dataset.path}, split {split})"
+    if dataset.path == "txt":  # without `datasets`, which takes seconds to import
         files = _files(file) if os.path.isdir(file) else [Path(file)]
         return Documents([_read_text(file) for file in files], source, joined=len(files) == 1)
     import datasets
 
-    from ..common.connection import check_connection
-
     try:
-        path = found.path
+        path = dataset.path
         if file and not is_local:  # `datasets` names its cache of such files otherwise without a connection
-            path, file = next(kind for suffix, kind in BUILDERS.items() if suffix in file), _download(found, file)
+            path, file = next(kind for suffix, kind in BUILDERS.items() if suffix in file), _download(dataset, file)
         elif not is_local:
             check_connection()
         options = {"keep_default_na": False} if path == "csv" else {}  # "NA" is a text
         options |= {"data_files": {split: glob.escape(file)} if file else None, "split": None if is_folder else split}
-        data = datasets.load_dataset(path, found.config, **options)
+        data = datasets.load_dataset(path, dataset.config, **options)
         if is_folder:
             data = _split_of(data, test)
     except Exception as error:  # no network, no such id or split, a gated dataset, a damaged file
         cause = error if isinstance(error, ConnectionError) else error.__cause__ or error
         reason = textwrap.shorten(str(cause), 300).rstrip(".") or type(error).__name__
         raise RuntimeError(f"Could not load the dataset {source}: {reason}. Pass {ALTERNATIVES}.") from error
-    if test and found.test_documents:
-        data = data.select(range(min(found.test_documents, len(data))))
-    documents = _column(data, found.column, source)
-    windows = found.test_windows if test else None
-    return replace(documents, separator=found.separator, joined=found.joined, max_windows=windows)
+    if test and dataset.test_documents:
+        data = data.select(range(min(dataset.test_documents, len(data))))
+    windows = dataset.test_windows if test else None
+    documents = _column(data, dataset.column, source)
+    return replace(documents, separator=dataset.separator, joined=dataset.joined, max_windows=windows)
 
 
 def _split_of(data: Any, test: bool) -> Any:
@@ -227,11 +229,6 @@ def _split_of(data: Any, test: bool) -> Any:
 
 def _download(dataset: TextDataset, file: str) -> str:
     """Return the path of a file of a Hub dataset in the cache, downloaded if it is not there."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    from ..common.connection import check_connection
-
     where = {"repo_type": "dataset", "revision": dataset.revision}
     with suppress(LocalEntryNotFoundError):
         return hf_hub_download(dataset.path, file, local_files_only=True, **where)

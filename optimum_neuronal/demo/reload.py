@@ -12,10 +12,9 @@ def reload(directory: str, prompt: str) -> str:
     weights = [p for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
     zeros = sum((p == 0).sum().item() for p in weights) / sum(p.numel() for p in weights)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    found = model.generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]
-    return f"{zeros:.2%} of the projections' weights are zero. It goes on:\n{tokenizer.decode(found)}"
+    tokens = model.generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]
+    return f"{zeros:.2%} of the projections' weights are zero. It goes on:\n{tokenizer.decode(tokens)}"
 
 
 if __name__ == "__main__":
     sys.stdout.write(reload(*sys.argv[1:]))
-    assert "optimum_neuronal" not in sys.modules

@@ -20,7 +20,7 @@ SEQ_LENGTH, TEST_WINDOWS = 256, 96
 SPARSITY = 0.7
 METHODS = {  # what is compared -> fields of the config; the first two are the paper's
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
-    "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal:variant=authors"},
+    "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal", "topup_args": {"variant": "authors"}},
     "ALPS, NeuronAL (default)": {},
 }
 ROW = "{:<24}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its prune is finished

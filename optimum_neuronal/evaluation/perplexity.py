@@ -11,14 +11,12 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
+from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
-from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
+from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize, without_folders
 from ..data.documents import load_documents
-from ..model.load_model import load_model
-from ..pruning.context import default_batch_size
-from ..pruning.prune import find_tokenizer
-from ..pruning.reporting import without_folders
+from ..model.load_model import find_tokenizer, load_model
 
 
 def evaluate_perplexity(
@@ -81,8 +79,10 @@ def load_windows(
     documents = load_documents(dataset, "test")
     stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
     if len(stream) < seq_length:
-        found = f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}"
-        raise ValueError(f"{found}: give more text, or a shorter window.")
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
+            "text, or a shorter window."
+        )
     return stream.unfold(0, seq_length, seq_length)[: max_windows or documents.max_windows]
 
 
@@ -110,8 +110,10 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
         loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
         del logits  # before the next forward
         if not math.isfinite(loss):
-            found = f"The loss is {loss} in windows {start} to {start + len(ids) - 1}"
-            raise ValueError(f"{found}: the weights hold NaN, or the dtype overflows (try bfloat16 or float32).")
+            raise ValueError(
+                f"The loss is {loss} in windows {start} to {start + len(ids) - 1}: the weights hold NaN, or the dtype "
+                "overflows (try bfloat16 or float32)."
+            )
         total += loss
     return total / (len(windows) * (windows.shape[1] - 1))
 

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..blocks.block_inputs import inference
+from ..common.device import time_on
 from ..common.display import format_bytes, format_table
-from ..common.machine import time_on
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import resolve_seq_length
-from ..pruning.reporting import public_name
+from ..model.load_model import public_name
 
 
 PROMPT = 16  # tokens before the generated ones
@@ -99,7 +99,7 @@ def measure_speed(
 
 def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
     """Return the speed of work on so many tokens, from the seconds [dense, packed] of each round."""
-    dense, packed = (tokens / statistics.median(own) for own in zip(*times))
+    dense, packed = (tokens / statistics.median(seconds) for seconds in zip(*times))
     ratios = [slow / fast for slow, fast in times]
     return Timing(work, dense, packed, statistics.median(ratios), min(ratios), max(ratios))
 

@@ -18,7 +18,7 @@ from .perplexity import check_language_model
 
 
 METRIC = "acc"
-LAUNCHED = 32  # answers per forward on an accelerator: fewer would leave it idle
+ACCELERATOR_BATCH = 32  # answers per forward on an accelerator: fewer would leave it idle
 PAPER = ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")
 
 
@@ -71,7 +71,7 @@ def evaluate_tasks(
     from lm_eval.models.huggingface import HFLM
 
     # A copy, since HFLM adds a padding token to a tokenizer without one.
-    batch_size = batch_size or (1 if model.device.type == "cpu" else LAUNCHED)
+    batch_size = batch_size or (1 if model.device.type == "cpu" else ACCELERATOR_BATCH)
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     with inference(model):
         with _errors_only():
@@ -95,8 +95,8 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
     names = [tasks] if isinstance(tasks, str) else check_texts("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     path = include_path and str(include_path)
-    manager = _task_manager(include_path=path, include_defaults=False) if path else _own_tasks()
-    if path and not set(names) <= set(manager.all_tasks):  # then the harness's own too, which takes many seconds
+    manager = _task_manager(include_path=path, include_defaults=False) if path else _harness_tasks()
+    if path and not set(names) <= set(manager.all_tasks):  # then those of the harness too, which takes many seconds
         manager = _task_manager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
@@ -131,7 +131,7 @@ def _task_manager(**options: Any) -> Any:
 
 
 @cache
-def _own_tasks() -> Any:
+def _harness_tasks() -> Any:
     """Return the index of the harness's own tasks. To read it takes many seconds, and a comparison asks for each row."""
     return _task_manager()
 

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ..common.machine import Processes
 from ..common.notes import get_logger
+from ..common.processes import Processes
 from .atomic import scratch_directory, write_atomically
 from .directories import check_writable
 from .locking import locked
@@ -76,11 +76,11 @@ class Records:
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
         """Return the recorded finding, which all processes get from the first, or make and record it."""
-        found = self.processes.from_first(self.get(name))
-        if found is None:
-            found = make()
-            self.put(name, *found)
-        return found
+        finding = self.processes.from_first(self.get(name))
+        if finding is None:
+            finding = make()
+            self.put(name, *finding)
+        return finding
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}{SUFFIX}"

@@ -10,9 +10,6 @@ import numpy as np
 import torch
 
 
-MASK, VALUES = ".mask", ".values"  # follow a projection's name in records
-
-
 class Change(ABC):
     """A new value of a weight of shape (out, in)."""
 
@@ -112,10 +109,10 @@ class PackedChange(Change):
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Return the tensors for a record, by names that begin with the projection's."""
-        values = {} if self.values is None else {name + VALUES: self.values}
-        return {name + MASK: self.mask.bits, **values}
+        values = {} if self.values is None else {f"{name}.values": self.values}
+        return {f"{name}.mask": self.mask.bits, **values}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int]) -> "PackedChange":
         """Return the change of a projection of this shape from the tensors of a record."""
-        return cls(PackedMask(tensors[name + MASK], shape), tensors.get(name + VALUES))
+        return cls(PackedMask(tensors[f"{name}.mask"], shape), tensors.get(f"{name}.values"))

@@ -25,7 +25,7 @@ def expert_projections(
         role = "interleaved_gate_up"
     transposed = getattr(module, "is_transposed", architecture.stacked_experts)
     names = [f"{name}.{index}.{key}" for index in range(len(getattr(module, key)))]
-    return [Projection(own, role, module, takes(own), key, index, transposed) for index, own in enumerate(names)]
+    return [Projection(full, role, module, takes(full), key, index, transposed) for index, full in enumerate(names)]
 
 
 class RecordingExperts:
@@ -42,9 +42,9 @@ class RecordingExperts:
     ):
         self.module, self.recorded, self.sequences = experts.module, recorded, sequences
         self.statistic = statistic
-        own = [p for p in projections.values() if p.module is experts.module]
-        self.up = [p for p in own if p.role in MLP_ENTRIES]
-        self.down = [p for p in own if p.role not in MLP_ENTRIES]
+        members = [p for p in projections.values() if p.module is experts.module]
+        self.up = [p for p in members if p.role in MLP_ENTRIES]
+        self.down = [p for p in members if p.role not in MLP_ENTRIES]
         self.skips_up, self.skips_down = self.up[0] in skipped, self.down[0] in skipped
         self.forward = self._stacked if experts.stacked else self._routed
 

@@ -57,10 +57,10 @@ class Recorded:
     def choose(self, name: str) -> bool:
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
-        found = {number, with_stars(local)}
-        if not found <= self._seen.keys():
+        parts = {number, with_stars(local)}
+        if not parts <= self._seen.keys():
             return False
-        self._seen.update(dict.fromkeys(found, True))
+        self._seen.update(dict.fromkeys(parts, True))
         return place not in self._left_out
 
     def check(self, model: nn.Module, count: int) -> None:
@@ -157,10 +157,10 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
             if parameter.ndim < 2 or _is_no_projection(child, key):
                 continue
             full = f"{name}.{local}".removesuffix(".")
-            found = _find_projections(full, local, child, key, architecture, wanted)
-            if found and found[0].expert is not None:
+            of_parameter = _find_projections(full, local, child, key, architecture, wanted)
+            if of_parameter and of_parameter[0].expert is not None:
                 experts[full] = Experts(full, child, architecture.stacked_experts)
-            projections += found
+            projections += of_parameter
     return Block(name, module, {projection.name: projection for projection in projections}, list(experts.values()))
 
 
@@ -179,7 +179,7 @@ def _find_projections(
     if known and role is None:
         return []
     if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):  # (experts, ., .)
-        return expert_projections(full, module, key, role, architecture, lambda own: wanted.choose(own) is not False)
+        return expert_projections(full, module, key, role, architecture, lambda name: wanted.choose(name) is not False)
     named = full if key == "weight" else f"{full}.{key}"
     chosen = wanted.choose(named)
     if isinstance(module, (nn.Linear, Conv1D)) and (role or chosen):

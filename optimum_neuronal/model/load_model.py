@@ -5,6 +5,7 @@ The model has the class that the checkpoint's config names, with its head.
 
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..compat import hf_private
 from .find_blocks import check_kind, find_decoder
@@ -23,6 +33,8 @@ from .sources import locate
 TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token", "trust_remote_code",
 )  # fmt: skip
+# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
@@ -48,8 +60,9 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     model_or_path, kwargs = locate(model_or_path, kwargs)
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
         return
-    found, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
-    quantized = found.get("quantization_config") or (found.get("text_config") or {}).get("quantization_config") or {}
+    config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
+    text_config = config.get("text_config") or {}
+    quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
     method = quantized.get("quant_method", "a quantization_config")
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
@@ -97,8 +110,8 @@ def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
     config = model.config
     with suppress(OSError, ValueError):  # it was moved, or is no checkpoint of transformers
         revision = getattr(config, "_commit_hash", None)
-        found, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
-        for part in (found, found.get("text_config") or {}):
+        values, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
+        for part in (values, values.get("text_config") or {}):
             if name := part.get("dtype") or part.get("torch_dtype"):
                 return getattr(torch, name)
     return model.dtype
@@ -190,3 +203,44 @@ def loading_code(model: PreTrainedModel, checkpoint: str) -> str:
     """Return the line of code that loads a model's checkpoint."""
     remote = ", trust_remote_code=True" if model.is_remote_code() else ""
     return f"{loading_class(model)}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{remote})"
+
+
+def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the checkpoint that the model's config names."""
+    origin = model.config.name_or_path
+    wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
+    if not origin:
+        raise ValueError(f"{wanted}, or save one beside the model.")
+    gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
+    try:
+        return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
+
+
+def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
+    model_or_path, options = locate(model_or_path, options)
+    with suppress(ImportError, OSError, ValueError):
+        return AutoTokenizer.from_pretrained(model_or_path, **options)
+    return None
+
+
+def hub_id(model: PreTrainedModel) -> str | None:
+    """Return the id of the repository on the Hub that a model was loaded from, or None."""
+    origin = model.config.name_or_path
+    if not origin:
+        return None
+    if (path := Path(origin)).exists():
+        cached = SNAPSHOT.search(path.absolute().as_posix())
+        return cached[1].replace("--", "/") if cached else None
+    with suppress(HFValidationError):
+        validate_repo_id(origin)
+        return origin
+    return None
+
+
+def public_name(model: PreTrainedModel) -> str:
+    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
+    origin = model.config.name_or_path
+    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__

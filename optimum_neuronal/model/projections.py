@@ -53,8 +53,8 @@ class Projection:
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this projection's view, shape (out, in), of a tensor with its owner's layout."""
-        own = tensor if self.expert is None else tensor[self.expert]
-        return own.T if self.transposed else own
+        part = tensor if self.expert is None else tensor[self.expert]
+        return part.T if self.transposed else part
 
     @property
     def weight(self) -> torch.Tensor:
@@ -207,24 +207,14 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
     They differ from the model's where transformers converts weights when it saves, as it does with many experts.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for block, projection in every_projection(decoder):
         kind = kind_of(block, projection)
-        if kind not in found and projection.pruned:
+        if kind not in by_kind and projection.pruned:
             stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
             stored = hf_private.as_stored(model, {names[id(projection.owner)]: stand_in})
-            found[kind] = sorted({with_stars(name) for name in stored})
-    return found
-
-
-def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return embeddings and head, if any, by their names in a checkpoint's files. Tied ones come once."""
-    modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    found = {id(getattr(module, "weight", None)) for module in modules}
-    named = model.named_parameters(remove_duplicate=False)
-    return hf_private.as_stored(
-        model, hf_private.untied_state(model, dict(item for item in named if id(item[1]) in found))
-    )
+            by_kind[kind] = sorted({with_stars(name) for name in stored})
+    return by_kind
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
@@ -245,16 +235,24 @@ def with_stars(name: str) -> str:
 
 def by_owner(projections: Iterable[Projection]) -> list[list[Projection]]:
     """Return the projections in groups that share a parameter. No weight is read."""
-    found: dict[nn.Parameter, list[Projection]] = {}
+    groups: dict[nn.Parameter, list[Projection]] = {}
     for projection in projections:
-        found.setdefault(projection.owner, []).append(projection)
-    return list(found.values())
+        groups.setdefault(projection.owner, []).append(projection)
+    return list(groups.values())
 
 
 def trial_tensors(projections: Sequence[Projection], change_of: ChangeOf) -> dict[nn.Parameter, torch.Tensor]:
     """Return a sparse copy of every parameter of the projections, in its layout. Only one change exists at a time."""
-    groups = by_owner(projections)
-    return {members[0].owner: _sparse(members[0].owner.data, members, change_of) for members in groups}
+    trials = {}
+    for members in by_owner(projections):
+        first, original = members[0], members[0].owner.data
+        if first.expert is None and not first.transposed:
+            trials[first.owner] = change_of(first).applied(original)
+            continue
+        trials[first.owner] = original.clone()
+        for projection in members:
+            change_of(projection).apply_to(projection.view(trials[first.owner]))
+    return trials
 
 
 @contextmanager
@@ -269,14 +267,3 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
     finally:
         for parameter, original in originals:
             parameter.data = original
-
-
-def _sparse(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
-    """Return a sparse copy of a parameter, in its own layout."""
-    first = members[0]
-    if first.expert is None and not first.transposed:
-        return change_of(first).applied(original)
-    trial = original.clone()
-    for projection in members:
-        change_of(projection).apply_to(projection.view(trial))
-    return trial

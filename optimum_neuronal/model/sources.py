@@ -29,12 +29,12 @@ def check_directory(path: str | os.PathLike[str]) -> None:
 
 def find_gguf(path: str | os.PathLike[str]) -> Path | None:
     """Return the GGUF file that a path names, itself or as the only one of a directory without config.json; else None."""
-    found = Path(path)
-    if found.is_file():
-        return found if found.suffix.lower() == GGUF else None
-    if not found.is_dir() or (found / "config.json").is_file():
+    path = Path(path)
+    if path.is_file():
+        return path if path.suffix.lower() == GGUF else None
+    if not path.is_dir() or (path / "config.json").is_file():
         return None
-    files = sorted(file for file in found.iterdir() if file.suffix.lower() == GGUF)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == GGUF)
     if len(files) > 1:
         raise ValueError(f"{path} holds {len(files)} GGUF files: name one of them, such as {files[0]}.")
     return files[0] if files else None

@@ -45,7 +45,7 @@ class PrunedWeights:
         The name may have another prefix than in the config, for example if a model was saved without its head.
         """
         starred = with_stars(name)
-        alike = (own for own in self._kinds if own.endswith(f".{starred}") or starred.endswith(f".{own}"))
+        alike = (known for known in self._kinds if known.endswith(f".{starred}") or starred.endswith(f".{known}"))
         kind = self._kinds.get(starred if starred in self._kinds else next(alike, ""))
         if kind is None:
             return None
@@ -57,6 +57,6 @@ class PrunedWeights:
         if full in self.left_out:
             return None
         before, star, after = full.partition("*")  # a star: all experts are in one weight
-        left_out = {own for own in self.left_out if star and own.startswith(before) and own.endswith(after)}
-        left_out = frozenset(own.removeprefix(before).removesuffix(after) for own in left_out)
+        left_out = {name for name in self.left_out if star and name.startswith(before) and name.endswith(after)}
+        left_out = frozenset(name.removeprefix(before).removesuffix(after) for name in left_out)
         return StoredProjection(block, kind, left_out)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.machine import hand_back_freed
+from ..common.memory import trim_heap
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
@@ -140,7 +140,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str] | None = N
     model.packing = PackingSummary(len(modules), *sizes, left_dense or {})
     logger.info(f"{type(model).__name__}: {model.packing}.")
     model.hf_quantizer = DenseSaving(None)
-    hand_back_freed()
+    trim_heap()
 
 
 def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight | None:

@@ -1,7 +1,6 @@
-"""A dry run: what a prune would do, and roughly what it would cost. No weight and no text is read."""
+"""A dry run: what a prune would do. Its checks are those of a prune, except that no weight is read."""
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,132 +10,118 @@ import torch
 
 from ..blocks.block_inputs import Call, Streams, inference
 from ..blocks.runner import BlockRunner
+from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
-from ..common.machine import default_device, time_on
-from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..model.change import NewWeight
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
 from ..report import method_text
-from ..saliency.plan import Plan
-from ..saliency.prune_projections import prune_projections
-from ..topup.base import uniform_plan
-from .context import PruneContext, check, with_refit_dtype
-from .refit import RUNS, Refit
+from .checks import check_prune
+from .prepare import draw_calibration
+from .refit import with_refit_dtype
 from .reporting import PackedSize, packed_size
 
 
-@dataclass(frozen=True, repr=False)
-class PrunePlan:
-    """The work and the rough cost of a prune. `print(plan)` shows it as a table."""
+REPEATS = 5  # of the timed block; the fastest counts
+NOISY = 2.0  # ratio of the slowest to the fastest from which on the dry run says so
 
-    context: PruneContext
+
+@dataclass(frozen=True, repr=False)
+class DryRun:
+    """What a prune would do. `print(dry_run)` shows it as a table."""
+
+    decoder: Decoder
+    config: NeuronALConfig
     size: PackedSize
-    bytes_saved: int  # in the packed format
     hidden_bytes: int  # of the calibration sequences' hidden states
-    block_forwards: int  # on one sequence, roughly
-    seconds: float  # roughly
+    block_seconds: Sequence[float]  # of one block on one sequence, repeated; empty without calibration
 
     def __repr__(self) -> str:
-        config, decoder, model = self.context.config, self.context.decoder, self.context.model
+        config, decoder, model = self.config, self.decoder, self.decoder.model
         weights = format_count(sum(weight.numel() for weight in model.parameters()))
-        amount = f"{config.sparsity:.2%} zeros"
         in_memory = model.get_memory_footprint()
-        packed, dtype = format_bytes(in_memory - self.bytes_saved), str(model.dtype).removeprefix("torch.")
+        packed, dtype = format_bytes(in_memory - self.size.dense + self.size.saved), str(model.dtype)
+        projections = f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks"
         rows = [
             ["model", f"{decoder.config.model_type}, {weights} weights"],
             ["method", method_text(config.to_dict())],
-            ["pruned", f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks: {amount}"],
-            [f"size in {dtype}", f"{format_bytes(in_memory)}, packed {packed}"],
-            ["hidden states", format_bytes(self.hidden_bytes)],
-            ["block forwards", f"about {format_count(self.block_forwards)}, each on one sequence"],
-            ["time, a rough estimate", f"{format_duration(self.seconds)}, without evaluation, reading and saving"],
+            ["pruned", f"{projections}: {config.sparsity:.2%} zeros"],
+            [f"size in {dtype.removeprefix('torch.')}", f"{format_bytes(in_memory)}, packed {packed}"],
         ]
-        return format_table(["", "plan"], rows)
+        if self.block_seconds:
+            rows.append(["hidden states", f"{format_bytes(self.hidden_bytes)}, beside the model"])
+            rows.append(["one block, one sequence", self._block_time()])
+        return format_table(["", "dry run"], rows)
+
+    def _block_time(self) -> str:
+        fastest, slowest = min(self.block_seconds), max(self.block_seconds)
+        if slowest <= NOISY * fastest:
+            return format_duration(fastest)
+        return f"{format_duration(fastest)} to {format_duration(slowest)}: other work slows this machine down"
 
 
-def plan_prune(
-    model_or_path: str | Path, config: NeuronALConfig, device: torch.device | None = None, **options: Any
-) -> PrunePlan:
-    """Return what a prune would do, and its rough cost. Only the checkpoint's config is read.
+def dry_run(
+    model_or_path: str | Path,
+    config: NeuronALConfig,
+    device: torch.device | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> DryRun:
+    """Return what a prune would do. Of the checkpoint, only config and tokenizer are read.
 
-    A block is timed on `device`; `options` are for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
+    One calibration sequence is drawn, as a check of the data, and the largest block runs on it, with weights of zero.
+
+    Args:
+        model_or_path (`str` or `Path`): Hub id or directory of the dense model.
+        config ([`NeuronALConfig`]): how to prune.
+        device (`torch.device`, *optional*): where to time a block. None: the accelerator, or the CPU.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): for calibration text. None: the checkpoint's own.
+        options: for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
+
+    Raises:
+        `ValueError`, `TypeError`: the model, the data and the config do not fit, as a prune would say.
     """
     check_unquantized(model_or_path, options)
-    context = check(load_skeleton(model_or_path, **options), config, loaded=False)
-    decoder, methods = context.decoder, context.methods
+    model = load_skeleton(model_or_path, **options)
+    decoder = check_prune(model, config, loaded=False)
+    if config.refit_epochs:
+        config = with_refit_dtype(config, decoder)
     size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
-    saved = size.dense - size.saved
-    hidden, forwards, seconds = 0, count_forwards(context), 0.0
-    if methods.needs_calibration:
-        tokens = resolve_seq_length(context.model.config, config.seq_length)
-        sequence_bytes = tokens * decoder.config.hidden_size * context.model.dtype.itemsize
-        hidden = (1 + (config.refit_epochs > 0)) * config.num_samples * sequence_bytes
-        plan, fitted = uniform_plan(decoder, config.sparsity), count_refit_forwards(context)
-        times = _time_block(context, config, plan, tokens, device or default_device())
-        seconds = (forwards - fitted) * times.forward + fitted * times.refit_forward
-        seconds += (1 + methods.topup.solves(methods.saliency)) * times.solve
-    return PrunePlan(context, size, saved, hidden, forwards, seconds)
+    if not config.methods.needs_calibration:
+        return DryRun(decoder, config, size, 0, [])
+    first = draw_calibration(
+        model, replace(config, num_samples=1, refit_epochs=0), tokenizer, None, options.get("revision")
+    )
+    tokens = resolve_seq_length(model.config, config.seq_length)
+    streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
+    hidden_bytes = streams * config.num_samples * tokens * decoder.config.hidden_size * model.dtype.itemsize
+    return DryRun(decoder, config, size, hidden_bytes, _time_block(decoder, first.ids, device or default_device()))
 
 
-def count_forwards(context: PruneContext) -> int:
-    methods, config, blocks = context.methods, context.config, len(context.decoder.blocks)
-    aligned = min(config.num_alignment_samples, config.num_samples)
-    runs = 2 * methods.needs_final_runs + (config.refit_epochs > 0)  # the dense model's stream runs beside a refit
-    final = runs * config.num_samples * blocks + count_refit_forwards(context)
-    return final + methods.topup.forwards(context.decoder, methods.saliency, aligned, config.num_samples)
-
-
-def count_refit_forwards(context: PruneContext) -> int:
-    return RUNS * context.config.refit_epochs * context.config.num_samples * len(context.decoder.blocks)
-
-
-@dataclass
-class BlockTimes:
-    """Seconds of one block's work, at random weights."""
-
-    forward: float = 0  # on one sequence
-    refit_forward: float = 0  # the same in a refit, with a share of its steps
-    solve: float = 0  # of all projections of the model
-
-
-def _time_block(
-    context: PruneContext, config: NeuronALConfig, plan: Plan, tokens: int, device: torch.device
-) -> BlockTimes:
-    decoder, methods = context.decoder, context.methods
-    runner = BlockRunner(_one_block(decoder, device), 1, device)
-    counts = Counter(projection.shape for projection in decoder.projections.values())
-    refit = Refit.of(with_refit_dtype(config, runner.decoder))
-    sequences, times = 1 if refit is None else 2, BlockTimes()
+def _time_block(decoder: Decoder, ids: torch.Tensor, device: torch.device) -> list[float]:
+    """Return seconds of the largest block on one sequence, (1, tokens), several times."""
+    runner, seconds = BlockRunner(_largest_block(decoder, device), 1, device), []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        stream, start = streams[0], time_on(device)
-        norms = runner.inputs_of(block, stream, calls, methods.saliency.statistic)
-        times.forward = (time_on(device) - start) / sequences
-        for shape, projection in {projection.shape: projection for projection in block.pruned}.items():
+        for _ in range(1 + REPEATS):
             start = time_on(device)
-            prune_projections(methods.saliency, [projection], norms, plan, methods.pattern)
-            times.solve += counts[shape] * (time_on(device) - start)
-        if refit is not None:
-            unchanged, start = {p.name: NewWeight(p.weight) for p in block.pruned}, time_on(device)
-            replace(refit, epochs=1).fit(block, unchanged, {}, stream, stream, calls)
-            runs = RUNS + 2  # one step, and the other sequence before and after it
-            times.refit_forward = (time_on(device) - start) / runs
+            runner.output(block, streams[0], calls)
+            seconds.append(time_on(device) - start)
         return streams
 
     with inference(runner.decoder.model):
-        runner.run(runner.capture(torch.ones(sequences, tokens, dtype=torch.int64)), 1, visit, release=True)
-    return times
+        runner.run(runner.capture(ids), 1, visit)
+    return seconds[1:]  # the first one warms up
 
 
-def _one_block(decoder: Decoder, device: torch.device) -> Decoder:
-    """Return a copy of a decoder that runs only the block with the most pruned projections, at random weights."""
+def _largest_block(decoder: Decoder, device: torch.device) -> Decoder:
+    """Return a copy of a decoder on meta that runs only the block with the most pruned weights, all of them zero."""
     copied = copy.deepcopy(decoder)
-    index = max(range(len(copied.blocks)), key=lambda index: len(copied.blocks[index].pruned))
+    index = max(range(len(copied.blocks)), key=lambda index: copied.blocks[index].numel)
     modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
     del modules[index + 1 :]  # blocks before it stay: some families compute each block by its index
-    hf_private.randomize_weights(copied.model)
-    copied.model.to(device).eval()
+    copied.model.to_empty(device=device).eval()
+    for tensor in (*copied.model.parameters(), *copied.model.buffers()):
+        tensor.data.zero_()
     return replace(copied, blocks=[copied.blocks[index]])

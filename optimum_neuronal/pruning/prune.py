@@ -1,86 +1,72 @@
-"""One prune: calibration data, the top-up's search, the final pass, the report; at the very end the weights change."""
+"""One prune: the top-up's plan, the blocks one by one, the report; at the very end the weights change."""
 
-import hashlib
-import json
-from contextlib import suppress
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..blocks.block_inputs import inference
-from ..common.machine import Processes, deferred_interrupt
+from ..blocks.block_inputs import Call, Stream, Streams, inference
+from ..blocks.offload import change_offloaded
 from ..common.notes import get_logger
-from ..compat import hf_private
-from ..compat.hf_private import execution_device, is_offloaded
-from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
-from ..files.records import Records
-from ..model.projections import Decoder, stored_names
-from ..model.sources import locate
+from ..compat.hf_private import is_offloaded, offload_hook
+from ..files.records import Finding
+from ..model.change import Change, NewWeight, PackedChange
+from ..model.projections import Block, Decoder, stored_names, trial_weights
 from ..report import PruningReport
-from ..topup import TopUp
+from ..saliency import Inputs
+from ..saliency.base import check_finite
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .context import PruneContext
-from .final_pass import FinalPruning, apply_changes
-from .refit import Refit
-from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity, versions
+from .prepare import PruneContext
+from .refit import RUNS, Refit, first_zeros
+from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
 
 
 logger = get_logger(__name__)
 
+PROGRESS = "pruning, block by block"
+
 
 def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
-    model, decoder = context.model, context.decoder
-    names = stored_names(model, decoder)
+    decoder = context.decoder
+    names = stored_names(context.model, decoder)
     outcome = find_changes(context)
     report = make_report(context, outcome)
     sparsity_config = make_sparsity_config(decoder, report, names)
     with deferred_interrupt():
         apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
-        record_sparsity(model, sparsity_config)
+        record_sparsity(context.model, sparsity_config)
     return report
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
     """Find the changes of all weights, and make none."""
-    methods, config, runner, topup = context.methods, context.config, context.runner(), _suited_topup(context)
+    config, methods, runner = context.config, context.methods, context.runner
     _warn_if_underdetermined(context)
     trials = Trials(
-        runner,
-        methods.saliency,
-        context.ids,
-        config.num_alignment_samples,
-        methods.pattern,
-        config.min_expert_tokens,
-        context.records,
-        context.cache,
+        runner=runner,
+        saliency=methods.saliency,
+        ids=context.ids,
+        num_alignment_samples=config.num_alignment_samples,
+        pattern=methods.pattern,
+        min_expert_tokens=config.min_expert_tokens,
+        records=context.records,
+        cache=context.cache,
     )
-    refit = Refit.of(config)
-    refine = topup.refine if topup.refines else None
     with inference(context.model):
         if methods.needs_calibration:
-            trials.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
-        allocation = topup.allocate(trials, config.sparsity)
+            context.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
+        allocation = methods.topup.allocate(trials, config.sparsity)
         context.clock.lap("allocation")
-        trials = replace(trials, norms=allocation.norms)
-        changes, starved = FinalPruning(trials, allocation.plan, refine, topup.statistic, refit).find()
+        refit = Refit.of(config) if config.refit_epochs else None
+        changes, starved = BlockPass(replace(trials, norms=allocation.norms), allocation.plan, refit).find()
         context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
-
-
-def _suited_topup(context: PruneContext) -> TopUp:
-    """Return the top-up as it suits the model. Warn of hyper-parameters that change for it."""
-    topup = context.methods.topup
-    suited = topup.suited_to(context.decoder)
-    before, after = asdict(topup), asdict(suited)
-    if changed := ", ".join(f"{name}={value!r}" for name, value in after.items() if value != before[name]):
-        model = type(context.model).__name__
-        logger.warning(f"{model} has no causal language-model head, so the top-up {topup.name!r} uses {changed}.")
-    return suited
 
 
 def _warn_if_underdetermined(context: PruneContext) -> None:
@@ -94,79 +80,115 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
         )
 
 
-def draw_calibration(
-    model: PreTrainedModel,
-    config: NeuronALConfig,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    dataset: Any = None,
-    revision: str | None = None,
-) -> CalibrationSet | None:
-    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
-    if not config.methods.needs_calibration:
-        return None
-    if isinstance(dataset, CalibrationSet):  # drawn before the weights were loaded
-        return dataset
-    dataset = config.dataset if dataset is None else dataset
-    if dataset is None:
-        raise ValueError(
-            "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
-            "text or token ids."
-        )
-    options = {"num_samples": config.num_samples, "vocab_size": model.get_input_embeddings().weight.shape[0]}
-    ids = as_token_ids(dataset, config.seq_length)
-    seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
-    if ids is not None:
-        return take_sequences(ids, **options)
-    tokenizer = tokenizer or own_tokenizer(model, revision)
-    return draw_windows(dataset, tokenizer, seq_length=seq_length, seed=config.seed, **options)
+@dataclass(frozen=True)
+class BlockPass:
+    """Finds the changes of a plan: masks, and new weights if the saliency makes them. No weight is changed.
 
-
-def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the checkpoint that the model's config names."""
-    origin = model.config.name_or_path
-    wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
-    if not origin:
-        raise ValueError(f"{wanted}, or save one beside the model.")
-    gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
-    try:
-        return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
-
-
-def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
-    model_or_path, options = locate(model_or_path, options)
-    with suppress(ImportError, OSError, ValueError):
-        return AutoTokenizer.from_pretrained(model_or_path, **options)
-    return None
-
-
-def open_records(folder: Path | None, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
-    """Return the records of a prune. Raise `ValueError` if they were started with other settings, data or model."""
-    started = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
-    return Records(folder, started, Processes.current())
-
-
-def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
-    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
-
-    Of each matrix, the first and last row are read.
+    For a refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(repr(list(decoder.projections)).encode())
-    for name, module in model.named_modules():
-        for own, parameter in module.named_parameters(recurse=False):
-            weight = hf_private.offload_hook(module).weights_map[own] if is_offloaded(module) else parameter
-            if weight.is_meta:
-                continue
-            digest.update(f"{name}.{own} {tuple(weight.shape)} {weight.dtype}".encode())
-            places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
-            for row in (weight[place] for place in places):
-                digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
-    return {
-        "model": digest.hexdigest(),
-        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
-        "device": execution_device(next(iter(decoder.projections.values())).module).type,
-    }
+
+    trials: Trials
+    plan: Plan
+    refit: Refit | None = None
+
+    def find(self) -> tuple[dict[str, PackedChange], list[str]]:
+        """Return the changes of weights by projection name, and the names of starved experts' projections."""
+        trials, changes, starved = self.trials, {}, []
+
+        def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
+            value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
+            starved.extend(value["starved"])
+            for p in block.pruned:  # changes of offloaded weights wait in CPU memory
+                device = torch.device("cpu") if is_offloaded(p.module) else p.weight.device
+                changes[p.name] = PackedChange.of_tensors(tensors, p.name, p.shape).to(device)
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            dense = [trials.runner.output(block, stream, calls) for stream in streams[1:]]
+            if block.pruned:
+                take(index, block, partial(self._prune_block, block, calls, *streams[:1], *dense))
+            if block is trials.decoder.blocks[-1]:
+                return streams  # nothing reads the last block's output
+            with trial_weights(block.pruned, lambda p: changes[p.name]):
+                return [trials.runner.output(block, streams[0], calls), *dense]
+
+        if trials.saliency.uses_activations:
+            trials.cache.release()
+            batch_size = self.refit and self.refit.batch_size(trials.ids.shape[1])
+            inputs = trials.capture_all(trials.statistic, batch_size)
+            trials.runner.run(inputs, 1 if self.refit is None else 2, visit, PROGRESS, release=True)
+        else:
+            trials.runner.for_each_block(
+                lambda index, block: take(index, block, partial(self._solve, block, Inputs(), self.plan)), PROGRESS
+            )
+        return changes, starved
+
+    def _prune_block(
+        self, block: Block, calls: Sequence[Call], hidden: Stream, expected: Stream | None = None
+    ) -> Finding:
+        """Return the finding of a block, which `hidden` states enter. A refit fits its values to the `expected` output."""
+        trials, refit = self.trials, self.refit
+        norms = trials.runner.inputs_of(block, hidden, calls, trials.statistic)
+        inputs = trials.inputs(block, trials.joined(norms, trials.statistic))
+        if refit is None:
+            return self._solve(block, inputs, self.plan)
+        adds = trials.pattern is None
+        value, tensors = self._solve(block, inputs, first_zeros(self.plan, block.pruned) if adds else self.plan)
+        energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
+        changes = {p.name: PackedChange.of_tensors(tensors, p.name, p.shape) for p in block.pruned}
+        trials.runner.block_forwards += RUNS * refit.epochs * hidden.sequences
+        fitted = refit.fit(block, changes, energies, hidden, expected, calls, self.plan if adds else None)
+        for p in block.pruned:
+            tensors |= PackedChange.pack(NewWeight(fitted[p.name]), p.weight).tensors(p.name)
+        return value, tensors
+
+    def _solve(self, block: Block, inputs: Inputs, plan: Plan) -> Finding:
+        """Return the starved experts of a block, and the tensors of its changes."""
+        trials = self.trials
+        changes = trials.saliency.changes(block.pruned, inputs, plan, trials.pattern)
+        check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
+        tensors: dict[str, torch.Tensor] = {}
+        for name, change in changes.items():
+            tensors |= PackedChange.pack(change, block.projections[name].weight).tensors(name)
+        return {"starved": list(inputs.starved)}, tensors
+
+
+def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
+    """Change the weights, in place; offloaded ones whenever they are read from now on."""
+    with torch.no_grad():
+        for name, projection in decoder.projections.items():
+            if is_offloaded(projection.module):
+                change_offloaded(projection, changes[name])
+            else:
+                changes[name].apply_to(projection.weight)
+
+
+@contextmanager
+def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Let a model compute with changes while the context lasts, offloaded ones whenever their weights are read."""
+    projections = list(decoder.projections.values())
+    offloaded = [p for p in projections if is_offloaded(p.module)]
+    maps = {hook: hook.weights_map for hook in (offload_hook(p.module) for p in offloaded)}
+    try:
+        for projection in offloaded:
+            change_offloaded(projection, changes[projection.name])
+        with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):
+            yield
+    finally:
+        for hook, weights in maps.items():
+            hook.weights_map = weights
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C until the context, in which weights change, ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if received:
+        raise KeyboardInterrupt

@@ -16,21 +16,26 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
+from ..common.device import multiplies_bfloat16
+from ..compat.hf_private import execution_device
 from ..config.neuronal_config import NeuronALConfig
 from ..model.change import Change
-from ..model.projections import Block, Projection, trial_tensors
-from ..saliency.plan import Plan, has_rows, mask_rows, mask_whole, pruned_count
+from ..model.projections import Block, Decoder, Projection, trial_tensors
+from ..saliency.plan import Plan, differs_by_row, mask_rows, mask_whole, pruned_count
 
 
 SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
-HELD_OUT = 8  # one step of this many, at the end, is held out to choose the best epoch
+VALIDATION = 8  # one step of this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
 ADDED = 1 / 6  # share of the zeros that the refit adds
 ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its steps
 MEASURED = 8  # batches of which it learns where the output suffers the least
-NO_CURVATURE = 1e-18  # of projections that do not reach the output: small, but weights of other sizes stay apart
-SMALLEST = 1e-6  # curvature of a row or a column, as a share of their mean
+NO_CURVATURE = 1e-18  # of projections that do not reach the output: above 0, so that magnitude still ranks them
+LEAST_CURVATURE = 1e-6  # curvature of a row or a column, as a share of their mean
+BFLOAT16_WIDTH = (
+    512  # hidden size from which a block runs twice as fast with bfloat16 products on the CPU's matrix units
+)
 FLOAT16_SCALE = 2.0**16  # of the error, whose gradients would underflow
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
@@ -39,13 +44,13 @@ def first_zeros(plan: Plan, projections: Sequence[Projection]) -> Plan:
     """Return the sparsity that the saliency makes, before the refit adds the last zeros of a plan."""
     amounts = {}
     for projection in projections:
-        amount = plan.amounts[projection.name]
-        if has_rows(amount):  # no row gets more than it has in the end
+        amount = plan.sparsity[projection.name]
+        if differs_by_row(amount):  # no row gets more than it has in the end
             counts = pruned_count(amount, projection.shape)
             amounts[projection.name] = ((1 - ADDED) * counts).floor().double() / projection.shape[1]
         else:
             amounts[projection.name] = (1 - ADDED) * amount
-    return replace(plan, amounts=amounts)
+    return replace(plan, sparsity=amounts)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,8 @@ class Refit:
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
 
     @classmethod
-    def of(cls, config: NeuronALConfig) -> "Refit | None":
-        """Return the refit of a config, or None if it has none."""
-        if not config.refit_epochs:
-            return None
+    def of(cls, config: NeuronALConfig) -> "Refit":
+        """Return the refit of a config with `refit_epochs`."""
         return cls(config.refit_epochs, config.refit_learning_rate, getattr(torch, config.refit_dtype or "float32"))
 
     @staticmethod
@@ -85,7 +88,7 @@ class Refit:
         others are added until there are as many as it says.
         """
         batches = list(zip(inputs, expected, calls))
-        count = max(1, len(batches) // HELD_OUT)
+        count = max(1, len(batches) // VALIDATION)
         steps, heldout = batches[:-count], batches[-count:]
         start = partial(_Weights, block, changes, energies, self.dtype, plan)
         if plan is not None:
@@ -95,7 +98,7 @@ class Refit:
         least, best = _error(block, weights, heldout), weights.snapshot()
         weights = start()
         rates = [self.learning_rate * size for size in weights.sizes()]
-        groups = [{"params": [own], "lr": rate} for own, rate in zip(weights.masters, rates)]
+        groups = [{"params": [master], "lr": rate} for master, rate in zip(weights.masters, rates)]
         optimizer = torch.optim.Adam(groups, fused=True)
         total, taken = self.epochs * len(steps), 0
         zeros = 1.0 if plan is None else zeros_due(0, total)
@@ -117,6 +120,21 @@ class Refit:
             if error < least:
                 least, best = error, weights.snapshot()
         return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
+
+
+def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
+    """Return a config that names the dtype of its refit of float32 weights, for the report and for a resumed prune."""
+    projections = decoder.projections.values()
+    weights_dtype = str(next(iter(projections)).owner.dtype).removeprefix("torch.")
+    if weights_dtype != "float32":
+        if config.refit_dtype not in (None, weights_dtype):
+            raise ValueError(
+                f"refit_dtype is {config.refit_dtype!r}, but the weights are {weights_dtype}: leave it out, or load the model in float32."
+            )
+        return replace(config, refit_dtype=None)  # blocks compute in the weights' own dtype, without autocast
+    on_cpu = all(execution_device(p.module).type == "cpu" for p in projections)
+    gains = on_cpu and decoder.config.hidden_size >= BFLOAT16_WIDTH and multiplies_bfloat16()
+    return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))
 
 
 def zeros_due(taken: int, total: int) -> float:
@@ -180,7 +198,7 @@ class _Weights:
         for pool in _pools(self._projections, self._plan) if self._plan is not None else ():
             weights = [self._weight(projection) for projection in pool]
             scores = [weight.square() * self._curvature[p.name] for weight, p in zip(weights, pool)]
-            counts = [pruned_count(self._plan.amounts[projection.name], projection.shape) for projection in pool]
+            counts = [pruned_count(self._plan.sparsity[projection.name], projection.shape) for projection in pool]
             if isinstance(counts[0], torch.Tensor):  # of rows, in a pool of one projection
                 masks = [mask_rows(scores[0], (share * counts[0]).long())]
             else:
@@ -213,9 +231,9 @@ class _Weights:
         return {name: _product(rows[name], columns[name]) for name in rows}
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
-        own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
+        weights = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         with self._precision():
-            return output_with(block, own, states, call)
+            return output_with(block, weights, states, call)
 
     def _precision(self) -> AbstractContextManager:
         # Not the caller's autocast, and without its cache, which would keep the weights of the step before.
@@ -254,8 +272,8 @@ def _pools(projections: Sequence[Projection], plan: Plan) -> list[list[Projectio
     """Return the projections that share their zeros: those of equal sparsity, each expert's alone, since few tokens reach it."""
     pools: dict[str | float, list[Projection]] = {}
     for projection in projections:
-        amount = plan.amounts[projection.name]
-        alone = has_rows(amount) or projection.expert is not None
+        amount = plan.sparsity[projection.name]
+        alone = differs_by_row(amount) or projection.expert is not None
         pools.setdefault(projection.name if alone else float(amount), []).append(projection)
     return list(pools.values())
 
@@ -265,7 +283,7 @@ def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     mean = rows.mean()
     if not 0 < mean < math.inf:
         return torch.full((len(rows), len(columns)), NO_CURVATURE, device=rows.device)
-    return rows.clamp(min=SMALLEST * mean)[:, None] * (columns / mean).clamp(min=SMALLEST)
+    return rows.clamp(min=LEAST_CURVATURE * mean)[:, None] * (columns / mean).clamp(min=LEAST_CURVATURE)
 
 
 def _error(block: Block, weights: _Weights, batches: Sequence[Batch]) -> float:
@@ -275,7 +293,7 @@ def _error(block: Block, weights: _Weights, batches: Sequence[Batch]) -> float:
 
 
 def relative_error(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the squared error of each token relative to its squared size, mean over tokens, since norms read it so.
+    """Return the squared error of each token relative to its squared size, averaged over tokens, since the next norm rescales each.
 
     Outputs of a few tokens, often the first, can be a thousand times larger and would hide the errors of all others.
     Both tensors have shape (batch, tokens, hidden size).

@@ -2,34 +2,23 @@
 
 import copy
 import math
-import os
-import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
-from .. import __version__
-from ..blocks.offload import BlockLoader
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY, VERSION
-from ..common.machine import peak_memory
+from ..common.memory import peak_memory
+from ..data.calibration import without_folders
 from ..model.change import Change
-from ..model.projections import Decoder, Projection, by_owner, every_projection, kind_of
+from ..model.load_model import hub_id
+from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
 from ..report import PruningReport
 from ..topup import Allocation
-from .context import PruneContext
-
-
-# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
-SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
+from .prepare import PruneContext, versions
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class PruneOutcome:
 def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     """Return the report of a prune of a model whose weights are still dense."""
     decoder, config = context.decoder, context.config
-    achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
+    achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions
     values = config.to_dict()
     if config.dataset is not None:
@@ -72,47 +61,33 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     )
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset
-
-
 def measure_sparsity(
-    decoder: Decoder, changes: Mapping[str, Change] | None = None
+    runner: BlockRunner, changes: Mapping[str, Change] | None = None
 ) -> tuple[float, dict[str, float], dict[str, dict[str, float]]]:
     """Return the share of zeros, with `changes` made, in all pruned projections, by block, and by projection and row."""
+    changes = changes or {}
     projections: dict[str, dict[str, float]] = {}
-    blocks: dict[str, float] = {}
-    zeros, loader, changes = 0, BlockLoader(decoder.blocks), changes or {}
-    for index in range(len(decoder.blocks)):
-        block_zeros = 0
-        with loader.loaded(index) as block, torch.no_grad():
-            for projection in block.pruned:
-                change, weight = changes.get(projection.name), projection.weight
-                counts = ((weight if change is None else change.applied(weight)) == 0).sum(dim=1).cpu()
-                rows = counts.double() / projection.shape[1]
-                projections[projection.name] = {
-                    "sparsity": rows.mean().item(),
-                    "smallest_row": rows.min().item(),
-                    "largest_row": rows.max().item(),
-                }
-                block_zeros += int(counts.sum())
-        if block.pruned:
-            blocks[block.name] = block_zeros / block.numel
-        zeros += block_zeros
-    return zeros / sum(block.numel for block in decoder.blocks), blocks, projections
+
+    def count(index: int, block: Block) -> int:
+        """Return the zeros of a block's pruned projections."""
+        zeros = 0
+        for projection in block.pruned:
+            change, weight = changes.get(projection.name), projection.weight
+            counts = ((weight if change is None else change.applied(weight)) == 0).sum(dim=1).cpu()
+            rows = counts.double() / projection.shape[1]
+            projections[projection.name] = {
+                "sparsity": rows.mean().item(),
+                "smallest_row": rows.min().item(),
+                "largest_row": rows.max().item(),
+            }
+            zeros += int(counts.sum())
+        return zeros
+
+    with torch.no_grad():
+        zeros = runner.for_each_block(count)
+    decoder = runner.decoder
+    blocks = {b.name: block_zeros / b.numel for b, block_zeros in zip(decoder.blocks, zeros) if b.pruned}
+    return sum(zeros) / sum(block.numel for block in decoder.blocks), blocks, projections
 
 
 def make_sparsity_config(
@@ -151,9 +126,8 @@ def _projections_by_kind(
             kinds.setdefault(kind_of(block, projection), []).append(projection)
     entries = {}
     for kind, pruned in kinds.items():
-        weights, found = sum(p.numel for p in pruned), [report.projections[p.name] for p in pruned]
-        zeros = sum(round(own["sparsity"] * p.numel) for own, p in zip(found, pruned))
-        entries[kind] = {"sparsity": zeros / weights, "weights": weight_names[kind]}
+        zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+        entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return entries
@@ -161,31 +135,11 @@ def _projections_by_kind(
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
     """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
-    before, own = model.config, copy.copy(model.config)
-    setattr(own, KEY, sparsity_config)
+    before, config = model.config, copy.copy(model.config)
+    setattr(config, KEY, sparsity_config)
     for module in model.modules():  # blocks read how they attend from the model's config
         if module.__dict__.get("config") is before:
-            module.config = own
-
-
-def hub_id(model: PreTrainedModel) -> str | None:
-    """Return the id of the repository on the Hub that a model was loaded from, or None."""
-    origin = model.config.name_or_path
-    if not origin:
-        return None
-    if (path := Path(origin)).exists():
-        cached = SNAPSHOT.search(path.absolute().as_posix())
-        return cached[1].replace("--", "/") if cached else None
-    with suppress(HFValidationError):
-        validate_repo_id(origin)
-        return origin
-    return None
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
-    origin = model.config.name_or_path
-    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
+            module.config = config
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from ..common.machine import full_precision
+from ..common.device import full_precision
 from ..common.validation import hyper
-from ..model.change import Change, NewWeight
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, pruned_count
 
@@ -23,7 +22,7 @@ SETTLED, SETTLED_AFTER = 3e-4, 30  # stop below this changed share, after this m
 NARROW = 0.05  # half-width of the window around the last threshold in which the next one is sought
 SMALL = 2**16  # weights below which the window costs more than it saves
 
-# Values, `exactly` -> the mask of the largest sizes. With ties it may keep more than allowed, unless `exactly`.
+# Values, `exactly` -> the mask of the largest sizes. Ties may exceed the count unless `exactly` is True.
 Support = Callable[[torch.Tensor, bool], torch.Tensor]
 
 
@@ -46,18 +45,15 @@ class ALPS(WeightUpdate):
     refinements: int = hyper(10, 0)
     dampening: float = hyper(0.01, 0, 1, above=True)
 
-    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        return self.solve({name: weight}, hessian, {name: sparsity}, weight.dtype, pattern)[name].weight
-
-    def solve(self, weights, hessian, amounts, dtype, pattern=None, shared=False) -> dict[str, Change]:
+    def solve(self, weights, hessian, sparsities, pattern=None):
         rows = [len(weight) for weight in weights.values()]
-        supports = [make_support(weight.shape, amounts[name], pattern) for name, weight in weights.items()]
+        supports = [make_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
 
         def stacked(values: torch.Tensor, exactly: bool) -> torch.Tensor:
-            return torch.cat([support(own, exactly) for support, own in zip(supports, values.split(rows))])
+            return torch.cat([support(part, exactly) for support, part in zip(supports, values.split(rows))])
 
         solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
-        return {name: NewWeight(weight.to(dtype)) for name, weight in zip(weights, solved.split(rows))}
+        return dict(zip(weights, solved.split(rows)))
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         # Weights of inputs that are always zero are pruned first, and otherwise stay as they are.
@@ -70,11 +66,11 @@ class ALPS(WeightUpdate):
             start = (weight * scale).masked_fill(dead, 0)
             target = start @ matrix
             try:
-                found = find_support(matrix, target, start, support, range(1, self.iterations + 1))
+                dense = find_support(matrix, target, start, support, range(1, self.iterations + 1))
             except torch.linalg.LinAlgError:
                 return None
-            mask = support(found, True)
-            fitted = fit_support(matrix, target, found, mask, self.refinements).div_(scale)
+            mask = support(dense, True)
+            fitted = fit_support(matrix, target, dense, mask, self.refinements).div_(scale)
             return torch.where(mask & dead, weight, fitted)
 
         with full_precision():

@@ -1,23 +1,52 @@
 """The base classes of saliency methods, and the Hessians that weight-updating methods invert."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
+from ..blocks.statistics import Hessian, Norms, SquaredNorms, activation
 from ..common.notes import get_logger
 from ..common.registry import Registry
-from ..model.change import Change, NewWeight
-from .plan import ColumnPattern
+from ..model.change import Change, NewWeight, Zeros
+from ..model.projections import Projection
+from .plan import ColumnPattern, Plan, mask_groups, mask_rows
 
 
 logger = get_logger(__name__)
-Result = TypeVar("Result")
+Solution = TypeVar("Solution")
 
 RAISES = 5  # how often dampening is raised tenfold before giving up
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Statistics of what projections of a block receive. Empty if the saliency looks at weights alone.
+
+    An expert with too few tokens is starved. All its features get the root mean square activation of the layer's other
+    experts, so Wanda prunes it by magnitude.
+    """
+
+    statistics: Norms = field(default_factory=dict)  # by projection
+    activations: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by projection, float32, (in,)
+    starved: Sequence[str] = ()  # names of projections of starved experts
+
+    @classmethod
+    def of(cls, projections: Sequence[Projection], statistics: Norms, min_tokens: int = 1) -> "Inputs":
+        """Return the inputs of projections; an expert with fewer than `min_tokens` tokens is starved."""
+        activations = {p.name: activation(statistics[p.name].value) for p in projections}
+        starved = [p for p in projections if p.expert is not None and statistics[p.name].tokens < min_tokens]
+        squares: dict[str | None, list[torch.Tensor]] = {}  # of the other experts, by layer
+        for projection in projections if starved else ():
+            if projection.expert is not None and statistics[projection.name].tokens >= min_tokens:
+                squares.setdefault(projection.group, []).append(activations[projection.name].square().mean())
+        for projection in starved:
+            others = squares.get(projection.group)
+            mean = torch.stack(others).mean().sqrt() if others else torch.ones((), device=projection.weight.device)
+            activations[projection.name] = mean.expand(projection.shape[1])
+        return cls(statistics, activations, [projection.name for projection in starved])
 
 
 @dataclass(frozen=True)
@@ -53,18 +82,51 @@ class Saliency(ABC):
             `Tensor`: float32, shape (out, in), non-negative.
         """
 
+    def changes(
+        self, projections: Sequence[Projection], inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None
+    ) -> dict[str, Change]:
+        """Return the changes of projections of a block by name: the zeros of a plan, or of an N:M pattern.
+
+        Raises:
+            `ValueError`: a score is not finite, or has another shape than its weight.
+        """
+        changes: dict[str, Change] = {}
+        finite: dict[str, torch.Tensor] = {}
+        for projection in projections:
+            score = self.score_of(projection, inputs)
+            changes[projection.name] = Zeros(mask_of(projection, score, plan, pattern))
+            finite[projection.name] = torch.isfinite(score).all()
+        check_finite(finite)
+        return changes
+
+    def zeros(self, projection: Projection, inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None) -> Zeros:
+        """Return the zeros of one projection by its score, also for a method that updates weights; for trials."""
+        return Zeros(mask_of(projection, self.score_of(projection, inputs), plan, pattern))
+
+    def score_of(self, projection: Projection, inputs: Inputs) -> torch.Tensor:
+        """Return the saliency of a projection's weights: float32, shape (out, in)."""
+        activation: Any = inputs.activations.get(projection.name)
+        # Copies, because a user's saliency may compute in place.
+        weight = projection.weight.to(torch.float32, copy=True)
+        score = self.score(weight, None if activation is None else activation.clone())
+        if score.shape != projection.shape:
+            raise ValueError(
+                f"{type(self).__name__}.score returned shape {list(score.shape)} for {projection.name}: expected "
+                f"{list(projection.shape)}."
+            )
+        return score
+
 
 SALIENCIES: Registry[Saliency] = Registry("saliency", __package__)
 register_saliency = SALIENCIES.register
 
 
 @dataclass(frozen=True)
-class Solver(Saliency):
-    """A method that computes new weights, so that the projection's outputs change least."""
+class WeightUpdate(Saliency):
+    """A method that also gives the kept weights new values, so that the projection's outputs change least."""
 
     updates_weights: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = Hessian
-    dampening: ClassVar[float] = 0.01  # share of the mean diagonal; a hyper-parameter of some methods
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         """Return `(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
@@ -75,57 +137,61 @@ class Solver(Saliency):
         self,
         weights: Mapping[str, torch.Tensor],
         hessian: torch.Tensor,
-        amounts: Mapping[str, float | torch.Tensor],
-        dtype: torch.dtype,
+        sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
-        shared: bool = False,
-    ) -> dict[str, Change]:
-        """Return the changes of projections with the same input, by name. Arguments: see [`WeightUpdate.prune`], by name.
-
-        `amounts` are the plan's sparsities or bits, `dtype` is that of the model. `shared` is True for experts, whose
-        parameter also holds the weights of other experts.
-        """
-
-
-@dataclass(frozen=True)
-class WeightUpdate(Solver):
-    """A method that prunes a weight and adjusts the kept weights to compensate."""
-
-    @abstractmethod
-    def prune(
-        self,
-        weight: torch.Tensor,
-        hessian: torch.Tensor,
-        sparsity: float | torch.Tensor,
-        pattern: ColumnPattern | None = None,
-        name: str = "the weight",
-    ) -> torch.Tensor:
-        """Return the sparse, updated weight: float32, shape (out, in).
+    ) -> dict[str, torch.Tensor]:
+        """Return the sparse, updated weights of projections with the same input, by name: float32, shape (out, in).
 
         Args:
-            weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
-            hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over its inputs; not changed.
-            sparsity (`float` or `Tensor` of float64, shape (out,)): share of weights to prune, in [0, 1]. By row only if
-                `knows_rows` is True.
+            weights (`Mapping[str, Tensor]`): float32, shape (out, in), copies of the projections' weights.
+            hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over the inputs; not to be changed.
+            sparsities (`Mapping[str, float | Tensor]`):
+                Share of weights to prune in each projection, in [0, 1]; float64 of shape (out,) if it differs by row,
+                and `knows_rows` is True.
             pattern ([`ColumnPattern`], *optional*): N:M pattern to prune by instead. `in` is a multiple of M.
-            name (`str`): the projection's name, for messages.
 
         Raises:
             `ValueError`: the Hessian is not finite or cannot be inverted.
         """
 
-    def solve(
-        self, weights: Any, hessian: Any, amounts: Any, dtype: Any, pattern: Any = None, shared: bool = False
+    def changes(
+        self, projections: Sequence[Projection], inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None
     ) -> dict[str, Change]:
-        return {
-            name: NewWeight(self.prune(weight, hessian, amounts[name], pattern, name).to(dtype))
-            for name, weight in weights.items()
-        }
+        by_input: dict[Any, list[Projection]] = {}  # by the statistic of the input, a Hessian
+        for projection in projections:
+            by_input.setdefault(inputs.statistics[projection.name], []).append(projection)
+        changes: dict[str, Change] = {}
+        for statistic, readers in by_input.items():
+            first = readers[0]
+            starved = first.name in inputs.starved
+            hessian = torch.diag(inputs.activations[first.name].square()) if starved else statistic.hessian
+            weights = {p.name: p.weight.to(torch.float32, copy=True) for p in readers}
+            solved = self.solve(weights, hessian, plan.sparsity, pattern)
+            changes |= {name: NewWeight(weight.to(first.owner.dtype)) for name, weight in solved.items()}
+        return changes
+
+
+def mask_of(
+    projection: Projection, score: torch.Tensor, plan: Plan, pattern: ColumnPattern | None = None
+) -> torch.Tensor:
+    """Return the mask of a projection by its score, both of shape (out, in)."""
+    if pattern is not None:
+        return mask_groups(score, pattern)
+    return mask_rows(score, plan.row_counts(projection.name, projection.shape), plan.keeps_first)
+
+
+def check_finite(finite: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` for the first projection whose tensor is False. Wait for the device only once."""
+    for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
+        if not is_finite:
+            raise ValueError(
+                f"The saliency of {name} is not finite: load the model in bfloat16 or float32, or fix your saliency."
+            )
 
 
 def solve_dampened(
-    hessian: torch.Tensor, dampening: float, name: str, attempt: Callable[[torch.Tensor], Result | None]
-) -> Result:
+    hessian: torch.Tensor, dampening: float, name: str, attempt: Callable[[torch.Tensor], Solution | None]
+) -> Solution:
     """Return `attempt(matrix)`, with a copy of the Hessian, (in, in), and a share of its mean diagonal on its diagonal.
 
     Inputs that are always zero count as one. While the result is None, dampening is raised tenfold, with a warning.
@@ -139,7 +205,7 @@ def solve_dampened(
     mean = torch.where(mean > 0, mean, 1)
     diagonal += dampening * mean
     raises = 0
-    while (found := attempt(matrix)) is None:
+    while (result := attempt(matrix)) is None:
         before, dampening, raises = dampening, 10 * dampening, raises + 1
         if raises > RAISES:
             raise ValueError(
@@ -150,18 +216,4 @@ def solve_dampened(
             f"The Hessian of {name} is close to singular: dampening is raised from {before:g} to {dampening:g}."
         )
         diagonal += (dampening - before) * mean
-    return found
-
-
-def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """Return the upper Cholesky factor U of the inverse, `U^T U`, in float32. Return None if the inversion fails.
-
-    The computation is in float64: errors of float32 differ between processors and would change the masks.
-    """
-    # With rows and columns in reverse order, U^-1 is the lower factor, so the inverse itself is not needed.
-    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)).flip(0, 1))
-    if bool(failed):
-        return None
-    identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
-    return inverse if bool(torch.isfinite(inverse).all()) else None
+    return result

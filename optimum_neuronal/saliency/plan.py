@@ -13,40 +13,37 @@ import torch
 
 
 ROWS_AT_A_TIME = 64  # few enough to stay in a processor's cache
-LARGE = 2**20  # weights from which threads and partitioning pay off on a CPU
-WIDE = 1024  # columns from which partitioning finds a row's threshold faster than sorting
+THREADED = 2**20  # weights from which threads and partitioning pay off on a CPU
+PARTITIONED = 1024  # columns from which partitioning finds a row's threshold faster than sorting
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An amount for every projection: full name -> number, or a float64 tensor of shape (out,), one per row."""
+    """The share of weights to prune, in [0, 1]: full name of a projection -> number, or float64 of shape (out,), by row."""
 
-    amounts: Mapping[str, float | torch.Tensor]
-
-    def key(self, names: Iterable[str]) -> bytes:
-        """Return these projections and their amounts as bytes."""
-        values = ((name, torch.as_tensor(self.amounts[name], dtype=torch.float64)) for name in names)
-        return b"".join(name.encode() + value.numpy().tobytes() for name, value in values)
-
-
-@dataclass(frozen=True)
-class SparsityPlan(Plan):
-    """The share of weights to prune, in [0, 1]: full name of a projection -> number, or float64 of shape (out,)."""
-
+    sparsity: Mapping[str, float | torch.Tensor]
     keeps_first: bool = False  # of equal saliencies in a row, keep earlier columns instead of later ones
 
     def __post_init__(self):
-        for name, value in self.amounts.items():
+        for name, value in self.sparsity.items():
             value = torch.as_tensor(value)
             if not bool(((value >= 0) & (value <= 1)).all()):
                 raise ValueError(f"The plan's sparsity of {name!r} leaves [0, 1]: {value.min():g} to {value.max():g}.")
 
-    @property
-    def sparsity(self) -> Mapping[str, float | torch.Tensor]:
-        return self.amounts
+    @classmethod
+    def uniform(cls, names: Iterable[str], sparsity: float) -> "Plan":
+        """Return the plan that gives every projection the same sparsity."""
+        return cls(dict.fromkeys(names, sparsity))
+
+    def key(self, names: Iterable[str] | None = None) -> bytes:
+        """Return projections, by default all, and their sparsities as bytes."""
+        chosen = self.sparsity if names is None else names
+        values = ((name, torch.as_tensor(self.sparsity[name], dtype=torch.float64)) for name in chosen)
+        return b"".join(name.encode() + value.numpy().tobytes() for name, value in values)
 
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        return row_counts(self.amounts[name], shape)
+        """Return the number of weights to prune in each row of a projection, see [`row_counts`]."""
+        return row_counts(self.sparsity[name], shape)
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -100,8 +97,11 @@ def sort_rows(saliency: torch.Tensor) -> torch.Tensor:
     if saliency.device.type != "cpu":
         return torch.sort(saliency.contiguous(), dim=-1).values
     ranked = np.array(saliency.numpy(), order="C")  # numpy's vectorized sort is 5 to 10 times faster than torch's
-    parts = [ranked[start : start + ROWS_AT_A_TIME] for start in range(0, len(ranked), ROWS_AT_A_TIME)]
-    _in_threads(lambda part: part.sort(axis=-1), parts, ranked.size)
+    if ranked.size < THREADED:
+        ranked.sort(axis=-1)
+    else:
+        parts = [ranked[start : start + ROWS_AT_A_TIME] for start in range(0, len(ranked), ROWS_AT_A_TIME)]
+        _in_threads(lambda part: part.sort(axis=-1), parts)
     return torch.from_numpy(ranked)
 
 
@@ -125,19 +125,19 @@ def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
     order = np.argsort(positions, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(positions[order])) + 1)
     parts = [rows[start : start + ROWS_AT_A_TIME] for rows in groups for start in range(0, len(rows), ROWS_AT_A_TIME)]
-    _in_threads(select, parts, values.size)
+    _in_threads(select, parts)
     counts = counts[:, None]
     return Cut(torch.where(counts > 0, torch.from_numpy(threshold), -torch.inf), counts)
 
 
-def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
+def _in_threads(function: Callable, parts: Sequence) -> None:
     """Call a numpy function, which releases the GIL, on all parts in as many threads as torch uses."""
-    with ThreadPoolExecutor(torch.get_num_threads() if weights >= LARGE else 1) as pool:
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(function, parts))
 
 
 def apply_cut(saliency: torch.Tensor, cut: Cut, keeps_first: bool = False) -> torch.Tensor:
-    """Return the mask of a cut through the saliency that it was found in; `keeps_first`: see [`SparsityPlan`]."""
+    """Return the mask of a cut through the saliency that it was found in; `keeps_first`: see [`Plan`]."""
     mask = saliency > cut.threshold
     kept = mask.sum(dim=1, keepdim=True, dtype=torch.int32)  # int64 would take ten times as long
     excess = mask.shape[1] - kept - cut.counts
@@ -152,7 +152,7 @@ def apply_cut(saliency: torch.Tensor, cut: Cut, keeps_first: bool = False) -> to
 
 def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = False) -> torch.Tensor:
     """Return the mask that prunes the `counts` least salient weights, int64 of shape (out,), of each row."""
-    wide = saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE
+    wide = saliency.device.type == "cpu" and saliency.numel() >= THREADED and saliency.shape[1] >= PARTITIONED
     cut = _select_cut(saliency, counts) if wide else find_cut(sort_rows(saliency), counts)
     return apply_cut(saliency, cut, keeps_first)
 
@@ -162,16 +162,16 @@ def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
     return mask_rows(saliency.reshape(1, -1), torch.tensor([min(count, saliency.numel())])).view(saliency.shape)
 
 
-def has_rows(amount: float | torch.Tensor) -> bool:
-    """Return True if an amount of a plan is one number per row, of shape (out,)."""
-    return isinstance(amount, torch.Tensor) and amount.ndim > 0
+def differs_by_row(sparsity: float | torch.Tensor) -> bool:
+    """Return True if a sparsity of a plan is one number per row, of shape (out,)."""
+    return isinstance(sparsity, torch.Tensor) and sparsity.ndim > 0
 
 
-def pruned_count(amount: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:
-    """Return the number of weights to prune in a whole matrix, or in each row if `amount` is a tensor of shape (out,)."""
-    if has_rows(amount):
-        return row_counts(amount, shape)
-    return int(shape[0] * shape[1] * float(amount) + 1e-4)
+def pruned_count(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> int | torch.Tensor:
+    """Return the number of weights to prune in a whole matrix, or in each row if `sparsity` is a tensor of shape (out,)."""
+    if differs_by_row(sparsity):
+        return row_counts(sparsity, shape)
+    return int(shape[0] * shape[1] * float(sparsity) + 1e-4)
 
 
 def mask_groups(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:

@@ -6,19 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from ..blocks.statistics import Hessian, SquaredNorms
+from ..blocks.statistics import wide_dtype
 from ..common.validation import hyper
-from .base import WeightUpdate, inverse_factor, register_saliency, solve_dampened
+from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
-
-
-class DecayingHessian(Hessian):
-    """A Hessian whose squared norms weigh the n-th sequence by `1 / n`. The Hessian itself weighs all alike."""
-
-    @property
-    def value(self) -> torch.Tensor:
-        squares = super().value
-        return squares / torch.arange(1, len(squares) + 1, device=squares.device)[:, None]
 
 
 @register_saliency("sparsegpt")
@@ -29,46 +20,47 @@ class SparseGPT(WeightUpdate):
     Args:
         block_size (`int`): columns whose mask is chosen together, and whose updates are applied to later columns at once.
         dampening (`float`): share of the Hessian's mean diagonal to add to its diagonal.
-        variant (`str`):
-            `"authors"`, the code of NeuronAL's authors as it was run for the paper. It differs in three places:
-            - It prunes one weight more than the target in every block of columns, `int(weights * sparsity) + 1`.
-            - Activations weigh the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
-            - All weights of inputs that are always zero become zero, beyond the target too.
     """
 
     paper: ClassVar[str] = (
         "Frantar and Alistarh, SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot, ICML 2023"
     )
+    variant: ClassVar[str] = "corrected"
     knows_rows: ClassVar[bool] = False
 
     block_size: int = hyper(128, 1)
     dampening: float = hyper(0.01, 0, 1, above=True)
-    variant: str = hyper("corrected", choices=("corrected", "authors"))
 
-    @property
-    def statistic(self) -> type[SquaredNorms]:
-        return DecayingHessian if self.variant == "authors" else Hessian
+    def solve(self, weights, hessian, sparsities, pattern=None):
+        dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first
+        inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), inverse_factor)
+        return {name: self._prune(w, inverse, dead, sparsities[name], pattern) for name, w in weights.items()}
 
-    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
-        weight, dead = weight.clone(), hessian.diagonal() == 0  # inputs that are always zero: pruned first
-        if self.variant == "authors":
-            weight[:, dead] = 0
-        inverse = solve_dampened(hessian, self.dampening, name, inverse_factor)
+    def _prune(
+        self,
+        weight: torch.Tensor,
+        inverse: torch.Tensor,
+        dead: torch.Tensor,
+        sparsity: float,
+        pattern: ColumnPattern | None,
+    ) -> torch.Tensor:
+        """Return the sparse weight, (out, in). `inverse` is the factor of the Hessian's inverse, (in, in)."""
+        weight = weight.clone()
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
-        pruned = 0
         for start in range(0, weight.shape[1], size):
             end = min(start + size, weight.shape[1])
-            if self.variant == "authors":
-                count = int(weight.shape[0] * (end - start) * float(sparsity)) + 1
-            else:  # Remainders are carried from block to block, so that the whole weight hits its target.
-                count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
-            pruned += count
+            count = self._count(weight.shape[0], start, end, float(sparsity))
             errors = self._prune_block(
                 weight[:, start:end], inverse[start:end, start:end], dead[start:end], count, pattern
             )
             weight[:, end:] -= errors @ inverse[start:end, end:]
         return weight
+
+    def _count(self, rows: int, start: int, end: int, sparsity: float) -> int:
+        """Return how many weights to prune in columns `start` to `end`."""
+        # Remainders are carried from block to block, so that the whole weight hits its target.
+        return int(rows * end * sparsity + 1e-4) - int(rows * start * sparsity + 1e-4)
 
     def _prune_block(
         self,
@@ -93,3 +85,17 @@ class SparseGPT(WeightUpdate):
             columns[index] = kept
         weight.copy_(columns.T)
         return errors.T.contiguous()
+
+
+def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
+    """Return the upper Cholesky factor U of the inverse, `U^T U`, in float32. Return None if the inversion fails.
+
+    The computation is in float64: errors of float32 differ between processors and would change the masks.
+    """
+    # With rows and columns in reverse order, U^-1 is the lower factor, so the inverse itself is not needed.
+    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)).flip(0, 1))
+    if bool(failed):
+        return None
+    identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
+    return inverse if bool(torch.isfinite(inverse).all()) else None

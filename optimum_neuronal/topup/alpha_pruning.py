@@ -7,19 +7,11 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Block
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .base import (
-    BASELINE_VARIANTS,
-    LARGEST,
-    Allocation,
-    TopUp,
-    bisect,
-    block_sizes,
-    plan_of_blocks,
-    pruned_blocks,
-    register_topup,
-    rounded,
-)
+from ..trials.block_scores import WeightScores
+from .base import Allocation, TopUp, register_topup
+from .spread import MOST_SPARSITY, bisect, block_sizes, plan_of_blocks, pruned_blocks
 
 
 @register_topup("alpha_pruning")
@@ -34,32 +26,32 @@ class AlphaPruning(TopUp):
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
         bins (`int`): bins of the histogram of the eigenvalues' logarithms, in whose highest bin the tail begins.
-        variant (`str`): `"authors"`, their code as it was run: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = "Lu et al., AlphaPruning: Using Heavy-Tailed Self Regularization Theory, NeurIPS 2024"
     uses_calibration: ClassVar[bool] = False
 
-    spread: float = hyper(0.3, 0, LARGEST)
+    spread: float = hyper(0.3, 0, MOST_SPARSITY)
     bins: int = hyper(100, 1)
-    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        estimate = fitted_exponent if self.variant == "authors" else hill_exponent
-
         def exponents(block: Block) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
-            return [estimate(spectrum, self.bins) for spectrum in spectra]
+            return [self.exponent(spectrum) for spectrum in spectra]
 
-        spectra = trials.weight_scores(exponents, f"measuring spectra of weights ({self.bins} bins, {self.variant})")
-        alphas, blocks = block_alphas([found for found in spectra if found]), pruned_blocks(trials.decoder)
-        factors, sizes = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread), block_sizes(blocks)
-        if self.variant == "authors":
-            found = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
-        else:
-            found = scaled_sparsities(sparsity, factors, sizes)
-        plan = rounded(trials, plan_of_blocks(blocks, found), self.variant)
+        label = f"measuring spectra of weights ({self.bins} bins, {self.variant})"
+        alphas = block_alphas([block for block in trials.measure_once(WeightScores(label, exponents)) if block])
+        plan = self.plan(trials, sparsity, scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
+
+    def exponent(self, eigenvalues: torch.Tensor) -> float | None:
+        """Return the exponent of a spectrum's tail, or None if it has none. eigenvalues: shape (n,), in any order."""
+        return hill_exponent(eigenvalues, self.bins)
+
+    def plan(self, trials: Trials, sparsity: float, factors: torch.Tensor) -> Plan:
+        """Return the plan of block sparsities in proportion to factors, float64 of shape (blocks,)."""
+        blocks = pruned_blocks(trials.decoder)
+        return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
@@ -83,26 +75,6 @@ def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
     return 1 + (len(logs) - first - 1) / excess if excess > 0 else None
 
 
-def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
-    """Return the exponent, in float32, of the tail with the smallest Kolmogorov-Smirnov distance from its power law."""
-    values = eigenvalues[eigenvalues > 0].cpu().sort().values
-    if not len(values):
-        return None
-    logs, decades = values.log(), values.log10()
-    counts = torch.histc(decades, bins, min=decades[0].item(), max=decades[-1].item())
-    peak = 10 ** torch.linspace(decades[0].item(), decades[-1].item(), bins + 1)[counts.argmax()]
-    smallest, found = 1.0, None
-    for first, least in enumerate(values[:-1]):
-        if (0.95 * peak).log10() <= least <= 1.5 * peak:  # a logarithm by mistake: hardly a lower limit
-            count = len(values) - first
-            alpha = 1 + count / (logs[first:].sum() - count * logs[first])
-            law = 1 - (values[first:] / least) ** (1 - alpha)
-            distance = (law - torch.arange(count) / count).abs().max()
-            if alpha > 1 and distance < smallest:
-                smallest, found = distance, alpha.item()
-    return found
-
-
 def block_alphas(exponents: list[list[float | None]]) -> list[float]:
     """Return the mean of every block's known exponents; where none is known, the mean of the other blocks."""
     known = [[exponent for exponent in block if exponent is not None] for block in exponents]
@@ -123,15 +95,15 @@ def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tenso
 
     factors, sizes and result: float64, shape (blocks,).
     """
-    if sparsity > LARGEST:
+    if sparsity > MOST_SPARSITY:
         return torch.full_like(factors, sparsity)
     weights = sizes / sizes.sum()
     plain = sparsity * factors / (factors * weights).sum()
-    if plain.max() <= LARGEST:
+    if plain.max() <= MOST_SPARSITY:
         return plain
 
     def is_too_small(scale: float) -> bool:  # clipping raises the common scale
-        return bool(((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity)
+        return bool(((factors * scale).clamp(max=MOST_SPARSITY) * weights).sum() < sparsity)
 
-    scale = bisect(is_too_small, 0.0, LARGEST / factors.min().item(), 60)
-    return (factors * scale).clamp(max=LARGEST)
+    scale = bisect(is_too_small, 0.0, MOST_SPARSITY / factors.min().item(), 60)
+    return (factors * scale).clamp(max=MOST_SPARSITY)

@@ -7,9 +7,11 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Decoder
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .base import LARGEST, SMALLEST, Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks
+from ..trials.output_errors import OutputErrors
+from .base import Allocation, TopUp, register_topup
+from .spread import LEAST_SPARSITY, MOST_SPARSITY, pruned_blocks, spread_over_blocks
 
 
 @register_topup("atp")
@@ -33,18 +35,12 @@ class ATP(TopUp):
 
     trials: int = hyper(15, 2)
 
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return aligned * len(decoder.blocks) * (1 + self.trials)
-
-    def solves(self, saliency) -> int:
-        return self.trials
-
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         betas = beta_grid(len(pruned_blocks(trials.decoder)), sparsity, self.trials)
         plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = trials.output_errors(plans, "nll", label="comparing sparsities by block (ATP)", reference="dense")
+        errors = trials.measure(OutputErrors("nll", "comparing sparsities by block (ATP)"), plans)
         best = errors.index(min(errors))
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})
@@ -52,16 +48,15 @@ class ATP(TopUp):
 
 def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
     """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; only 0 if there is none."""
-    margin = min(sparsity - SMALLEST, LARGEST - sparsity)
+    margin = min(sparsity - LEAST_SPARSITY, MOST_SPARSITY - sparsity)
     if blocks < 2 or margin <= 0:
         return [0.0]
     largest = 2 * margin / (blocks - 1)
     return [largest * step / (trials - 1) for step in range(trials)]
 
 
-def progression(decoder: Decoder, sparsity: float, beta: float) -> SparsityPlan:
+def progression(decoder: Decoder, sparsity: float, beta: float) -> Plan:
     """Return the plan whose sparsity rises by `beta` from block to block, its mean on target for any block sizes."""
-    blocks = pruned_blocks(decoder)
-    half_width = beta * (len(blocks) - 1) / 2
-    from_last = torch.arange(len(blocks), 0, -1)  # large values are pruned less: the first blocks
-    return spread_over_blocks(blocks, sparsity, half_width, from_last)
+    blocks = len(pruned_blocks(decoder))
+    from_last = torch.arange(blocks, 0, -1)  # large values are pruned less: the first blocks
+    return spread_over_blocks(decoder, sparsity, beta * (blocks - 1) / 2, from_last)

@@ -1,7 +1,7 @@
 """BESA: sparsity of every projection, learned by gradients of its block's reconstruction error."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,16 +9,16 @@ import torch
 from ..blocks.block_inputs import Call, Streams, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..common.validation import hyper
+from ..files.records import Finding
 from ..model.change import Zeros
 from ..model.projections import Block, Projection, trial_tensors, trial_weights
-from ..saliency.plan import SparsityPlan, row_counts
-from ..saliency.prune_projections import score_projection
-from ..trials import Trials
-from .base import BASELINE_VARIANTS, Allocation, TopUp, bisect, register_topup, rounded, shift_to_mean, uniform_plan
+from ..saliency.plan import Plan, row_counts
+from ..trials import Question, Trials
+from .base import Allocation, TopUp, register_topup
+from .spread import bisect, shift_to_mean
 
 
-LABEL = "learning sparsities by projection (BESA)"
-SCALE = 2.0**16  # of the loss: small gradients would vanish in the weights' dtype; a power of two is exact
+LOSS_SCALE = 2.0**16  # small gradients would vanish in the weights' dtype; a power of two is exact
 
 
 @register_topup("besa")
@@ -38,7 +38,6 @@ class BESA(TopUp):
         learning_rate (`float`): of Adam. 8 steps of 0.16 lead as far as the authors' 128 of 0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
         candidate_step (`float`): distance of the candidate pruning rates, which begin at 0 and are at most 1.
-        variant (`str`): `"authors"`, as in their code: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = (
@@ -50,22 +49,26 @@ class BESA(TopUp):
     learning_rate: float = hyper(0.16, 0)
     penalty: float = hyper(5.0, 0)
     candidate_step: float = hyper(0.01, 1e-4, 0.5)
-    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
-
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return aligned * len(decoder.blocks) * (4 + 3 * self.epochs)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
-            return Allocation(uniform_plan(trials.decoder, sparsity))
-        found, _ = trials.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(trials, sparsity))
-        return Allocation(SparsityPlan(found["sparsity"]), {"besa": found})
+            return Allocation(Plan.uniform(trials.decoder.projections, sparsity))
+        learned = trials.measure(_LearnedSparsities(self, sparsity))
+        return Allocation(Plan(learned["sparsity"]), {"besa": learned})
 
-    def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, dict[str, float]], dict]:
+    def rate(self, projection: Projection, score: torch.Tensor, sparsity: float) -> "LearnedRate":
+        """Return the pruning rate of a projection before training; score, shape (out, in)."""
+        return LearnedRate(projection, score, sparsity, self.candidate_step)
+
+    def plan(self, trials: Trials, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
+        """Return the plan of a block whose projections learned these sparsities, float64 of shape (projections,)."""
+        sizes = torch.tensor([projection.numel for projection in block.pruned])
+        return Plan(dict(zip(block.pruned_names, shift_to_mean(learned, sparsity, sizes, 0, 1).tolist())))
+
+    def learn(self, trials: Trials, sparsity: float) -> Finding:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
         runner, last = trials.runner, trials.decoder.blocks[-1]
-        found: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
-        authors = self.variant == "authors"
+        sparsities: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             stream, dense_stream = streams
@@ -73,17 +76,14 @@ class BESA(TopUp):
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
             norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
-            activations, rates = trials.activations(block, norms), []
+            inputs, rates = trials.inputs(block, norms), []
             for projection in block.pruned:
-                score = score_projection(trials.saliency, projection, activations)
-                rates.append(LearnedRate(projection, score, None if authors else sparsity, self.candidate_step))
+                rates.append(self.rate(projection, trials.saliency.score_of(projection, inputs), sparsity))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            sizes = torch.tensor([rate.weights for rate in rates])
-            met = learned if authors else shift_to_mean(learned, sparsity, sizes, 0, 1)
-            plan = rounded(trials, SparsityPlan(dict(zip(block.pruned_names, met.tolist()))), self.variant)
-            found["learned"] |= zip(block.pruned_names, learned.tolist())
-            found["sparsity"] |= plan.sparsity
+            plan = self.plan(trials, block, learned, sparsity)
+            sparsities["learned"] |= zip(block.pruned_names, learned.tolist())
+            sparsities["sparsity"] |= plan.sparsity
             if block is last:
                 return [stream, target]
             (change_of,) = trials.changes(block, norms, [plan])
@@ -91,8 +91,9 @@ class BESA(TopUp):
                 return [runner.output(block, stream, calls), target]
 
         # A step of the optimizer for every sequence, whatever the batch size.
-        runner.run(runner.capture(trials.alignment_ids, batch_size=1), 2, visit, LABEL)
-        return found, {}
+        inputs = runner.capture(trials.alignment_ids, batch_size=1)
+        runner.run(inputs, 2, visit, "learning sparsities by projection (BESA)")
+        return sparsities, {}
 
     def _train(
         self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data: Iterable, sparsity: float
@@ -113,10 +114,21 @@ class BESA(TopUp):
             optimizer.step()
 
 
-class LearnedRate:
-    """The learned pruning rate of a projection, a distribution over candidates. `sparsity` None: as the authors do it."""
+@dataclass(frozen=True)
+class _LearnedSparsities(Question):
+    """The sparsities that a top-up learns, in [`BESA.learn`]."""
 
-    def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float | None, step: float):
+    topup: BESA
+    sparsity: float
+
+    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
+        return self.topup.learn(trials, self.sparsity)
+
+
+class LearnedRate:
+    """The learned pruning rate of a projection: a distribution over candidates, whose mean starts at `sparsity`."""
+
+    def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
         self.projection, self.weights = projection, projection.numel
         self._order = score.argsort(dim=1, stable=True).int()  # columns of every row, the least salient first
         device, in_features = score.device, projection.shape[1]
@@ -125,13 +137,16 @@ class LearnedRate:
         # (candidates, in): 1 where a candidate prunes the weight of a rank in a row
         counts = (rates * in_features + 1e-4).floor()
         self._prunes = (torch.arange(in_features) < counts[:, None]).float().to(device)
-        self._smooths = sparsity is None
-        logits = torch.zeros_like(rates) if sparsity is None else tilted(rates, sparsity)
-        self.logits = logits.float().to(device).requires_grad_()
+        self.logits = self._start(rates, sparsity).float().to(device).requires_grad_()
+
+    def _start(self, rates: torch.Tensor, sparsity: float) -> torch.Tensor:
+        """Return the logits to start with, float64 of shape (candidates,)."""
+        return tilted(rates, sparsity)
 
     @property
     def _distribution(self) -> torch.Tensor:
-        return (self.logits.sigmoid() if self._smooths else self.logits).softmax(dim=0)
+        """Probabilities of the candidates, shape (candidates,)."""
+        return self.logits.softmax(dim=0)
 
     @property
     def sparsity(self) -> torch.Tensor:
@@ -167,15 +182,15 @@ def _mask_gradients(
     sparse = {name: trials[owner].requires_grad_() for name, owner in weights.items() if owner in trials}
     with torch.enable_grad():
         output = output_with(block, sparse, hidden, call)
-        loss = reconstruction_loss(output, to_device(target, output.device)) * SCALE
-        found = torch.autograd.grad(loss, list(sparse.values()), allow_unused=True)
-    by_owner = {weights[name]: gradient for name, gradient in zip(sparse, found)}
+        loss = reconstruction_loss(output, to_device(target, output.device)) * LOSS_SCALE
+        sparse_gradients = torch.autograd.grad(loss, list(sparse.values()), allow_unused=True)
+    by_owner = {weights[name]: gradient for name, gradient in zip(sparse, sparse_gradients)}
     gradients = []
     for rate in rates:
         projection, gradient = rate.projection, by_owner[rate.projection.owner]
         gradient = torch.zeros_like(projection.owner) if gradient is None else gradient  # no token reached the expert
         product = projection.view(gradient).float() * projection.weight.float()
-        gradients.append(rate.by_rank(product) / SCALE)
+        gradients.append(rate.by_rank(product) / LOSS_SCALE)
     return gradients
 
 

@@ -8,7 +8,9 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import Trials
-from .base import Allocation, TopUp, pruned_blocks, register_topup, spread_over_blocks, wanda_metric
+from ..trials.block_scores import ActivationScores
+from .base import Allocation, TopUp, register_topup
+from .spread import spread_over_blocks, wanda_metric
 
 
 @register_topup("dlp")
@@ -27,15 +29,12 @@ class DLP(TopUp):
 
     half_width: float = hyper(0.15, 0, 1)
 
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return samples * len(decoder.blocks)
-
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        found = trials.dense_scores(median_metric, "measuring medians of blocks (DLP)")
-        medians = torch.tensor(found, dtype=torch.float64)
+        medians = trials.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
         # -U has the order and the proportions of the relative importance; nothing else counts.
-        plan = spread_over_blocks(pruned_blocks(trials.decoder), sparsity, self.half_width, -medians)
-        return Allocation(plan, {"dlp": {"medians": medians.tolist()}})
+        importance = -torch.tensor(medians, dtype=torch.float64)
+        plan = spread_over_blocks(trials.decoder, sparsity, self.half_width, importance)
+        return Allocation(plan, {"dlp": {"medians": medians}})
 
 
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:

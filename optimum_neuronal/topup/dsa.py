@@ -11,16 +11,17 @@ import torch
 from ..blocks.statistics import wide_dtype
 from ..common.validation import hyper
 from ..model.projections import Block
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .base import BASELINE_VARIANTS, Allocation, TopUp, distinct, draw, register_topup, wanda_metric
-from .neuronal_authors import spread
+from ..trials.block_scores import ActivationScores
+from ..trials.output_errors import OutputErrors
+from .base import Allocation, TopUp, register_topup
+from .evolution import distinct, draw
+from .spread import spread_over_blocks, wanda_metric
 
 
-LABEL = "comparing allocation functions (DSA)"
 MOST_TRANSFORMS = 2
-WINDOW = 0.08  # half the width in the authors' code
-ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
+DRAWS_PER_FUNCTION = 50  # before fewer functions are taken
 
 
 class ElementSums(NamedTuple):
@@ -113,13 +114,6 @@ class Function:
         parts = f"({self.pre})-({self.reduce})-({','.join(self.transforms)})"
         return f"W:{parts.upper()}-({self.lam * 100:g})"
 
-    def plan(self, trials: Trials, sparsity: float, statistics: Statistics, variant: str) -> SparsityPlan | None:
-        """Return the plan; None if an importance is infinite, which is -1 to the authors."""
-        values, lam = -self.importances(statistics), self.lam
-        if variant == "authors":
-            values, lam = torch.where(values.isinf(), 1, values), WINDOW
-        return spread(trials, sparsity, lam, values, variant) if bool(values.isfinite().all()) else None
-
     def importances(self, statistics: Statistics) -> torch.Tensor:
         """Return one float64 per block. NaN counts as zero, as in the authors' code."""
         values = statistics[self.pre, self.reduce]
@@ -150,7 +144,6 @@ class DSA(TopUp):
         mutation (`float`): probability that an operation of an offspring is drawn anew.
         lambdas (`tuple[float, ...]`): half-widths of the window that a function may have.
         search_seed (`int`): seed of the search; has nothing to do with the draw of calibration sequences.
-        variant (`str`): `"authors"`, as in their code: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = (
@@ -164,31 +157,25 @@ class DSA(TopUp):
     mutation: float = hyper(0.3, 0, 1)
     lambdas: tuple[float, ...] = hyper((0.07, 0.08, 0.09, 0.10), 0, 1)
     search_seed: int = hyper(0, 0)
-    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
-
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return (samples + aligned * (1 + self.solves(saliency))) * len(decoder.blocks)
-
-    def solves(self, saliency) -> int:
-        return self.population + self.generations * self.offspring
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         statistics, generator = block_statistics(trials), torch.Generator().manual_seed(self.search_seed)
-        plans: dict[Function, SparsityPlan] = {}  # of all functions so far
+        plans: dict[Function, Plan] = {}  # of all functions so far
         errors: dict[Function, float] = {}
 
         def measure(make: Callable[[], Function], count: int) -> None:
             def untried() -> Function | None:
                 function = make()
-                plan = function.plan(trials, sparsity, statistics, self.variant)
+                plan = self.plan(trials, sparsity, function, statistics)
                 if plan is None or plan in plans.values():
                     return None
                 plans[function] = plan
                 return function
 
-            functions = distinct(untried, count, ATTEMPTS * count)
-            found = [plans[function] for function in functions]
-            errors.update(zip(functions, trials.output_errors(found, "nll", label=LABEL, reference="dense")))
+            functions = distinct(untried, count, DRAWS_PER_FUNCTION * count)
+            candidates = [plans[function] for function in functions]
+            label = "comparing allocation functions (DSA)"
+            errors.update(zip(functions, trials.measure(OutputErrors("nll", label), candidates)))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -198,6 +185,13 @@ class DSA(TopUp):
         best = min(errors, key=errors.__getitem__)
         candidates = [{"function": str(function), "error": error} for function, error in errors.items()]
         return Allocation(plans[best], {"dsa": {"function": str(best), "candidates": candidates}})
+
+    def plan(self, trials: Trials, sparsity: float, function: Function, statistics: Statistics) -> Plan | None:
+        """Return the plan of a function, or None if an importance is infinite."""
+        values = -function.importances(statistics)
+        if not bool(values.isfinite().all()):
+            return None
+        return spread_over_blocks(trials.decoder, sparsity, function.lam, values)
 
     def _random(self, generator: torch.Generator) -> Function:
         def one(names) -> Any:
@@ -210,15 +204,15 @@ class DSA(TopUp):
         """Return a function with each part from one of two parents, or drawn anew if it mutates."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
         parts = []
-        for fresh, *own in zip(*map(astuple, (self._random(generator), mother, father))):
+        for fresh, *inherited in zip(*map(astuple, (self._random(generator), mother, father))):
             mutates = float(torch.rand((), generator=generator)) < self.mutation
-            parts.append(fresh if mutates else own[draw(generator, 2)])
+            parts.append(fresh if mutates else inherited[draw(generator, 2)])
         return Function(*parts)
 
 
 def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*trials.dense_scores(_scores, "measuring the importance of blocks (DSA)"))
+    by_pair = zip(*trials.measure_once(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

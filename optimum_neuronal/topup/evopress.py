@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
 
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .base import Allocation, TopUp, distinct, draw, pruned_blocks, register_topup
+from ..trials.output_errors import OutputErrors
+from .base import Allocation, TopUp, register_topup
+from .evolution import distinct, draw
+from .spread import pruned_blocks
 
 
-LABEL = "exchanging sparsity between blocks (EvoPress)"
 UNITS = ("block", "projection")
 SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to 3 of them, hence mostly one
-ATTEMPTS = 20  # draws per offspring before fewer are taken: small models have few neighbours
+DRAWS_PER_OFFSPRING = 20  # before fewer are taken: small models have few neighbors
 
 Offsets = tuple[int, ...]  # steps of every unit above or below the target
 
@@ -36,7 +39,7 @@ class EvoPress(TopUp):
     Args:
         generations (`int`): how often the parent may be replaced.
         offspring (`int`): candidates per generation.
-        survivors (`tuple[int, ...]`): how many candidates survive each step of a selection but the last, whose is 1.
+        survivors (`tuple[int, ...]`): how many candidates survive each step; the last always keeps one.
         sequences (`tuple[int, ...]`):
             Alignment sequences that each of these steps measures on; the last step measures on all.
         unit (`str`): `"block"`, or `"projection"` (the authors'), which takes longer to search.
@@ -67,10 +70,6 @@ class EvoPress(TopUp):
         if self.step * self.levels > 1:
             raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        counts = zip((self.offspring, *self.survivors), (*self.sequences, aligned))
-        return self.generations * sum(own * sequences for own, sequences in counts) * len(decoder.blocks)
-
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         units = units_of(trials.decoder, self.unit)
         parent: Offsets = (0,) * len(units)
@@ -80,8 +79,9 @@ class EvoPress(TopUp):
 
         def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            errors = trials.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
-            return sorted(zip(errors, candidates), key=lambda found: found[0])
+            label = "exchanging sparsity between blocks (EvoPress)"
+            errors = trials.measure(OutputErrors("kl", label, sequences=sequences), plans)
+            return sorted(zip(errors, candidates), key=itemgetter(0))
 
         ((error, parent),) = ranked([parent])
         history = [error]
@@ -89,7 +89,7 @@ class EvoPress(TopUp):
             candidates = mutants(generator, parent, self.offspring, self.levels)
             for count, sequences in zip(self.survivors, self.sequences):
                 candidates = [offsets for _, offsets in ranked(candidates, sequences)[:count]]
-            error, parent = min([(error, parent), *ranked(candidates)], key=lambda found: found[0])
+            error, parent = min([(error, parent), *ranked(candidates)], key=itemgetter(0))
             history.append(error)
         plan = self.plan(units, parent, sparsity)
         names = [block.name for block in pruned_blocks(trials.decoder)] if self.unit == "block" else plan.sparsity
@@ -97,13 +97,13 @@ class EvoPress(TopUp):
         # Errors of uniform sparsity, then of the parent after every generation.
         return Allocation(plan, {"evopress": {"sparsity": by_unit, "errors": history}})
 
-    def plan(self, units: Sequence[Sequence[Projection]], offsets: Offsets, sparsity: float) -> SparsityPlan:
+    def plan(self, units: Sequence[Sequence[Projection]], offsets: Offsets, sparsity: float) -> Plan:
         """Return the plan that prunes `offset` steps more in every unit, one offset for each."""
         sizes = [sum(projection.numel for projection in unit) for unit in units]
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
         shares = [sparsity + offset * weights / size for offset, size in zip(offsets, sizes)]
         # Rounding may lead out of [0, 1] by a bit where step * levels is 1.
-        return SparsityPlan({p.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for p in unit})
+        return Plan({p.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for p in unit})
 
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
@@ -125,4 +125,4 @@ def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) 
             offsets[raised] += 1
         return tuple(offsets) if tuple(offsets) != parent and max(map(abs, offsets)) <= most else None
 
-    return distinct(mutant, count, ATTEMPTS * count)
+    return distinct(mutant, count, DRAWS_PER_OFFSPRING * count)

@@ -8,9 +8,11 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Block
+from ..saliency.plan import Plan
 from ..trials import Trials
-from .base import BASELINE_VARIANTS, Allocation, TopUp, register_topup, wanda_metric
-from .neuronal_authors import spread
+from ..trials.block_scores import ActivationScores
+from .base import Allocation, TopUp, register_topup
+from .spread import spread_over_blocks, wanda_metric
 
 
 @register_topup("owl")
@@ -25,24 +27,23 @@ class OWL(TopUp):
     Args:
         outlier_factor (`float`): the paper's M, above 0: how many times the mean an outlier exceeds.
         half_width (`float`): the paper's lambda, in [0, 1]: half the width of the window of sparsities.
-        variant (`str`): `"authors"`, their code as it was run: docs/methods.md says what differs.
     """
 
     paper: ClassVar[str] = "Yin et al., Outlier Weighed Layerwise Sparsity (OWL), ICML 2024"
 
     outlier_factor: float = hyper(5.0, 0, above=True)
     half_width: float = hyper(0.08, 0, 1)
-    variant: str = hyper("corrected", choices=BASELINE_VARIANTS)
-
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return samples * len(decoder.blocks)
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
-        ratios = trials.dense_scores(score, f"counting outliers above {self.outlier_factor:g} means (OWL)")
-        values = torch.tensor(ratios, dtype=torch.float64)
-        plan = spread(trials, sparsity, self.half_width, values, self.variant)
+        label = f"counting weights above {self.outlier_factor:g} times the mean (OWL)"
+        ratios = trials.measure_once(ActivationScores(label, score))
+        plan = self.plan(trials, sparsity, torch.tensor(ratios, dtype=torch.float64))
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
+
+    def plan(self, trials: Trials, sparsity: float, ratios: torch.Tensor) -> Plan:
+        """Return the plan that prunes blocks with a larger share of outliers, float64 of shape (blocks,), less."""
+        return spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios)
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:

@@ -6,16 +6,21 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ..common.notes import get_logger
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
-from ..trials.output_errors import OUTPUT_METRICS
-from .base import LARGEST, SMALLEST, Allocation, TopUp, get_dist, register_topup, shift_to_mean
+from ..trials.alignment import AlignmentErrors
+from ..trials.block_scores import RowSaliency
+from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
+from .base import Allocation, TopUp, register_topup
+from .spread import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
 
 
-LABEL = "searching sparsities by projection"
+logger = get_logger(__name__)
+
 FIRST_STEP, LAST_STEP = 0.1, 0.015  # change of sparsity by a probe: in the first rounds, and at least
 # Length of a candidate on a round's line, in steps -> factor of the next step if this candidate is best.
 LENGTHS = {0.6: 0.7, 1.2: 1.0, 2.1: 1.4}
@@ -60,36 +65,29 @@ class Search(TopUp):
     rows: bool = True
     widths: tuple[float, ...] = hyper(BLOCK_WIDTHS, 0, 1)
 
-    def suited_to(self, decoder: Decoder) -> "Search":
-        return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)
-
-    def forwards(self, decoder, saliency, aligned, samples) -> int:
-        return aligned * len(decoder.blocks) * self.budget
-
-    def solves(self, saliency) -> float:
-        if not saliency.updates_weights:
-            return self.budget
-        return 0 if self.objective == ALIGNMENT else len(self.widths)
-
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         space = Space.of(trials.decoder, sparsity)
-        if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
+        if not LEAST_SPARSITY < sparsity < MOST_SPARSITY or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
+        objective = self.objective
+        if objective != ALIGNMENT and not trials.decoder.predicts_next_token:
+            objective, model = ALIGNMENT, type(trials.decoder.model).__name__
+            logger.warning(f"{model} has no causal language-model head, so the top-up 'search' uses {objective=}.")
         rows = 0
         if self.rows and trials.saliency.knows_rows:
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
-            rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
-        if self.objective == ALIGNMENT and trials.saliency.updates_weights:  # as NeuronAL does
+            rows = len(ROW_WIDTHS) + STREAM_COST + (objective == ALIGNMENT)
+        if objective == ALIGNMENT and trials.saliency.updates_weights:  # as NeuronAL does
             trials = replace(trials, saliency=Wanda())
-        run = _Run(trials, space, self.objective, self.budget - 1)  # minus one: the dense model
-        errors = run.try_out([space.uniform + width * space.depth for width in self.widths], "dense")
+        run = _Run(trials, space, objective, self.budget - 1)  # minus one: the dense model
+        errors = run.try_out([space.uniform + width * space.depth for width in self.widths])
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
-        while run.skips_to_a_round_within(run.budget - rows):
+        while run.advance_to_affordable_round(run.budget - rows):
             run.take_round()
         if rows and run.spent + rows <= run.budget:
             run.spread_rows()
-        found = {"objective": self.objective, "stages": run.stages, "spent": run.spent + 1}
-        return Allocation(run.best_plan, {"search": found})
+        decision = {"objective": objective, "stages": run.stages, "spent": run.spent + 1}
+        return Allocation(run.best_plan, {"search": decision})
 
 
 @dataclass
@@ -105,10 +103,10 @@ class _Run:
     steps: list[float] = field(default_factory=lambda: [FIRST_STEP, FIRST_STEP])  # of odd and of even rounds
     error: float = math.inf
     best: torch.Tensor | None = None
-    best_plan: SparsityPlan | None = None
+    best_plan: Plan | None = None
     stages: list[dict] = field(default_factory=list)
 
-    def skips_to_a_round_within(self, budget: float) -> bool:
+    def advance_to_affordable_round(self, budget: float) -> bool:
         """Make the next round odd or even, in turn if affordable. Return False if neither is."""
         for number in (self.rounds, self.rounds + 1):
             if self.space.directions(number) and self.spent + self.cost_of_round(number) <= budget:
@@ -122,11 +120,12 @@ class _Run:
     def cost(self, candidates: Sequence[torch.Tensor]) -> float:
         return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
 
-    def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
+    def measure(self, plans: Sequence[Plan], stream_of: Plan | None, cost: float) -> list[float]:
         self.spent += cost
+        label = "searching sparsities by projection"
         if self.objective == ALIGNMENT:
-            return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.trials.output_errors(plans, self.objective, LABEL, reference)
+            return self.trials.measure(AlignmentErrors("dense", label=label), plans)
+        return self.trials.measure(OutputErrors(self.objective, label, stream_of), plans)
 
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
@@ -150,11 +149,11 @@ class _Run:
         self.stages.append(stage | {"probes": dict(zip(directions, rises)), "line": line, "ended": self.error})
         self.rounds += 1
 
-    def try_out(self, candidates: Sequence[torch.Tensor], reference: str | SparsityPlan) -> list[float]:
+    def try_out(self, candidates: Sequence[torch.Tensor], stream_of: Plan | None = None) -> list[float]:
         """Return errors of candidates. The best replaces the best so far if its error is lower."""
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
-        errors = self.measure(plans, reference, self.cost(moved))
+        errors = self.measure(plans, stream_of, self.cost(moved))
         first = errors.index(min(errors))
         if errors[first] < self.error:
             self.best, self.best_plan, self.error = moved[first], plans[first], errors[first]
@@ -162,10 +161,10 @@ class _Run:
 
     def spread_rows(self) -> None:
         self.restart()
-        saliency = self.trials.row_saliency(self.best_plan, LABEL)
+        saliency = self.trials.measure(RowSaliency(), [self.best_plan])
         sparsities = dict(zip(self.space.names, self.best.tolist()))
         plans = [
-            SparsityPlan({name: get_dist(sparsities[name], width, saliency[name]) for name in self.space.names})
+            Plan({name: get_dist(sparsities[name], width, saliency[name]) for name in self.space.names})
             for width in ROW_WIDTHS
         ]
         began, errors = self.error, self.measure(plans, self.best_plan, len(plans))
@@ -188,13 +187,16 @@ class Space:
     @classmethod
     def of(cls, decoder: Decoder, target: float) -> "Space":
         pruned = [block.pruned for block in decoder.blocks if block.pruned]
-        found = [(index, projection) for index, projections in enumerate(pruned) for projection in projections]
-        blocks = torch.tensor([index for index, _ in found])
+        projections = [projection for block in pruned for projection in block]
+        blocks = torch.tensor([index for index, block in enumerate(pruned) for _ in block])
         depth = 2 * blocks.double() / max(1, len(pruned) - 1) - float(len(pruned) > 1)
-        own = [kind_moved(projection) for _, projection in found]
-        kinds = {kind: torch.tensor([other == kind for other in own]).double() for kind in dict.fromkeys(own)}
-        sizes = torch.tensor([projection.numel for _, projection in found], dtype=torch.float64)
-        return cls([projection.name for _, projection in found], sizes, blocks, depth, kinds, target)
+        by_projection = [kind_moved(projection) for projection in projections]
+        kinds = {
+            kind: torch.tensor([other == kind for other in by_projection]).double()
+            for kind in dict.fromkeys(by_projection)
+        }
+        sizes = torch.tensor([projection.numel for projection in projections], dtype=torch.float64)
+        return cls([projection.name for projection in projections], sizes, blocks, depth, kinds, target)
 
     @property
     def uniform(self) -> torch.Tensor:
@@ -206,7 +208,7 @@ class Space:
         Candidates along directions of the late half of the blocks share the early half.
         """
         everywhere = torch.ones_like(self.depth)
-        found = {kind: self._centered(mask, everywhere) for kind, mask in self.kinds.items()}
+        directions = {kind: self._centered(mask, everywhere) for kind, mask in self.kinds.items()}
         if number % 2 and self.depth.any():
             late = (self.depth > 0).double()
             shapes = {
@@ -215,9 +217,9 @@ class Space:
                 "first block": (self.depth == -1).double(),
                 "last block": (self.depth == 1).double(),
             }
-            found = {f"{kind}, late": self._centered(mask * late, late) for kind, mask in self.kinds.items()}
-            found |= {name: self._centered(shape, everywhere) for name, shape in shapes.items()}
-        return {name: direction for name, direction in found.items() if direction.abs().max() > NEGLIGIBLE}
+            directions = {f"{kind}, late": self._centered(mask * late, late) for kind, mask in self.kinds.items()}
+            directions |= {name: self._centered(shape, everywhere) for name, shape in shapes.items()}
+        return {name: direction for name, direction in directions.items() if direction.abs().max() > NEGLIGIBLE}
 
     def _centered(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         """Subtract the weighted mean in the part of the model where `where` is 1 and not 0."""
@@ -233,13 +235,13 @@ class Space:
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
         """Shift all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target."""
         mean = (sparsities * self.sizes).sum() / self.sizes.sum()
-        within = sparsities.min() >= SMALLEST and sparsities.max() <= LARGEST
+        within = sparsities.min() >= LEAST_SPARSITY and sparsities.max() <= MOST_SPARSITY
         if within and abs(mean - self.target) < NEGLIGIBLE:
             return sparsities  # the same bit for bit, so that candidates share equal blocks
         return shift_to_mean(sparsities, self.target, self.sizes)
 
-    def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
-        return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
+    def plan(self, sparsities: torch.Tensor) -> Plan:
+        return Plan(dict(zip(self.names, sparsities.tolist())))
 
 
 def kind_moved(projection: Projection) -> str:

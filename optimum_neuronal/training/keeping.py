@@ -96,7 +96,9 @@ class SparsityKeeper(AbstractContextManager):
         """Mask the gradients of the trained weights as they are accumulated, until [`~SparsityKeeper.release`]."""
         for weight in self.weights:
             if weight.owner.requires_grad and not is_spread(weight.owner):
-                hook = weight.owner.register_post_accumulate_grad_hook(lambda p, own=weight: own.apply_to(p.grad))
+                hook = weight.owner.register_post_accumulate_grad_hook(
+                    lambda p, weight=weight: weight.apply_to(p.grad)
+                )
                 self._handles.append(hook)
 
     def release(self) -> None:

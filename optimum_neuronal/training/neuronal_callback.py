@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.context import check
+from ..pruning.checks import check_prune
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
 from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
@@ -78,7 +79,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             record_sparsity(model, self.sparsity_config)
         with _as_if_dense(model):  # raises now what would stop training at a later step
             for stage in self.stages.values():
-                check(model, stage)
+                check_prune(model, stage)
         if self.config.methods.needs_calibration:
             self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
         with suppress(DenseModelError):
@@ -136,17 +137,19 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
 def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
     """Record the zeros of the last prune and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
-    achieved, blocks, projections = measure_sparsity(decoder)
+    achieved, blocks, projections = measure_sparsity(BlockRunner(decoder))
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
     record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
-    found = dict(sorted((int(step), float(sparsity)) for step, sparsity in schedule.items()))  # JSON has steps as text
-    rising = bool(found) and all(earlier < later for earlier, later in pairwise(found.values()))
-    if not rising or len(found) < len(schedule) or min(found, default=-1) < 0:
+    stages = dict(
+        sorted((int(step), float(sparsity)) for step, sparsity in schedule.items())
+    )  # JSON has steps as text
+    rising = bool(stages) and all(earlier < later for earlier, later in pairwise(stages.values()))
+    if not rising or len(stages) < len(schedule) or min(stages, default=-1) < 0:
         raise ValueError(
             f"schedule is {dict(schedule)}: expected steps with rising sparsities, such as {{0: 0.5, 100: 0.7}}."
         )
-    return found
+    return stages

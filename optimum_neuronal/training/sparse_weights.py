@@ -15,7 +15,7 @@ from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..packed.packed_weight import INTEGERS
-from ..pruning.context import check_dense
+from ..pruning.checks import check_dense
 
 
 logger = get_logger(__name__)
@@ -63,7 +63,7 @@ class SparseWeight:
     def _mask_on(self, device: torch.device) -> torch.Tensor:
         """Return the mask as booleans. Its bits move to the device once, when the model has moved there."""
         if self.mask.bits.device != device:
-            self.mask = self.mask.to(device)
+            self.mask = PackedMask(self.mask.bits.to(device), self.mask.shape)
         return self.mask.unpack()
 
     def count_pruned(self) -> int:
@@ -157,22 +157,22 @@ def _weights_of(block: Block) -> list[SparseWeight]:
     return weights
 
 
-def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
+def _check_agreement(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
     """Raise `ValueError` unless as many weights are zero as pruning recorded; warn if it recorded nothing."""
-    if found / weights < NEGLIGIBLE and (recorded is None or recorded["achieved_sparsity"] < NEGLIGIBLE):
+    if zeros / weights < NEGLIGIBLE and (recorded is None or recorded["achieved_sparsity"] < NEGLIGIBLE):
         raise DenseModelError(
-            f"The model is dense: only {found / weights:.2%} of the weights of its projections are zero. Prune it first."
+            f"The model is dense: only {zeros / weights:.2%} of the weights of its projections are zero. Prune it first."
         )
     if recorded is None:
         logger.warning(
-            f"The model has no sparsity_config: all zeros of its projections ({found / weights:.2%}) count as pruned."
+            f"The model has no sparsity_config: all zeros of its projections ({zeros / weights:.2%}) count as pruned."
         )
         return
     expected = recorded["achieved_sparsity"]
-    lost = round(expected * weights) - found
-    if lost > 0 or found / weights > expected + NEGLIGIBLE:
+    lost = round(expected * weights) - zeros
+    if lost > 0 or zeros / weights > expected + NEGLIGIBLE:
         what = f"{lost} zeros were lost since, by training or merging" if lost > 0 else "it was pruned further since"
         raise ValueError(
-            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {found / weights:.4%} "
+            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {zeros / weights:.4%} "
             f"are: {what}. Load the pruned model again, or del model.config.sparsity_config to keep the present zeros."
         )

@@ -50,11 +50,11 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""
-        from ..pruning.context import check
-        from ..pruning.prune import draw_calibration
+        from ..pruning.checks import check_prune
+        from ..pruning.prepare import draw_calibration
 
         hf_private.forget_quantization(model)
-        check(model, self.quantization_config, loaded=False)
+        check_prune(model, self.quantization_config, loaded=False)
         with torch.device("cpu"):  # transformers calls this under torch.device("meta")
             revision = _revision(checkpoint_files)
             self._calibration = draw_calibration(model, self.quantization_config, revision=revision)

@@ -1,28 +1,23 @@
-"""The alignment error between activations of a sparse and the dense model (paper, Eq. 2 and 3).
-
-Also the deviations at the places that rows feed, by which NeuronAL's row step spreads sparsity.
-"""
+"""The alignment error between activations of a sparse and the dense model (paper, Eq. 2 and 3)."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
-from torch import nn
 from torch.nn.functional import normalize
 
-from ..blocks.block_inputs import Call, Stream, Streams, grouped, to_device
-from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
+from ..blocks.block_inputs import Call, Streams, same_streams
+from ..blocks.statistics import Norms, SquaredNorms, wide_dtype
+from ..files.records import Finding
 from ..model.projections import Block, Projection, trial_weights
-from ..saliency.plan import SparsityPlan
+from ..saliency.plan import Plan
+from .trials import Question, Trials
 
 
-if TYPE_CHECKING:
-    from .trials import Trials
-
-
+REFERENCES = ("sparse-stream", "dense")
 SMALLEST_SHARE = 1e-9  # of one input feature; the average is one in several thousand
 
 
@@ -64,7 +59,7 @@ def alignment_error(
     """
     if scope == "pooled":
         dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
-    errors = METRICS[metric](_shares(dense), _shares(sparse))
+    errors = METRICS[metric](shares(dense), shares(sparse))
     return errors.sum() / dense.shape[-1]
 
 
@@ -90,148 +85,53 @@ def total_error(
     return total
 
 
-def _shares(squared_norms: torch.Tensor) -> torch.Tensor:
+def shares(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero, instead of 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
 
 
-def alignment_errors(
-    trials: "Trials",
-    plans: Sequence[SparsityPlan],
-    reference: str,
-    scope: str,
-    metric: str,
-    label: str | None,
-    bound: float = math.inf,
-) -> list[float]:
-    """Measure [`Trials.alignment_errors`] in one run."""
-    runner, last = trials.runner, len(trials.decoder.blocks) - 1
-    errors: list[list[torch.Tensor]] = [[] for _ in plans]  # of every plan, block by block
-
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        outputs: Streams = [None] * len(plans)  # stays None for abandoned plans
-        unread = runner.output_projections(block) if index == last else ()
-        for members in grouped(streams, shared=reference == "dense"):
-            if reference == "dense":
-                norms = trials.dense()[0][index]
-            else:
-                norms = runner.inputs_of(block, streams[members[0]], calls, trials.statistic)
-            changes = trials.changes(block, norms, [plans[member] for member in members])
-            for member, change_of in zip(members, changes):
-                with trial_weights(block.pruned, change_of):
-                    output, sparse = runner.replay(block, streams[member], calls, trials.norms, unread)
-                errors[member].append(total_error(block.pruned, norms, sparse, scope, metric))
-                if bound == math.inf or runner.total(errors[member]) <= bound:
-                    outputs[member] = output
-        return outputs
-
-    runner.run(trials.alignment_inputs(), len(plans), visit, label)
-    return [runner.total(own) if len(own) == last + 1 else math.inf for own in errors]
-
-
 @dataclass(frozen=True)
-class Deviation:
-    """The deviation of a pruned model's activations from the dense model's."""
+class AlignmentErrors(Question):
+    """The alignment error of every plan, summed over all pruned projections (paper, Eq. 3).
 
-    error: float  # the alignment error of the plan
-    places: dict[str, torch.Tensor]  # name of a `Place` -> its `DEVIATIONS`, float64 on the CPU, shape (features,)
-
-
-def signed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """Return `a_D - a_S` over all sequences, shape (features,), from squared norms, shape (sequences, features)."""
-    return activation(dense) - activation(sparse)
-
-
-def printed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """Return each feature's part in Eq. 2, summed over the sequences: `sum of |a_D / sum(a_D) - a_S / sum(a_S)|`."""
-    return (_shares(dense) - _shares(sparse)).abs().sum(dim=0)
-
-
-DEVIATIONS = {"signed": signed_deviation, "printed": printed_deviation}
-
-
-def find_deviation(
-    trials: "Trials", plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None, kind: str
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Measure the fields of [`Trials.deviation`].
-
-    With `reference="sparse-stream"`, both runs of a block have the same first input. There the rows of the previous block
-    are compared by its two outputs, as this block's first projection receives them.
+    Args:
+        reference (`str`):
+            Source of dense activations and saliency. `"dense"`: the dense model. `"sparse-stream"`: the dense block on the
+            plan's own hidden states.
+        scope, metric (`str`): see [`alignment_error`].
+        label (`str`, *optional*): of the progress bar.
+        bound (`float`): plans are abandoned when their error exceeds this. Their error is infinite.
     """
-    runner, blocks, deviate = trials.runner, trials.decoder.blocks, DEVIATIONS[kind]
-    errors: list[torch.Tensor] = []
-    places: dict[str, torch.Tensor] = {}
 
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        stream, dense_stream = streams
-        if reference == "dense":
-            dense_output, norms = dense_stream, trials.dense()[0][index]
-        else:
-            dense_output, norms = runner.replay(block, stream, calls, trials.statistic)
-        (change_of,) = trials.changes(block, norms, [plan])
-        with trial_weights(block.pruned, change_of):
-            output, sparse = runner.replay(block, stream, calls, trials.norms)
-        errors.append(total_error(block.pruned, norms, sparse, scope, metric))
-        if index > 0:
-            before = norms
-            if reference != "dense":  # only the first input is needed, so skip all projections
-                before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
-            places[blocks[index - 1].name] = deviate(before[block.entry].value, sparse[block.entry].value)
-        places.update(_inside(trials, block, norms, sparse, deviate))
-        return [output, dense_output]
+    shares_plans: ClassVar[bool] = True
 
-    inputs = trials.alignment_inputs()
-    output, dense_output = runner.run(inputs, 2, visit, label)
-    outputs = trials.dense()[1] if reference == "dense" else dense_output, output
-    norms = [final_norms(inputs.final_norm, stream, runner.device).value for stream in outputs]
-    places[blocks[-1].name] = deviate(*norms)
-    return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
+    reference: str
+    scope: str = "sequence"
+    metric: str = "l2"
+    label: str | None = field(default=None, compare=False)
+    bound: float = math.inf
 
+    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
+        runner, last = trials.runner, len(trials.decoder.blocks) - 1
+        errors: list[list[torch.Tensor]] = [[] for _ in plans]  # of every plan, block by block
 
-def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms, deviate: Callable) -> dict[str, torch.Tensor]:
-    """Return the deviation of every place inside a block that rows of pruned projections feed."""
-    fed = [trials.decoder.place_fed_by(block, projection) for projection in block.pruned]
-    deviations = {}
-    for name, place in {place.name: place for place in fed if place and place.name != block.name}.items():
-        reader = block.projections.get(name)
-        if name not in dense:  # ignored by the user: all rows are treated alike
-            deviations[name] = torch.zeros(place.features)
-            continue
-        deviations[name] = deviate(dense[name].value, sparse[name].value)
-        if reader is not None and reader.expert is not None:  # too few tokens say nothing
-            deviations[name] *= min(dense[name].tokens, sparse[name].tokens) >= trials.min_expert_tokens
-    return deviations
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            outputs: Streams = [None] * len(plans)  # stays None for abandoned plans
+            unread = runner.output_projections(block) if index == last else ()
+            for members in same_streams(streams, shared=self.reference == "dense"):
+                if self.reference == "dense":
+                    norms = trials.dense()[0][index]
+                else:
+                    norms = runner.inputs_of(block, streams[members[0]], calls, trials.statistic)
+                changes = trials.changes(block, norms, [plans[member] for member in members])
+                for member, change_of in zip(members, changes):
+                    with trial_weights(block.pruned, change_of):
+                        output, sparse = runner.replay(block, streams[member], calls, trials.norms, unread)
+                    errors[member].append(total_error(block.pruned, norms, sparse, self.scope, self.metric))
+                    if self.bound == math.inf or runner.total(errors[member]) <= self.bound:
+                        outputs[member] = output
+            return outputs
 
-
-def run_stream(
-    trials: "Trials", statistic: type[SquaredNorms], plan: SparsityPlan | None = None
-) -> tuple[list[Norms], Stream]:
-    """Run the dense model on the alignment sequences, or a plan's blocks, pruned by score alone.
-
-    Return a statistic of every dense block's inputs, and the last block's output.
-    """
-    runner, per_block = trials.runner, []
-
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        if plan is None:
-            output, norms = runner.replay(block, streams[0], calls, statistic)
-        else:
-            norms = runner.inputs_of(block, streams[0], calls, statistic)
-            (change_of,) = trials.changes(block, norms, [plan], updates=False)
-            with trial_weights(block.pruned, change_of):
-                output = runner.output(block, streams[0], calls)
-        per_block.append(norms)
-        return [output]
-
-    label = "running the dense model" if plan is None else None
-    (output,) = runner.run(trials.alignment_inputs(), 1, visit, label)
-    return per_block, output
-
-
-def final_norms(final_norm: nn.Module | None, stream: Stream, device: torch.device) -> SquaredNorms:
-    """Return the squared norms of the last block's output, which may be in CPU memory, after the final norm."""
-    norms = SquaredNorms()
-    for states in (to_device(states, device) for states in stream):
-        norms.update(states if final_norm is None else final_norm(states), len(states))
-    return norms
+        runner.run(trials.alignment_inputs(), len(plans), visit, self.label)
+        return [runner.total(by_block) if len(by_block) == last + 1 else math.inf for by_block in errors], {}

@@ -1,28 +1,24 @@
-"""The object that measures what plans would do to a model."""
+"""The object that measures what plans would do to a model, and the base of the questions that it answers."""
 
 import hashlib
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
 from ..blocks.block_inputs import BlockInputs, Call, Stream, Streams
 from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms, SquaredNorms
-from ..common.machine import Processes
+from ..common.processes import Processes
 from ..files.records import Finding, Records
-from ..model.projections import Block, ChangeOf, Decoder
-from ..saliency import Saliency
-from ..saliency.plan import ColumnPattern, Plan, SparsityPlan
-from ..saliency.prune_projections import check_finite, find_activations, score_projection, trial_changes
-from .alignment import Deviation, alignment_errors, find_deviation, run_stream
-from .output_errors import output_errors, reconstruction_errors
-
-
-REFERENCES = ("sparse-stream", "dense")
-Score = Callable[[Block, dict[str, torch.Tensor]], Any]  # the block, (in,) by projection -> a JSON value
+from ..model.change import Zeros
+from ..model.projections import Block, ChangeOf, Decoder, Projection, trial_weights
+from ..saliency import Inputs, Saliency
+from ..saliency.base import check_finite
+from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_rows
 
 
 class Cache:
@@ -30,13 +26,13 @@ class Cache:
 
     def __init__(self, lasting: bool = False):
         self._lasting = lasting
-        self._found: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
         self._latest: tuple[Any, Any] = (None, None)
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in self._found:
-            self._found[key] = make()
-        return self._found[key]
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]
 
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
@@ -48,10 +44,37 @@ class Cache:
         """Drop the latest value, and all others unless the cache is lasting."""
         self._latest = None, None
         if not self._lasting:
-            self._found.clear()
+            self._values.clear()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Question(ABC):
+    """A question about plans, or about the dense model. A subclass is a frozen dataclass; its fields name the record.
+
+    Class attributes:
+        shares_plans (`bool`): True if the answer is one number per plan, so that processes can share the plans.
+    """
+
+    shares_plans: ClassVar[bool] = False
+
+    @abstractmethod
+    def measure(self, trials: "Trials", plans: Sequence[Plan]) -> Finding:
+        """Measure the answer: a JSON value, and tensors by name."""
+
+    def answer(self, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+        """Return the answer that top-ups get, from what was measured or recorded."""
+        return value
+
+    def record_name(self, plans: Sequence[Plan]) -> str:
+        values = [getattr(self, entry.name) for entry in fields(self) if entry.compare]
+        named = [value.key() if isinstance(value, Plan) else value for value in values]
+        digest = hashlib.sha256(repr((type(self).__name__, *named)).encode())
+        for plan in plans:
+            digest.update(plan.key())
+        return f"step-{digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Trials:
     """Measures candidate plans on a model and its calibration sequences, without changing a weight. Top-ups receive it.
 
@@ -100,150 +123,57 @@ class Trials:
     @property
     def can_abandon(self) -> bool:
         """True if measuring one candidate before the others is worth an extra pass over the weights."""
-        return not self.runner.loader.streams and self.processes.count == 1
+        return self.runner.loader is None and self.processes.count == 1
 
-    def alignment_errors(
-        self,
-        plans: Sequence[SparsityPlan],
-        reference: str,
-        scope: str,
-        metric: str,
-        label: str | None,
-        bound: float = math.inf,
-    ) -> list[float]:
-        """Return the alignment error of every plan, summed over all pruned projections (paper, Eq. 3).
+    def measure(self, question: Question, plans: Sequence[Plan] = ()) -> Any:
+        """Return the answer to a question: recorded, or measured and then recorded.
 
-        Args:
-            plans (`Sequence[SparsityPlan]`): candidates, all measured in one run.
-            reference (`str`):
-                Source of dense activations and saliency. `"dense"`: the dense model. `"sparse-stream"`: the dense block
-                on the plan's own hidden states.
-            scope, metric (`str`): see [`alignment_error`].
-            label (`str`, *optional*): of the progress bar.
-            bound (`float`): plans are abandoned when their error exceeds this. Their result is infinite.
+        Processes share the plans if the question allows it. Otherwise each measures, and all take the first one's answer.
         """
-        return self._shared(alignment_errors, plans, reference, scope, metric, label, bound)
+        name, processes = question.record_name(plans), self.processes
+        finding = processes.from_first(self.records.get(name))
+        if finding is None:
+            share = processes.deal(plans) if question.shares_plans else plans
+            value, tensors = question.measure(self, share) if share or not plans else ([], {})
+            finding = (processes.collect(value) if question.shares_plans else value), tensors
+            self.records.put(name, *finding)
+        return question.answer(*processes.from_first(finding))
 
-    def output_errors(
-        self,
-        plans: Sequence[Plan],
-        metric: str,
-        label: str | None,
-        reference: str | SparsityPlan = "dense",
-        sequences: int | None = None,
-    ) -> list[float]:
-        """Return the error of every plan's next-token distributions, in nats per predicted token.
+    def measure_once(self, question: Question) -> Any:
+        """Return the answer to a question about the dense model, which all prunes that share the cache have in common."""
+        return self.cache.get(question.record_name(()), lambda: self.measure(question))
 
-        Args:
-            plans (`Sequence[Plan]`): candidates, all measured in one run.
-            metric (`str`): `"kl"` to the dense model's distributions, or `"nll"` of the text.
-            label (`str`, *optional*): of the progress bar.
-            reference (`str` or [`SparsityPlan`]):
-                Source of the candidates' weights: the saliency on the hidden states of the dense model (`"dense"`) or of
-                one plan. With one plan, even a weight-updating saliency only prunes by score.
-            sequences (`int`, *optional*): number of alignment sequences to compare. Default: all.
-        """
-        return self._shared(output_errors, plans, metric, label, reference, sequences)
-
-    def reconstruction_errors(self, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
-        """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
-
-        Arguments: see [`Trials.alignment_errors`].
-        """
-        return self._shared(reconstruction_errors, plans, reference, label)
-
-    def deviation(
-        self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None, kind: str = "signed"
-    ) -> Deviation:
-        """Return the deviation of a plan's activations from the dense model's at every place that rows feed.
-
-        `kind` is one of `DEVIATIONS`. Other arguments: see [`Trials.alignment_errors`].
-        """
-        question = (reference, scope, metric, label, kind)
-        return Deviation(*self.measured([plan], question, lambda: find_deviation(self, plan, *question)))
-
-    def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
-        """Return the sum of every row's saliency on a plan's own stream: name -> float64, shape (out,)."""
-
-        def measure() -> tuple[None, dict[str, torch.Tensor]]:
-            rows: dict[str, torch.Tensor] = {}
-            norms, _ = self.stream_of(plan)
-
-            def add(index: int, block: Block) -> None:
-                activations = self.activations(block, norms[index])
-                for projection in block.pruned:
-                    score = score_projection(self.saliency, projection, activations)
-                    rows[projection.name] = score.double().sum(dim=1).cpu()
-
-            self.runner.for_each_block(add)
-            check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
-            return None, rows
-
-        return self.measured([plan], ("row saliency", label), measure)[1]
-
-    def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
-        """Return the scores of every dense block, from its weights. The label also names the record; it is of one score."""
-
-        def measure() -> Finding:
-            return self.runner.for_each_block(lambda _, block: score(block), label), {}
-
-        return self.cache.get(label, lambda: self.records.recorded(label.lower(), measure)[0])
-
-    def dense_scores(self, score: Score, label: str) -> list:
-        """Return the score of every block with pruned projections, from its dense weights and their activations.
-
-        The activations are of all calibration sequences. The label also names the record; it is of one score.
-        """
-
-        def measure() -> Finding:
-            scores = []
-
-            def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-                output, norms = self.runner.replay(block, streams[0], calls)
-                if block.pruned:
-                    scores.append(score(block, self.activations(block, self.joined(norms, SquaredNorms))))
-                return [output]
-
-            self.runner.run(self.capture_all(SquaredNorms), 1, visit, label, release=True)
-            return scores, {}
-
-        name = f"scores-{label.lower().replace(' ', '-')}"
-        return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
-
-    def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
-        """Return a finding from the records, or measure it; in all processes that of the first.
-
-        Plans and question name the record.
-        """
-        digest = hashlib.sha256(repr(question).encode())
-        for plan in plans:
-            digest.update(plan.key(plan.amounts))
-        return self.processes.from_first(self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure))
-
-    def _shared(self, measure: Callable, plans: Sequence[Plan], *question: Any) -> list[float]:
-        """Measure one number per plan. The processes share the plans."""
-
-        def share() -> tuple[list[float], dict]:
-            own = self.processes.deal(plans)
-            return self.processes.collect(measure(self, own, *question) if own else []), {}
-
-        named = [part.key(part.amounts) if isinstance(part, Plan) else part for part in question]
-        return self.measured(plans, (measure.__name__, *named), share)[0]
-
-    def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:
-        """Return the activations of a block's pruned projections by name, (in,)."""
-        found = find_activations(block.pruned, norms, self.min_expert_tokens)[0]
-        check_finite({name: torch.isfinite(values).all() for name, values in found.items()})
-        return found
+    def inputs(self, block: Block, norms: Norms) -> Inputs:
+        """Return what a block's pruned projections receive. Raise `ValueError` if an activation is not finite."""
+        inputs = Inputs.of(block.pruned, norms, self.min_expert_tokens)
+        check_finite({name: torch.isfinite(values).all() for name, values in inputs.activations.items()})
+        return inputs
 
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
-        """Return a function for every plan: projection -> change. See [`trial_changes`]."""
-        return trial_changes(self.saliency, block, norms, plans, self.pattern, self.min_expert_tokens, updates)
+        """Return a function for every plan: projection -> change. Only one change exists at a time.
+
+        Rows are ranked once for all plans. If `updates` is False, even a weight-updating saliency prunes by its score.
+        """
+        inputs = Inputs.of(block.pruned, norms, self.min_expert_tokens)
+        saliency, pattern = self.saliency, self.pattern
+        if saliency.updates_weights and updates:
+            return [lambda p, plan=plan: saliency.changes([p], inputs, plan, pattern)[p.name] for plan in plans]
+        if len(plans) == 1 or pattern is not None:
+            return [partial(saliency.zeros, inputs=inputs, plan=plan, pattern=pattern) for plan in plans]
+        cuts: dict[str, list[Cut]] = {}  # of every projection by plan; sorted rows would take more memory
+        for p in block.pruned:
+            ranked = sort_rows(saliency.score_of(p, inputs))
+            cuts[p.name] = [find_cut(ranked, plan.row_counts(p.name, p.shape)) for plan in plans]
+
+        def zeros(p: Projection, index: int) -> Zeros:
+            return Zeros(apply_cut(saliency.score_of(p, inputs), cuts[p.name][index], plans[index].keeps_first))
+
+        return [partial(zeros, index=index) for index in range(len(plans))]
 
     def alignment_inputs(self) -> BlockInputs:
         """Return the inputs of the blocks for the alignment sequences, cached."""
         key = ("inputs", self.runner.batch_size)
-        return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
+        return self.cache.get(key, partial(self.runner.capture, self.alignment_ids))
 
     def dense(self, statistic: type[SquaredNorms] | None = None) -> tuple[list[Norms], Stream]:
         """Return a statistic of all inputs in the dense model, and the last block's output, cached.
@@ -251,14 +181,33 @@ class Trials:
         Default: the saliency's statistic.
         """
         statistic = statistic or self.statistic
-        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_stream(self, statistic))
+        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: self._run_stream(statistic))
 
-    def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
+    def stream_of(self, plan: Plan) -> tuple[list[Norms], Stream]:
         """Return the norms of every dense block's inputs after sparse blocks, pruned by score alone, and the last output.
 
         Those of the latest plan are cached.
         """
-        return self.cache.latest(plan, lambda: run_stream(self, SquaredNorms, plan))
+        return self.cache.latest(plan, lambda: self._run_stream(SquaredNorms, plan))
+
+    def _run_stream(self, statistic: type[SquaredNorms], plan: Plan | None = None) -> tuple[list[Norms], Stream]:
+        """Run the dense model on the alignment sequences, or a plan's blocks, pruned by score alone."""
+        runner, by_block = self.runner, []
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            if plan is None:
+                output, norms = runner.replay(block, streams[0], calls, statistic)
+            else:
+                norms = runner.inputs_of(block, streams[0], calls, statistic)
+                (change_of,) = self.changes(block, norms, [plan], updates=False)
+                with trial_weights(block.pruned, change_of):
+                    output = runner.output(block, streams[0], calls)
+            by_block.append(norms)
+            return [output]
+
+        label = "running the dense model" if plan is None else None
+        (output,) = runner.run(self.alignment_inputs(), 1, visit, label)
+        return by_block, output
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """Return the inputs of the blocks for all calibration sequences, or for this process's share of them."""

@@ -2,19 +2,18 @@ import ast
 import dataclasses
 import re
 import shlex
-import sys
 
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
 from huggingface_hub import ModelCard
-from optimum.commands.optimum_cli import main
 from sparse_checkpoints import same, save_pruned
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
 from optimum_neuronal.checkpoint.card import make_card
+from optimum_neuronal.cli.neuronal_command import main
 
 
 def python(card):
@@ -73,8 +72,7 @@ def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     places = {"path/to/the-dense-model": "dense", "config.json": "pruned/config.json", "path/to/text.txt": "text.txt"}
     words = [places.get(word, word) for word in words]
     words[words.index("--output") + 1] = "again"
-    monkeypatch.setattr(sys, "argv", words)
-    main()
+    main(words[2:])
     first, again = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in ("pruned", "again"))
     assert same(first, again) and "model.layers.0.mlp.up_proj.packed_values" in again
 
@@ -96,15 +94,3 @@ def test_it_cites_the_papers_of_the_methods(pruned):
     cited = make_card(model, report, "me/llama-70").partition("## Cite")[2]
     assert "Zeroth-Order Adaptive Neuron Alignment" in cited and "A Simple and Effective Pruning Approach" in cited
     assert "## Cite" not in make_card(model, pruner.report, "me/llama-70"), "magnitude and uniform"
-
-
-def test_rounded_embeddings_are_told_and_made_again(pruned):
-    """By the command of a prune, in the format that has them, also if `convert` rounded them or made the model dense."""
-    pruner, model = pruned
-    model.config.sparsity_config["embedding_bits"] = 8
-    text = make_card(model, pruner.report, "me/llama-70", "dense")
-    assert "Token embeddings and head are rounded to 8 bits." in text
-    words = command(text)
-    assert words[words.index("--format") + 1] == "packed" and words[words.index("--embedding-bits") + 1] == "8"
-    pruner.report.config["embedding_bits"] = 8  # in config.json, which the command reads
-    assert "--embedding-bits" not in command(make_card(model, pruner.report, "me/llama-70", "packed"))

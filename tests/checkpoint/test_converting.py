@@ -3,14 +3,13 @@ import shutil
 
 import pytest
 import torch
-from conftest import make_model, make_tokenizer
+from conftest import make_model
 from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, save_pretrained
-from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal import convert_checkpoint, inspect_checkpoint, save_pretrained
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
@@ -100,71 +99,6 @@ def test_a_damaged_checkpoint_changes_nothing(format, other, tmp_path):
     with pytest.raises(ValueError, match="model.* is damaged: .*Download or save it again"):
         convert_checkpoint(tmp_path / "model", other)
     assert all_files(tmp_path) == before
-
-
-@pytest.mark.parametrize("family, tied", [("llama", False), ("llama", True), ("qwen3_moe", False)])
-def test_embeddings_and_head_are_rounded(family, tied, tmp_path):
-    save_pruned(tmp_path / "dense", family, overrides={"tie_word_embeddings": tied})
-    dense = tensors_of(tmp_path / "dense")
-    convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed", embedding_bits=8)
-    convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "again")
-    rounded = tensors_of(tmp_path / "again")
-    head = {"model.embed_tokens.weight", *(() if tied else ("lm_head.weight",))}
-    assert {name for name, value in dense.items() if not torch.equal(value, rounded[name])} == head
-    assert all((dense[name] - rounded[name]).abs().max() <= dense[name].abs().max() / 200 for name in head)
-    about = json.loads((tmp_path / "packed" / "config.json").read_text())["sparsity_config"]
-    assert about["embedding_bits"] == 8 and set(about["head_weights"]) == head
-    with pytest.raises(ValueError, match="is already packed"):
-        convert_checkpoint(tmp_path / "packed", "packed", tmp_path / "other", embedding_bits=8)
-
-
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory):
-    """A pruner, the model that it quantized, and the checkpoint."""
-    folder, model = tmp_path_factory.mktemp("quantized") / "llama-4", make_model("llama", vocab_size=256)
-    config = NeuronALConfig(bits_per_weight=4, embedding_bits=8, num_samples=8, seq_length=8)
-    pruner = NeuronALPruner(config, make_tokenizer())
-    pruner.prune(model, ["w1 w2 w3 w4 w5 w6 w7 w8 " * 80])
-    pruner.save(model, folder)
-    return pruner, model, folder
-
-
-def test_a_quantized_checkpoint(quantized, tmp_path):
-    """It keeps its codes; dense, it has the numbers that they stand for, and there is no way back."""
-    pruner, model, folder = quantized
-    loaded, ids = AutoModelForCausalLM.from_pretrained(folder), torch.arange(16)[None]
-    assert dict(packed_modules(loaded)).keys() == dict(packed_modules(model)).keys()
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
-    found = inspect_checkpoint(folder)
-    assert found.verdict == "Verified: the bits of the codes agree with the sparsity_config."
-    assert found.bits_per_weight == pytest.approx(pruner.report.bits_per_weight)
-    card = " ".join((folder / "README.md").read_text().split())
-    assert f"take {pruner.report.bits_per_weight:.2f} bits on average, scales included. It was quantized" in card
-    dense = convert_checkpoint(folder, "dense", tmp_path / "llama-4")
-    assert inspect_checkpoint(dense).verdict == "Quantized, but stored dense, so there are no codes to verify."
-    for name, module in packed_modules(loaded):
-        assert torch.equal(tensors_of(dense)[f"{name}.weight"], module.dense()), name
-    with pytest.raises(ValueError, match="was quantized and is stored dense, without codes"):
-        convert_checkpoint(dense, "packed", tmp_path / "again")
-
-
-def test_codes_stay_when_embeddings_are_rounded_later(tmp_path):
-    model = make_model("llama")
-    pruner = NeuronALPruner(NeuronALConfig(bits_per_weight=4, topup="uniform", num_samples=8))
-    pruner.save(pruner.prune(model, torch.arange(64).view(8, 8)), tmp_path / "llama-4")
-    convert_checkpoint(tmp_path / "llama-4", "packed", tmp_path / "rounded", embedding_bits=8)
-    before, after = (tensors_of(tmp_path / name) for name in ("llama-4", "rounded"))
-    head = ("model.embed_tokens", "lm_head")
-    assert {name for name in before if not name.startswith(head)} == {n for n in after if not n.startswith(head)}
-    assert all(torch.equal(after[name], before[name]) for name in before.keys() & after.keys())
-    assert inspect_checkpoint(tmp_path / "rounded").verdict.startswith("Verified: the bits of the codes")
-
-
-def test_codes_of_other_bits_than_recorded_are_found(quantized):
-    _, _, folder = quantized
-    change_config(folder, lambda config: config["sparsity_config"]["projections"]["mlp.up_proj"].update(bits=7))
-    assert any("mlp.up_proj has codes of" in problem for problem in inspect_checkpoint(folder).problems)
 
 
 def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained, sparsify
 from optimum_neuronal.checkpoint.card import MARK
-from optimum_neuronal.checkpoint.saving import check_output
-from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal.checkpoint.saving import check_model_directory
 
 
 FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
@@ -87,13 +86,6 @@ def test_what_a_model_keeps_in_float32_stays_so(format, tmp_path):
     found = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert found.dtype == torch.bfloat16 and biases
     assert all(torch.equal(found.state_dict()[name], value) for name, value in biases.items())
-
-
-def test_low_bit_weights_of_another_dtype(tmp_path):
-    model = sparsify(pruned()[1], embedding_bits=8)
-    save_pretrained(model, tmp_path / "model", "packed", dtype=torch.bfloat16)
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert {module.dtype for _, module in packed_modules(found)} == {found.dtype} == {torch.bfloat16}
 
 
 def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
@@ -258,15 +250,15 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, for
 
 
 def test_only_an_empty_folder_and_a_pruned_model_may_be_written_to(tmp_path):
-    assert check_output(tmp_path) == tmp_path
+    assert check_model_directory(tmp_path) == tmp_path
     for config, allowed in (({"model_type": "llama"}, False), ({"sparsity_config": {"sparsity": 0.7}}, True)):
         (tmp_path / "config.json").write_text(json.dumps(config))
         if allowed:
-            assert check_output(tmp_path) == tmp_path
+            assert check_model_directory(tmp_path) == tmp_path
         else:
             with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-                check_output(tmp_path)
-            assert check_output(tmp_path, overwrite=True) == tmp_path
+                check_model_directory(tmp_path)
+            assert check_model_directory(tmp_path, overwrite=True) == tmp_path
 
 
 def test_an_old_chat_template_goes_with_its_tokenizer(tmp_path):

@@ -31,7 +31,7 @@ def test_what_a_prune_writes_is_valid_and_documented(written):
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
     section = text.partition("## `sparsity_config`")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `(\w+)` ", section, re.M))
-    assert documented == written.keys() | {"embedding_bits", "head_weights"}
+    assert documented == written.keys()
 
 
 def test_the_models_own_config_is_read():
@@ -60,6 +60,15 @@ def test_what_cannot_be_read_raises(written, value):
     whole = written | value if isinstance(value, dict) and "version" not in value and value else value
     with pytest.raises(ValueError, match="sparsity_config"):
         read_sparsity_config({"sparsity_config": whole})
+
+
+def test_low_bit_weights_raise_an_error_that_names_other_tools(written):
+    """Earlier versions wrote null for weights that were not quantized."""
+    nulls = written | {"bits_per_weight": None, "embedding_bits": None}
+    assert read_sparsity_config({"sparsity_config": nulls}) == nulls
+    for field, value in (("bits_per_weight", 2.4), ("embedding_bits", 8)):
+        with pytest.raises(ValueError, match="holds low-bit weights.*llm-compressor, torchao or llama.cpp"):
+            read_sparsity_config({"sparsity_config": written | {field: value}})
 
 
 def test_messages_are_not_cut_in_a_word(written):

@@ -1,23 +1,17 @@
 """Fixtures: `optimum-cli neuronal ...` in this process, and a model for it."""
 
-import sys
-
 import pytest
 from conftest import make_model
 
-from optimum.commands import optimum_cli
-from optimum_neuronal.cli.neuronal_command import NeuronalCommand
+from optimum_neuronal.cli.neuronal_command import main
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(capsys):
     """Runs `optimum-cli neuronal ...` in this process and returns what it printed; `run.err` is what went elsewhere."""
-    monkeypatch.setattr(optimum_cli, "load_subpackages", lambda: None)  # reads what is installed anew at every call
-    monkeypatch.setattr(optimum_cli, "load_optimum_namespace_cli_commands", lambda: [(NeuronalCommand, None)])
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", *map(str, arguments)])
-        optimum_cli.main()
+        main([*map(str, arguments)])
         out, call.err = capsys.readouterr()
         return out
 

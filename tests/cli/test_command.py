@@ -4,25 +4,24 @@ import sys
 
 import huggingface_hub
 import pytest
-from optimum.commands.base import CommandInfo
 
 from optimum_neuronal.cli.command import Command, write
 
 
 class Sample(Command):
-    COMMAND = CommandInfo(name="sample", help="For tests.")
+    NAME = "sample"
+    error = None
+
+    def work(self):
+        raise self.error
 
     def after_interrupt(self):
         return ": nothing is lost"
 
 
 def run(error, **flags):
-    def work():
-        raise error
-
-    args = argparse.Namespace(**{"debug": False, "quiet": False, **flags})
-    command = Sample(argparse.ArgumentParser().add_subparsers(), args)
-    command.work = work
+    command = Sample(argparse.Namespace(**{"debug": False, "quiet": False, **flags}))
+    command.error = error
     command.run()
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.cli import flags
 from optimum_neuronal.cli.flags import (
     CONFIG_FLAGS,
     add_config_flags,
@@ -14,9 +13,9 @@ from optimum_neuronal.cli.flags import (
     device_of,
     given_fields,
     load_options,
-    methods,
+    split_methods,
 )
-from optimum_neuronal.common.machine import default_device
+from optimum_neuronal.common.device import default_device
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -52,21 +51,30 @@ def test_fields_that_take_several_values():
 
 @pytest.mark.parametrize("command", ["prune", "compare"])
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys, command):
-    assert methods("saliency").split(", ") == SALIENCIES.names() and methods("topup").split(", ") == TOPUPS.names()
     without = [entry.name for entry in fields(NeuronALConfig) if entry.name not in CONFIG_FLAGS]
     assert without == ["saliency_args", "topup_args"]
     with pytest.raises(SystemExit) as stop:
         run(command, "--help")
     assert stop.value.code == 0
-    for line in capsys.readouterr().out.split("\n  --")[1:]:
+    shown = capsys.readouterr().out
+    assert all(", ".join(registry.names()) in " ".join(shown.split()) for registry in (SALIENCIES, TOPUPS))
+    for line in shown.split("\n  --")[1:]:
         assert "(default:" in line or "(required" in line, line
 
 
-def test_names_of_methods_may_hold_what_the_registry_allows(tmp_path, monkeypatch):
-    (tmp_path / "saliency").mkdir()
-    (tmp_path / "saliency" / "own.py").write_text('@register_saliency("my-score.v2")\nclass Own: ...\n')
-    monkeypatch.setattr(flags, "__file__", str(tmp_path / "cli" / "flags.py"))
-    assert methods.__wrapped__("saliency") == "my-score.v2"
+@pytest.mark.parametrize(
+    ("given", "fields", "expected"),
+    [
+        ({"seed": 1}, {"topup": "owl"}, {"seed": 1}),
+        ({"topup": "owl:m=7"}, {}, {"topup": "owl", "topup_args": {"m": 7}}),
+        ({"topup": "owl:m=7"}, {"topup": "owl", "topup_args": {"m": 5, "n": 1}}, {"topup": "owl", "topup_args": {"m": 7, "n": 1}}),
+        ({"topup": "owl"}, {"topup": "dlp", "topup_args": {"m": 5}}, {"topup": "owl", "topup_args": {}}),
+        ({"saliency": "ria:power=1", "saliency_args": {"n": 1}}, {}, {"saliency": "ria", "saliency_args": {"n": 1, "power": 1}}),
+    ],
+)  # fmt: skip
+def test_hyper_parameters_in_a_methods_name(given, fields, expected):
+    """They replace those of the preset or file if the method is the same, and drop them if it is another."""
+    assert split_methods(given, fields) == expected
 
 
 def test_how_a_model_is_loaded():

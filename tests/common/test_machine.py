@@ -4,7 +4,8 @@ import sys
 import pytest
 import torch
 
-from optimum_neuronal.common.machine import full_precision, multiplies_bfloat16, peak_memory, reset_peak_memory
+from optimum_neuronal.common.device import full_precision, multiplies_bfloat16
+from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
 
 
 MB = 2**20

@@ -12,7 +12,7 @@ from several_processes import in_processes
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.common.machine import Processes
+from optimum_neuronal.common.processes import Processes
 
 
 LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}

@@ -15,36 +15,37 @@ def find(**changes):
     return find_combinations(**GIVEN | changes)
 
 
-def test_each_occurs_once_methods_first_then_presets_then_budgets():
+def test_each_occurs_once_methods_first_then_presets():
     given = {
         "saliencies": ["wanda", "wanda"],
         "sparsities": (0.5, 0.6, 0.5),
         "presets": iter(["fast", "best", "fast"]),
     }
-    found = find(**given, bits_per_weight=iter([2.4, 3, 2.4]), config={"num_samples": 16, "seed": 3})
+    found = find(**given, config={"num_samples": 16, "seed": 3})
     assert [result.method for result, _ in found] == [
         "wanda + uniform, 50% sparsity",
         "wanda + uniform, 60% sparsity",
         *(f"preset {name}, {amount}% sparsity" for name in ("fast", "best") for amount in (50, 60)),
-        "quantized, 2.4 bits",
-        "quantized, 3 bits",
     ]
     assert all(config.num_samples == 16 and config.seed == 3 for _, config in found)
     expected = NeuronALConfig.preset("best", sparsity=0.6, dataset=None, num_samples=16, seed=3)
     assert found[5][1].to_dict() == expected.to_dict()
-    assert [config.bits_per_weight for _, config in found[-2:]] == [2.4, 3]
 
 
 def test_a_preset_with_an_amount_of_its_own_is_run_once():
-    found = find(sparsities=[0.6, 0.7], presets=["two-four", "few-bits"])[-2:]
-    assert [result.method for result, _ in found] == ["preset two-four, 50% sparsity", "preset few-bits, 3.5 bits"]
-    assert [(config.sparsity, config.bits_per_weight) for _, config in found] == [(0.5, None), (None, 3.5)]
+    found = find(sparsities=[0.6, 0.7], presets=["two-four"])
+    assert [result.method for result, _ in found[2:]] == ["preset two-four, 50% sparsity"]
 
 
-def test_fields_of_sparse_prunes_are_left_out_of_quantized_ones():
-    config = {"refit_epochs": 2}
-    sparse, quantized = find(saliencies=["alps"], bits_per_weight=[2.4], config=config)
-    assert sparse[1].refit_epochs == 2 and quantized[1].refit_epochs == 0
+def test_hyper_parameters_are_split_from_the_names():
+    """Those in the name replace those of the config, which hold for all methods."""
+    (_, config), *_ = find(
+        saliencies=["ria:power=1.0"],
+        topups=["owl:half_width=0.1"],
+        config={"topup_args": {"half_width": 0.2, "outlier_factor": 7}},
+    )
+    assert (config.saliency, config.saliency_args) == ("ria", {"power": 1.0})
+    assert (config.topup, config.topup_args) == ("owl", {"half_width": 0.1, "outlier_factor": 7})
 
 
 def test_an_impossible_combination_has_an_error():
@@ -65,7 +66,6 @@ def test_an_impossible_combination_has_an_error():
         ({"without": ["magnitude+owk"]}, ValueError, "Did you mean 'owl'"),
         ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected a list"),
         ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
-        ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),
         ({"sweep": {"seed": [], "num_samples": [8]}}, ValueError, "sweep has no values of seed"),
     ],
 )

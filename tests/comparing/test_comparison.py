@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optimum_neuronal.comparing.comparison import Comparison, aggregate_table, check_output
+from optimum_neuronal.comparing.comparison import Comparison, check_tables_directory
 from optimum_neuronal.comparing.results import Result
 
 
@@ -69,19 +69,13 @@ def test_means_over_seeds(comparison):
     assert "± the standard error, or of a mean the standard deviation" in str(comparison)
 
 
-def test_budgets_of_bits_and_presets(comparison):
-    comparison.results += [
-        result(0.0, "quantized", "rates", 30.0, 60.0, accuracy=0.7, budget=3.2, bits_per_weight=3.125),
-        result(0.5, "preset", "best", 11.0, 22.0, accuracy=0.8, allocation_seconds=7.5, pruning_seconds=2.0),
-    ]
+def test_presets(comparison):
+    preset = result(0.5, "preset", "best", 11.0, 22.0, accuracy=0.8, allocation_seconds=7.5, pruning_seconds=2.0)
+    comparison.results.append(preset)
     text = squeezed(comparison.to_markdown())
-    assert "| 0.00% | quantized | rates | 3.12 | 30.00 | 60.00 |" in text
     assert "| 50.00% | preset | best |" in text and "| 9.5 |" in text and "\n| preset best | **1.10** |" in text
-    header = aggregate_table(comparison.aggregates()).header
-    assert header[:3] == ["top-up", "PPLFac, 50%", "PPLFac, 3.2 bits"]
-    assert [entry.topup for entry in comparison.aggregates()] == ["uniform", "owl", "preset best", "rates"]
-    assert comparison.results[-2].method == "quantized, 3.2 bits"
-    assert comparison.results[-1].method == "preset best, 50% sparsity"
+    assert [entry.topup for entry in comparison.aggregates()] == ["uniform", "owl", "preset best"]
+    assert preset.method == "preset best, 50% sparsity"
 
 
 def test_the_best_of_every_amount_is_bold(comparison):
@@ -118,7 +112,7 @@ def test_a_full_disk_leaves_the_tables_as_they_were(comparison, tmp_path, monkey
 
 
 def test_tables_of_others_are_not_replaced(comparison, tmp_path):
-    check_output(tmp_path / "new", False)
+    check_tables_directory(tmp_path / "new", False)
     assert not list(tmp_path.iterdir()), "checking creates nothing"
     for content in ("mine", "[]", '{"model": 1}'):
         (tmp_path / "comparison.json").write_text(content)

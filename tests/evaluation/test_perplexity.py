@@ -1,12 +1,14 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
-from packed_models import make_low_bit
+from packed_models import make_zeroed
 from texts import VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal import densify, save_pretrained
+from optimum_neuronal import densify, save_pretrained, sparsify
 from optimum_neuronal.data.documents import Documents
 from optimum_neuronal.evaluation import perplexity as evaluation
 from optimum_neuronal.evaluation.perplexity import as_model, evaluate_perplexity, name_test_sets
@@ -133,16 +135,22 @@ def test_a_model_may_be_named(model, tokenizer, tmp_path):
     assert evaluate_perplexity(tmp_path, None, [text(range(40))], 16) == expected
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_packed_weights_and_a_head_of_8_bits(ids, tmp_path, sparse):
+def test_packed_weights(ids, tmp_path):
     """The model is as it stands in memory, or named; densified, its perplexity differs by rounding."""
-    packed = make_low_bit(sparse=sparse)
+    packed = sparsify(make_zeroed())
     save_pretrained(packed, tmp_path, format="packed")
     found = evaluate_perplexity(packed, dataset=ids)
-    assert evaluate_perplexity(tmp_path, dataset=ids) == pytest.approx(found, rel=1e-3)
-    assert evaluate_perplexity(densify(packed), dataset=ids) == pytest.approx(found, rel=5e-3)
+    assert evaluate_perplexity(tmp_path, dataset=ids) == pytest.approx(found, rel=1e-6)
+    assert evaluate_perplexity(densify(packed), dataset=ids) == pytest.approx(found, rel=1e-5)
     with pytest.raises(ValueError, match="vocabulary"):
-        evaluate_perplexity(make_low_bit(), dataset=ids + VOCAB)
+        evaluate_perplexity(packed, dataset=ids + VOCAB)
+
+
+def test_few_modules_are_imported():
+    """In a process of its own, which has imported nothing else."""
+    code = "import sys, optimum_neuronal; optimum_neuronal.evaluate_perplexity; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sum(name.partition(".")[0] == "optimum_neuronal" for name in result.stdout.split()) <= 40
 
 
 def test_every_test_set_keeps_a_name_of_its_own(tmp_path):

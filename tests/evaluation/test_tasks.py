@@ -9,10 +9,11 @@ import pytest
 import torch
 from accelerate import disk_offload
 from conftest import make_model
-from packed_models import make_low_bit
+from packed_models import make_zeroed
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import tasks
 from optimum_neuronal.evaluation.tasks import TaskResult, evaluate_tasks
 
@@ -76,8 +77,8 @@ class TestResult:
             by_hand(model, QUESTIONS)
         )
 
-    def test_packed_weights_and_a_head_of_8_bits(self, tokenizer):
-        model = make_low_bit()
+    def test_packed_weights(self, tokenizer):
+        model = sparsify(make_zeroed())
         found = evaluate(model, tokenizer, batch_size=4, limit=6)["neuronal_words"]
         assert found.accuracy == by_hand(model, QUESTIONS[:6])
 
@@ -128,11 +129,11 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
 def test_the_harness_is_indexed_once(monkeypatch):
     made = []
     monkeypatch.setattr(tasks, "_task_manager", lambda: made.append(1) or SimpleNamespace(all_tasks=["boolq"]))
-    tasks._own_tasks.cache_clear()
+    tasks._harness_tasks.cache_clear()
     try:
         for _ in range(2):
             with pytest.raises(ValueError, match="Unknown task 'bolq'. Did you mean 'boolq'"):
                 tasks.load_tasks(["bolq"])
     finally:
-        tasks._own_tasks.cache_clear()
+        tasks._harness_tasks.cache_clear()
     assert made == [1]

@@ -11,7 +11,7 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
+from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.saliency.prune_projections import trial_changes
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
@@ -91,7 +91,7 @@ class TestAuthors:
 
     def test_down_and_the_last_block_stay_uniform_and_q_k_v_follow_the_output_projection(self, llama):
         decoder = find_decoder(llama)
-        base = SparsityPlan(dict.fromkeys(decoder.projections, 0.5))
+        base = Plan(dict.fromkeys(decoder.projections, 0.5))
         deviation = FakeTrials(decoder, ERRORS).deviation(base, label=None)
         plan = neuronal_authors.row_plan(decoder, base, 0.2, deviation)
         for block in decoder.blocks:
@@ -122,7 +122,7 @@ class TestAuthors:
     def test_the_row_step_keeps_the_first_of_equal_weights(self):
         block = make_block([[3.0, 1.0, 1.0, 1.0, 0.5]])
         rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms([torch.ones(1, 5)], 1)}
-        plans = [SparsityPlan({"block.0": rows}, keeps_first=first) for first in (True, False)]
+        plans = [Plan({"block.0": rows}, keeps_first=first) for first in (True, False)]
         together = trial_changes(Wanda(), block, norms, plans)
         alone = [change_of for plan in plans for change_of in trial_changes(Wanda(), block, norms, [plan])]
         for made in (together, alone):

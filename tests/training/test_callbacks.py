@@ -150,7 +150,7 @@ def test_gradual_pruning(tmp_path, data, saliency):
         def on_step_begin(self, args, state, control, **kwargs):
             seen.append((random.random(), torch.rand(1).item()))
 
-    fields = {"topup": "neuronal:block_lambdas=[0.1],steps=block", "saliency": saliency}
+    fields = {"topup": "neuronal", "topup_args": {"block_lambdas": [0.1], "steps": "block"}, "saliency": saliency}
     callback = pruning(**fields, schedule={0: 0.4, 2: 0.6, 3: 0.7})
     zeros = []
     callback_step = callback.on_step_end
@@ -222,10 +222,6 @@ def test_bad_schedules(tmp_path, data, llama):
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
-    for fields in ({"bits_per_weight": 2.4}, {"sparsity": 0.7, "embedding_bits": 8}):
-        name, value = list(fields.items())[-1]
-        with pytest.raises(ValueError, match=f"config has {name}={value}, which cannot be used during training"):
-            NeuronALCallback(NeuronALConfig(**fields), at_step=1)
     for callback, message in [
         (NeuronALCallback(config, at_step=5), "prunes at step 5, but training ends at step 4"),
         (pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),

@@ -1,0 +1,124 @@
+"""Writes the configs and weights of a model, dense or packed, into an empty folder."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.integrations.accelerate import load_offloaded_parameter
+from transformers.utils.hub import convert_file_size_to_int
+
+from ..compat import hf_private
+from ..compat.peft import all_adapter_layers
+from ..packed.packed_module import describe_weight, packed_modules
+from ..packed.packed_weight import DTYPES
+from ..packed.replacing import keeps_transposed, packable_paths
+from ..packed.sparsify import DenseSaving, pack_weight
+from .names import CONFIG, DENSE_INDEX, SUFFIX
+from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
+
+
+SHARD_SIZE = "50GB"  # as in transformers
+OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory together
+
+
+def write_model(
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    max_shard_size: int | str = SHARD_SIZE,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a model's configs and weights into an empty folder."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    if next(all_adapter_layers(model), None) is not None:
+        raise ValueError(
+            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
+        )
+    dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
+    if format == "packed":
+        return _write_packed(model, folder, max_shard_size, dtype)
+    if next(packed_modules(model), None) is not None and getattr(model, "hf_quantizer", None) is None:
+        model.hf_quantizer = DenseSaving(None)  # only a part of the model was given to `sparsify`
+    if any(parameter.is_meta for parameter in model.parameters()):
+        size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
+        with hf_private.known_as_offloaded(model):
+            model.save_pretrained(folder, max_shard_size=size)
+    else:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if dtype is not None:
+        _convert_files(model, folder, dtype)
+
+
+def _convert_files(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+    """Convert a dense checkpoint to another dtype, one file after the other. transformers' `save_pretrained` cannot."""
+    total, convert = 0, _converter(model, dtype)
+    for path in folder.glob(f"*{SUFFIX}"):
+        tensors = {name: convert(name, tensor) for name, tensor in load_file(path).items()}
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, converted := path.with_suffix(".converted"), metadata={"format": "pt"})
+        converted.replace(path)
+    if (index := folder / DENSE_INDEX).exists():
+        content = read_json(index)
+        write_json(index, {**content, "metadata": {**content["metadata"], "total_size": total}})
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
+
+
+def _converter(model: PreTrainedModel, dtype: torch.dtype | None) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return a function of a parameter's name and value that converts it, unless the model keeps it in float32."""
+    if dtype is None:
+        return lambda name, tensor: tensor
+    in_float32 = hf_private.names_in_float32(model, dtype)
+    return lambda name, tensor: (
+        tensor.to(dtype) if tensor.is_floating_point() and not in_float32.search(name) else tensor
+    )
+
+
+def _write_packed(
+    model: PreTrainedModel, folder: Path, max_shard_size: int | str, dtype: torch.dtype | None = None
+) -> None:
+    write_packed(folder, *_packed_state(model, dtype), max_shard_size)
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
+    config.save_pretrained(folder)
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _packed_state(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
+    convert = _converter(model, dtype)
+
+    def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return convert(name, load_offloaded_parameter(model, name) if tensor.is_meta else tensor)
+
+    state = hf_private.untied_state(model)
+    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    weights = {
+        name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
+    }
+    for name, module in model.named_modules():
+        keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
+        if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):
+            continue
+        transposed = {path: keeps_transposed(model, path) for path in keys}
+        matrices: dict[str, Any] = {
+            path: pack_weight(load(key, state[key]), transposed[path]) for path, key in keys.items()
+        }
+        if None not in matrices.values():  # all weights of an experts module, or none
+            for path, matrix in matrices.items():
+                weight = state.pop(keys[path])
+                weights[path] = describe_weight(weight.shape, matrix.dtype, transposed[path])
+                state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
+    return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights

@@ -1,0 +1,76 @@
+"""The device that computes, and the precision of its matrix products."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import torch
+
+
+TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+
+_precision_lock = threading.Lock()
+_precision_users = 0  # of `full_precision`
+_user_precision = ExitStack()  # restores the user's settings
+
+
+def default_device() -> torch.device:
+    """Return the accelerator, or the CPU if there is none."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def time_on(device: torch.device) -> float:
+    """Return the time in seconds when all work that a device was given is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return True if the CPU multiplies bfloat16 matrices several times as fast as float32 ones (AMX).
+
+    False with a torch that cannot tell.
+    """
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards.
+
+    The settings are those of the process: the first of several threads changes them, and the last one restores them.
+    """
+    global _precision_users
+    with _precision_lock:
+        if _precision_users == 0:
+            _user_precision.enter_context(_highest_precision())
+        _precision_users += 1
+    try:
+        yield
+    finally:
+        with _precision_lock:
+            _precision_users -= 1
+            if _precision_users == 0:
+                _user_precision.close()
+
+
+@contextmanager
+def _highest_precision() -> Iterator[None]:
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    by_backend, of_all = [backend.fp32_precision for backend in backends], None
+    with suppress(RuntimeError):  # one backend differs
+        of_all = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if of_all is not None:
+            torch.set_float32_matmul_precision(of_all)
+        for backend, precision in zip(backends, by_backend):
+            backend.fp32_precision = precision
+
+
+def default_batch_size(tokens: int, most: int = TOKENS_PER_FORWARD) -> int:
+    """Return the number of sequences of this many tokens in a forward pass of `most` tokens, unless the user sets it."""
+    return max(1, most // max(1, tokens))

@@ -1,0 +1,109 @@
+"""The checks of a prune: model, config and weights, before any long work."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..checkpoint.sparsity_config import KEY
+from ..common.validation import check_count
+from ..compat import hf_private
+from ..config.neuronal_config import NeuronALConfig
+from ..data.calibration import resolve_seq_length
+from ..model.find_blocks import check_kind, find_decoder
+from ..model.projections import Decoder, Projection
+from ..saliency.plan import ColumnPattern
+from ..topup import TopUp
+
+
+def check_prune(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
+    loaded: bool = True,
+) -> Decoder:
+    """Return the decoder of a model. Raise if the config does not fit it; `loaded=False`: weights may be on meta."""
+    for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
+        if value is not None:
+            check_count(name, value, least)
+    check_prunable(model)
+    check_not_sparse(model)
+    decoder = find_decoder(model, config.targets, config.ignore)
+    _check_topup(decoder, config.methods.topup)
+    _check_pattern(decoder.projections, config.methods.pattern)
+    resolve_seq_length(model.config, config.seq_length)
+    if loaded:
+        check_weights(model, decoder.projections)
+    return decoder
+
+
+def check_prunable(model: PreTrainedModel) -> None:
+    """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
+    if hasattr(model, "peft_config"):
+        raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
+    check_dense(model, "to prune it")
+    if hf_private.is_quantized(model):
+        raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
+    check_kind(type(model), model.config)
+
+
+def check_not_sparse(model: PreTrainedModel) -> None:
+    if getattr(model.config, KEY, None) is not None:
+        raise ValueError(
+            f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
+            "model; or, to prune further in Python, del model.config.sparsity_config first."
+        )
+
+
+def check_dense(model: nn.Module, purpose: str) -> None:
+    """Raise `ValueError` if a model holds packed modules. `purpose`, such as `"to prune it"`, ends the message."""
+    count = sum(name.rpartition(".")[2] == "packed_mask" for name, _ in model.named_buffers())
+    if count:
+        raise ValueError(
+            f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first {purpose}."
+        )
+
+
+def _check_topup(decoder: Decoder, topup: TopUp) -> None:
+    if topup.compares_outputs and not decoder.predicts_next_token:
+        raise ValueError(
+            f"The top-up {topup.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "
+            "causal language-model head. Choose 'search', which then uses alignment errors, or 'neuronal'."
+        )
+
+
+def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
+    """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
+    for name, projection in projections.items():
+        features = projection.shape[1]
+        if pattern is not None and features % pattern.group:
+            raise ValueError(
+                f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does "
+                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
+            )
+
+
+def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
+    """Raise `ValueError` unless every projection has its own finite floating-point weights."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter.data_ptr(), []).append(name)
+    for name, projection in projections.items():
+        weight = projection.owner
+        if hf_private.is_offloaded(projection.module):
+            continue
+        if weight.is_meta:
+            raise ValueError(
+                f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
+                "offload_folder can leave them on disk."
+            )
+        alike = names.get(weight.data_ptr(), ())
+        if len(alike) > 1:
+            raise ValueError(f"{' and '.join(alike)} share their weights: leave them out with ignore.")
+        if not bool(torch.isfinite(projection.weight).all()):
+            raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")

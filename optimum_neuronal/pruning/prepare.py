@@ -1,0 +1,223 @@
+"""`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a prune share."""
+
+import hashlib
+import json
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import __version__
+from ..blocks.runner import BlockRunner
+from ..common.device import default_batch_size
+from ..common.memory import reset_peak_memory
+from ..common.processes import Processes
+from ..compat import hf_private
+from ..config.neuronal_config import Methods, NeuronALConfig
+from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
+from ..files.records import Records
+from ..model.load_model import own_tokenizer
+from ..model.projections import Decoder
+from ..trials import Cache
+from .checks import check_prune
+from .refit import with_refit_dtype
+
+
+_in_use: set[nn.Parameter] = set()
+_lock = threading.Lock()
+
+ACCELERATOR_TOKENS = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
+# Devices on which sequences run one at a time: kernels for more rows may round differently, and gain little.
+ONE_AT_A_TIME = ("cpu",)
+
+
+class Clock:
+    """Wall time of consecutive phases."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}  # phase that has ended -> its seconds
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """End a phase, or a part of it, and begin the next one."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True, eq=False)
+class PruneContext:
+    """One prune: the dense model, how to prune it, and what its steps share."""
+
+    decoder: Decoder
+    config: NeuronALConfig
+    calibration: CalibrationSet | None  # None if saliency and top-up look at weights alone
+    tokenizer: PreTrainedTokenizerBase | None
+    runner: BlockRunner
+    records: Records
+    cache: Cache  # shared by prunes with the same calibration sequences
+    clock: Clock
+
+    @property
+    def methods(self) -> Methods:
+        return self.config.methods
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.decoder.model
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
+        return ids_of(self.calibration)
+
+
+def prepare(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    dataset: Any = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    folder: Path | None = None,
+    cache: Cache | None = None,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
+) -> PruneContext:
+    """Return the context of a prune. No weight is changed.
+
+    Args:
+        model (`PreTrainedModel`): the dense model.
+        config ([`NeuronALConfig`]): how to prune.
+        dataset (*optional*): calibration data instead of the config's, see [`draw_calibration`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): for calibration text. None: the model's own.
+        folder (`Path`, *optional*): where finished steps and blocks are recorded, and from where a prune goes on.
+        cache ([`Cache`], *optional*): measurements of other prunes with the same calibration sequences.
+        batch_size, max_hidden_bytes (`int`, *optional*): see [`NeuronALPruner.prune`].
+
+    Raises:
+        `ValueError`, `TypeError`: model, data and config do not fit, or the records are those of another prune.
+    """
+    reset_peak_memory()
+    clock = Clock()
+    decoder = check_prune(model, config, batch_size, max_hidden_bytes)
+    if config.refit_epochs:
+        config = with_refit_dtype(config, decoder)
+    calibration = draw_calibration(model, config, tokenizer, dataset)
+    tokenizer = tokenizer or (calibration and calibration.tokenizer)
+    if tokenizer is None:  # token ids, or no text at all
+        with suppress(ValueError):
+            tokenizer = own_tokenizer(model)
+    clock.lap("calibration data")
+    processes, ids = Processes.current(), ids_of(calibration)
+    started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
+    device = hf_private.execution_device(model.get_input_embeddings())
+    if device.type in ONE_AT_A_TIME:
+        batch_size = 1
+    runner = BlockRunner(
+        decoder,
+        batch_size=batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
+        device=device,
+        max_hidden_bytes=max_hidden_bytes,
+        quiet=processes.rank > 0,
+    )
+    return PruneContext(
+        decoder=decoder,
+        config=config,
+        calibration=calibration,
+        tokenizer=tokenizer,
+        runner=runner,
+        records=Records(folder, started_with, processes),
+        cache=cache or Cache(),
+        clock=clock,
+    )
+
+
+def ids_of(calibration: CalibrationSet | None) -> torch.Tensor:
+    return torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
+
+
+def draw_calibration(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dataset: Any = None,
+    revision: str | None = None,
+) -> CalibrationSet | None:
+    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
+    if not config.methods.needs_calibration:
+        return None
+    if isinstance(dataset, CalibrationSet):  # drawn before the weights were loaded
+        return dataset
+    dataset = config.dataset if dataset is None else dataset
+    if dataset is None:
+        raise ValueError(
+            "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
+            "text or token ids."
+        )
+    options = {"num_samples": config.num_samples, "vocab_size": model.get_input_embeddings().weight.shape[0]}
+    ids = as_token_ids(dataset, config.seq_length)
+    seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
+    if ids is not None:
+        return take_sequences(ids, **options)
+    tokenizer = tokenizer or own_tokenizer(model, revision)
+    return draw_windows(dataset, tokenizer, seq_length=seq_length, seed=config.seed, **options)
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
+    parameters = set(model.parameters())
+    with _lock:
+        if parameters & _in_use:
+            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
+        _in_use.update(parameters)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_use.difference_update(parameters)
+
+
+def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
+    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
+
+    Of each matrix, the first and last row are read.
+    """
+    model = decoder.model
+    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(repr(list(decoder.projections)).encode())
+    for name, module in model.named_modules():
+        for local, parameter in module.named_parameters(recurse=False):
+            offloaded = hf_private.is_offloaded(module)
+            weight = hf_private.offload_hook(module).weights_map[local] if offloaded else parameter
+            if weight.is_meta:
+                continue
+            digest.update(f"{name}.{local} {tuple(weight.shape)} {weight.dtype}".encode())
+            places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
+            for row in (weight[place] for place in places):
+                digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
+    return {
+        "model": digest.hexdigest(),
+        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "device": hf_private.execution_device(next(iter(decoder.projections.values())).module).type,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this package and of the libraries that decide its results."""
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,1 @@
+"""Variants of saliencies that repeat what the code of NeuronAL's authors does."""

@@ -1,0 +1,47 @@
+"""AlphaPruning as in the authors' code."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...saliency.plan import Plan
+from ...trials import Trials
+from ..alpha_pruning import AlphaPruning
+from ..base import register_topup
+from ..spread import block_sizes, plan_of_blocks, pruned_blocks
+from .plans import rounded
+
+
+@register_topup("alpha_pruning", variant="authors")
+@dataclass(frozen=True)
+class AuthorsAlphaPruning(AlphaPruning):
+    """Takes the tail that fits a power law best. Sparsities above 1 become 1 without raising the others."""
+
+    def exponent(self, eigenvalues: torch.Tensor) -> float | None:
+        return fitted_exponent(eigenvalues, self.bins)
+
+    def plan(self, trials: Trials, sparsity: float, factors: torch.Tensor) -> Plan:
+        blocks = pruned_blocks(trials.decoder)
+        sizes = block_sizes(blocks)
+        sparsities = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
+        return rounded(trials, plan_of_blocks(blocks, sparsities))
+
+
+def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
+    """Return the exponent, in float32, of the tail with the smallest Kolmogorov-Smirnov distance from its power law."""
+    values = eigenvalues[eigenvalues > 0].cpu().sort().values
+    if not len(values):
+        return None
+    logs, decades = values.log(), values.log10()
+    counts = torch.histc(decades, bins, min=decades[0].item(), max=decades[-1].item())
+    peak = 10 ** torch.linspace(decades[0].item(), decades[-1].item(), bins + 1)[counts.argmax()]
+    smallest, exponent = 1.0, None
+    for first, least in enumerate(values[:-1]):
+        if (0.95 * peak).log10() <= least <= 1.5 * peak:  # a logarithm by mistake: hardly a lower limit
+            count = len(values) - first
+            alpha = 1 + count / (logs[first:].sum() - count * logs[first])
+            law = 1 - (values[first:] / least) ** (1 - alpha)
+            distance = (law - torch.arange(count) / count).abs().max()
+            if alpha > 1 and distance < smallest:
+                smallest, exponent = distance, alpha.item()
+    return exponent

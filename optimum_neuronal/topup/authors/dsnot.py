@@ -1,0 +1,22 @@
+"""DSnoT as in the authors' code."""
+
+from dataclasses import dataclass
+
+from ...saliency import Saliency
+from ...saliency.authors.dsnot import AuthorsExchanged
+from ...trials import Trials
+from ..base import Allocation, register_topup
+from ..dsnot import DSnoT
+from .uniform import AuthorsUniform
+
+
+@register_topup("dsnot", variant="authors")
+@dataclass(frozen=True)
+class AuthorsDSnoT(DSnoT):
+    """Exchanges weights as the authors' code does, on top of its uniform sparsity."""
+
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        return AuthorsUniform().allocate(trials, sparsity)
+
+    def around(self, saliency: Saliency) -> AuthorsExchanged:
+        return AuthorsExchanged(saliency, self.cycles, self.threshold)

@@ -1,0 +1,96 @@
+"""NeuronAL as in the authors' code, which gave the paper's figures. Bounds, rounding and rows differ from the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ...blocks.statistics import SquaredNorms
+from ...model.projections import Decoder
+from ...saliency.plan import Plan
+from ...trials import Trials
+from ...trials.deviation import Deviation
+from ..base import register_topup
+from ..neuronal import LAMBDAS, NeuronAL
+from ..spread import LEAST_SPARSITY, MOST_SPARSITY, pruned_blocks, rise
+from .plans import rounded, shifted
+
+
+@register_topup("neuronal", variant="authors")
+@dataclass(frozen=True)
+class AuthorsNeuronAL(NeuronAL):
+    """Takes both steps, with errors of activations pooled over the sequences.
+
+    Candidates are the saliency's own, solved if it updates weights. The block step rounds sparsities down to whole weights
+    of a row, the row step rounds them up. Rows of `down` and of the last block are alike.
+    """
+
+    variant_fields = {**NeuronAL.variant_fields, "steps": "both", "alignment_scope": "pooled"}
+
+    def candidate_trials(self, trials: Trials) -> Trials:
+        if self.alignment_scope != "pooled":
+            return trials
+        saliency = trials.saliency
+        return replace(trials, norms=saliency.statistic if saliency.updates_weights else RunningNorms)
+
+    def lambdas_of_blocks(self, sparsity: float) -> Sequence[float]:
+        return LAMBDAS[:-1] if sparsity >= 0.8 and self.block_lambdas == LAMBDAS else self.block_lambdas
+
+    def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
+        blocks = pruned_blocks(decoder)
+        last = max(len(blocks) - 1, 1)
+        rises = np.round(last * rise(len(blocks), self.schedule).numpy(), 12)  # 0, 1, 2, ... if linear
+        values = (len(blocks) - rises) * (2 * lam / last)
+        return shifted(blocks, values - values.min(), sparsity)
+
+    def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
+        return rounded(trials, plan)
+
+    def row_plans(self, decoder: Decoder, base: Plan, plan: Plan, deviation: Deviation) -> tuple[list[Plan], None]:
+        return [row_plan(decoder, base, lam, deviation) for lam in self.row_lambdas], None
+
+
+class RunningNorms(SquaredNorms):
+    """Squared norms as the authors round them: squares of norms, and a running mean over sequences in float32.
+
+    `value` is the mean, shape (1, in).
+    """
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        features = inputs.reshape(sequences, -1, inputs.shape[-1]).float().transpose(1, 2)
+        self.tokens += sequences * features.shape[2]
+        self._values.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in features]))
+
+    @property
+    def value(self) -> torch.Tensor:
+        values = super().value
+        mean = torch.zeros_like(values[0])
+        for count, squares in enumerate(values):
+            mean = mean * (count / (count + 1)) + squares / (count + 1)
+        return mean[None]
+
+
+def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> Plan:
+    """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block."""
+    plan = {}
+    for block in decoder.blocks:
+        for projection in block.pruned:
+            place = decoder.place_fed_by(block, projection)
+            alike = place is None or place.name == block.name or block is decoder.blocks[-1]
+            values = np.zeros(1) if alike else deviation.places[place.name].numpy()
+            plan[projection.name] = rows_of(projection.shape, base.sparsity[projection.name], lam, values)
+    return Plan(plan, keeps_first=True)
+
+
+def rows_of(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndarray) -> torch.Tensor:
+    """Return the sparsity of every row, rounded up: `int(in * (1 - s))` weights stay.
+
+    Rows of q, k and v, and of fused projections, take the values in order: the first ones, or all of them repeatedly.
+    """
+    spread = np.zeros_like(values)
+    if np.ptp(values) > 0:
+        spread = (values - values.min()) / (values.max() - values.min()) * lam * 2
+    density = np.resize(spread - (np.mean(spread) - (1 - sparsity)), shape[0])
+    kept = ((1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)) * shape[1]).astype(np.int64)
+    return torch.from_numpy((shape[1] - kept) / shape[1])

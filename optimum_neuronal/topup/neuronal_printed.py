@@ -1,0 +1,32 @@
+"""NeuronAL to the letter of the paper's Algorithm 1."""
+
+from dataclasses import dataclass
+
+from ..trials import Trials
+from .base import register_topup
+from .neuronal import LAMBDAS, NeuronAL
+
+
+# As the paper's appendix lists them; its tables have 0.04.
+PRINTED_LAMBDAS = tuple(lam for lam in LAMBDAS if lam != 0.04)
+
+
+@register_topup("neuronal", variant="printed")
+@dataclass(frozen=True)
+class PrintedNeuronAL(NeuronAL):
+    """Takes dense activations from the dense model's own stream and both steps, see [`printed_deviation`].
+
+    Candidates are the saliency's own, solved if it updates weights.
+    """
+
+    variant_fields = {
+        "steps": "both",
+        "reference": "dense",
+        "alignment_scope": "sequence",
+        "block_lambdas": PRINTED_LAMBDAS,
+        "row_lambdas": (0.0, *PRINTED_LAMBDAS),
+    }
+    deviation_kind = "printed"
+
+    def candidate_trials(self, trials: Trials) -> Trials:
+        return trials

@@ -1,0 +1,108 @@
+"""Sparsity by block, and its spread around a mean: what several top-ups share."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..model.projections import Block, Decoder, Projection
+from ..saliency.plan import Plan
+from ..saliency.wanda import Wanda
+
+
+LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of spread sparsities
+
+
+def pruned_blocks(decoder: Decoder) -> list[Block]:
+    """Return the blocks with prunable weights, in order. The user may have excluded all projections of a block."""
+    return [block for block in decoder.blocks if block.pruned]
+
+
+def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
+    """Return the number of prunable weights of every block: float64, shape (blocks,)."""
+    return torch.tensor([block.numel for block in blocks], dtype=torch.float64)
+
+
+def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Plan:
+    """Return the plan that gives every projection the sparsity of its block, shape (blocks,)."""
+    return Plan({name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names})
+
+
+# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
+# last two: here they mirror each other on the diagonal.
+SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda position: position,
+    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
+    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
+}
+
+
+def rise(blocks: int, schedule: str) -> torch.Tensor:
+    """Return how far sparsity has risen in each of so many blocks, from 0 to 1: float64, shape (blocks,)."""
+    position = torch.arange(blocks, dtype=torch.float64) / max(blocks - 1, 1)
+    return SCHEDULES[schedule](position)
+
+
+def spread_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> Plan:
+    """Return the plan with one sparsity per pruned block, see [`get_dist`]; values, shape (blocks,)."""
+    blocks = pruned_blocks(decoder)
+    return plan_of_blocks(blocks, get_dist(sparsity, lam, values, block_sizes(blocks)))
+
+
+def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Spread sparsity around its mean, in a window of `2 * lam`: entries with large values are pruned less (Eq. 4).
+
+    `density = 2 lam (v - min v) / (max v - min v)`, shifted to the mean density `1 - sparsity`. Sparsities are clipped
+    to [0.01, 0.99] without moving their mean. Constant values give `sparsity` everywhere.
+
+    Args:
+        sparsity (`float`): the mean, in [0, 1).
+        lam (`float`): half the window's width, in [0, 1].
+        values (`Tensor`, shape (n,)): the direction v.
+        weights (`Tensor`, shape (n,), *optional*): number of weights of each entry; equal by default.
+
+    Returns:
+        `Tensor`: float64 on the CPU, shape (n,).
+    """
+    values = values.double().cpu()
+    weights = torch.ones_like(values) if weights is None else weights.double()
+    weights = weights / weights.sum()
+    span = values.max() - values.min()
+    if span == 0 or lam == 0 or not LEAST_SPARSITY <= sparsity <= MOST_SPARSITY:
+        return torch.full_like(values, sparsity)
+    density = 2 * lam * (values - values.min()) / span
+    spread = (density * weights).sum() - density + sparsity
+    fits = spread.min() >= LEAST_SPARSITY and spread.max() <= MOST_SPARSITY
+    return spread if fits else shift_to_mean(spread, sparsity, weights)
+
+
+def shift_to_mean(
+    values: torch.Tensor,
+    mean: float,
+    weights: torch.Tensor,
+    least: float = LEAST_SPARSITY,
+    most: float = MOST_SPARSITY,
+) -> torch.Tensor:
+    """Add one number to all values and clip them to [least, most], so that their weighted mean is `mean`.
+
+    values, float64 within [-1, 2], and weights both have shape (n,).
+    """
+    weights = weights.double() / weights.sum()
+    shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
+    return (values + shift).clamp(least, most)
+
+
+def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> float:
+    """Return the smallest number found that is large enough, by bisection of an interval."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if is_too_small(middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return `|W_ij| a_j` of a projection, whatever the prune's saliency: float32, shape (out, in)."""
+    return Wanda().score(projection.weight.float(), activations[projection.name])
