@@ -22,6 +22,15 @@ def make_block(*weights, name: str = "block") -> Block:
     return Block(name, nn.Module(), {projection.name: projection for projection in projections})
 
 
+def make_experts(count: int, shape=(2, 4), transposed=False, parameter="up") -> Block:
+    """A block of experts `experts.0.up`, `experts.1.up`, ..., whose weights of ones lie in one parameter."""
+    module = nn.Module()
+    setattr(module, parameter, nn.Parameter(torch.ones(count, *shape)))
+    names = [f"experts.{expert}.{parameter}" for expert in range(count)]
+    experts = [Projection(name, "up", module, True, parameter, i, transposed) for i, name in enumerate(names)]
+    return Block("block", module, dict(zip(names, experts)))
+
+
 class FakeTrials:
     """Answers with errors of its own choice, so that decisions can be checked."""
 
@@ -31,24 +40,24 @@ class FakeTrials:
         self.errors, self.activations, self.asked = errors, activations, []
         self.saliency = SimpleNamespace(updates_weights=False)
 
-    def output_errors(self, plans, metric, label, reference):
-        self.asked.append((plans, metric, label, reference))
+    def measure(self, question, plans):
+        self.asked.append((question, plans))
         return self.errors[: len(plans)]
 
-    def dense_scores(self, score, label):
-        self.asked.append(label)
-        return [score(block, self.activations) for block in self.decoder.blocks]
+    def measure_once(self, question):
+        self.asked.append((question, ()))
+        return [question.score(block, self.activations) for block in self.decoder.blocks]
 
 
 class FakeOutputs:
     """Trials whose output errors a function computes from the sparsities of the blocks."""
 
-    def __init__(self, decoder, error=lambda found: 1.0):
+    def __init__(self, decoder, error=lambda sparsities: 1.0):
         self.decoder, self.error, self.asked = decoder, error, []
         self.saliency = SimpleNamespace(updates_weights=False)
 
-    def output_errors(self, plans, metric, label, reference="dense", sequences=None):
-        self.asked.append((len(plans), metric, sequences))
+    def measure(self, question, plans):
+        self.asked.append((len(plans), question.metric, question.sequences))
         return [self.error(by_block(self.decoder.blocks, plan)) for plan in plans]
 
 
