@@ -31,24 +31,23 @@ class FakeTrials:
         self.errors, self.activations, self.asked = errors, activations, []
         self.saliency = SimpleNamespace(updates_weights=False)
 
-    def output_errors(self, plans, metric, label, reference):
-        self.asked.append((plans, metric, label, reference))
+    def measure(self, question, plans):
+        self.asked.append((question, plans))
         return self.errors[: len(plans)]
 
-    def dense_scores(self, score, label):
-        self.asked.append(label)
-        return [score(block, self.activations) for block in self.decoder.blocks]
+    def measure_once(self, question):
+        return [question.score(block, self.activations) for block in self.decoder.blocks]
 
 
 class FakeOutputs:
     """Trials whose output errors a function computes from the sparsities of the blocks."""
 
-    def __init__(self, decoder, error=lambda found: 1.0):
+    def __init__(self, decoder, error=lambda sparsities: 1.0):
         self.decoder, self.error, self.asked = decoder, error, []
         self.saliency = SimpleNamespace(updates_weights=False)
 
-    def output_errors(self, plans, metric, label, reference="dense", sequences=None):
-        self.asked.append((len(plans), metric, sequences))
+    def measure(self, question, plans):
+        self.asked.append((len(plans), question.metric, question.sequences))
         return [self.error(by_block(self.decoder.blocks, plan)) for plan in plans]
 
 

@@ -9,7 +9,7 @@ from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.trials import Trials
 
 
@@ -17,7 +17,8 @@ def build_trials(decoder, saliency, ids, num_alignment_samples, batch_size=4, de
     """Options: `pattern`, `min_expert_tokens`, `max_hidden_bytes`, and `records` or the `processes` that they are for."""
     records = options.pop("records", None) or Records(processes=options.pop("processes", None))
     runner = BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None))
-    return Trials(runner, saliency, ids, num_alignment_samples, records=records, **options)
+    sequences = {"ids": ids, "num_alignment_samples": num_alignment_samples}
+    return Trials(runner=runner, saliency=saliency, records=records, **sequences, **options)
 
 
 def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
@@ -25,8 +26,8 @@ def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
     return build_trials(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
-def uniform(trials, sparsity=0.5) -> SparsityPlan:
-    return SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
+def uniform(trials, sparsity=0.5) -> Plan:
+    return Plan.uniform(trials.decoder.projections, sparsity)
 
 
 def state(model) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from by_hand import make_projection
 from conftest import FEW, make_model
 from trial_helpers import make_trials, state, unchanged
 
@@ -9,8 +10,8 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.topup import besa
+from optimum_neuronal.topup.authors.besa import AuthorsBESA, BoundedRate
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 
 
@@ -23,9 +24,9 @@ def by_block(decoder, sparsities):
     return means
 
 
-def allocate(model, ids, sparsity=0.6, batch_size=4, **fields):
+def allocate(model, ids, sparsity=0.6, topup=BESA(), **chosen):
     with inference(model):
-        return BESA(**fields).allocate(make_trials(model, ids, batch_size=batch_size), sparsity)
+        return topup.allocate(make_trials(model, ids, **chosen), sparsity)
 
 
 class TestRate:
@@ -34,7 +35,7 @@ class TestRate:
     @pytest.fixture
     def rate(self):
         score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
-        return LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), score, 0.5, 0.25)
+        return LearnedRate(make_projection(torch.ones(2, 4)), score, 0.5, 0.25)
 
     def test_the_least_salient_falls_by_most_candidates(self, rate):
         """By four of five, the most salient by one."""
@@ -53,7 +54,7 @@ class TestRate:
 
 def test_the_authors_distribution_is_bounded():
     """Sigmoids 0, 0, 0.5, 1 and 1: their softmax has the weights 1, 1, e^0.5, e and e."""
-    rate = LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), torch.rand(2, 4), None, 0.25)
+    rate = BoundedRate(make_projection(torch.ones(2, 4)), torch.rand(2, 4), 0.7, 0.25)
     assert rate.sparsity.item() == pytest.approx(0.5)
     rate.logits.data = torch.tensor([-100.0, -100.0, 0.0, 100.0, 100.0])
     root = math.exp(0.5)
@@ -134,21 +135,18 @@ def test_every_family_learns_and_meets_the_target(family, ids):
 
 
 def test_as_the_authors_do_it_the_target_is_missed(llama, ids):
-    found = allocate(llama, ids, 0.8, variant="authors").decisions["besa"]
-    assert min(found["learned"].values()) > 0.5 and max(found["learned"].values()) < 0.62
+    decision = allocate(llama, ids, 0.8, AuthorsBESA()).decisions["besa"]
+    assert min(decision["learned"].values()) > 0.5 and max(decision["learned"].values()) < 0.62
     for name, projection in find_decoder(llama).projections.items():
         width = projection.shape[1]
-        assert found["sparsity"][name] == int(width * found["learned"][name]) / width
+        assert decision["sparsity"][name] == int(width * decision["learned"][name]) / width
 
 
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
     """At another target the second block's inputs differ, and so does what it learns at the same one."""
-    with inference(llama):
-        name, found = "model.layers.1.self_attn.q_proj", []
-        for targets in (None, [r"layers\.1\."]):
-            trials = make_trials(llama, ids, targets=targets)
-            found.append(BESA().allocate(trials, 0.6).plan.sparsity[name])
-    assert found[0] != found[1]
+    plans = [allocate(llama, ids, targets=targets).plan for targets in (None, [r"layers\.1\."])]
+    first, second = (plan.sparsity["model.layers.1.self_attn.q_proj"] for plan in plans)
+    assert first != second
 
 
 def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):

@@ -7,6 +7,7 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Space, _Run, kind_moved
+from optimum_neuronal.trials.output_errors import OutputErrors
 
 
 def test_directions_cover_every_kind():
@@ -38,9 +39,9 @@ def test_late_candidates_share_the_early_half(ids):
         space = Space.of(trials.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
-        trials.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
+        trials.measure(OutputErrors("kl"), [space.plan(space.uniform)])  # the dense pass is made here
         before = trials.runner.block_forwards
-        trials.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
+        trials.measure(OutputErrors("kl"), [space.plan(candidate) for candidate in candidates])
         passes = (trials.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
