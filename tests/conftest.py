@@ -74,7 +74,7 @@ def llama() -> transformers.PreTrainedModel:
 @pytest.fixture
 def batched(monkeypatch) -> None:
     """Let prunes on a CPU run sequences in batches, as on an accelerator."""
-    monkeypatch.setattr("optimum_neuronal.pruning.context.ONE_AT_A_TIME", ())
+    monkeypatch.setattr("optimum_neuronal.pruning.prepare.ONE_AT_A_TIME", ())
 
 
 @pytest.fixture
