@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import Plan
 
 
 # The figures come from torch 2.13's kernels for AVX2. Others round differently, which turns single weights around whose
@@ -56,11 +56,11 @@ def local_name(name: str) -> str:
     return name.removeprefix("model.layers.")
 
 
-def authors_block_plan(decoder, targets) -> SparsityPlan:
+def authors_block_plan(decoder, targets) -> Plan:
     """Return the plan with one sparsity per block, rounded as their code does: `int(in * s)` weights fall per row."""
     plan = {}
     for block, target in zip(decoder.blocks, targets):
         for projection in block.pruned:
             in_features = projection.shape[1]
             plan[projection.name] = int(in_features * target) / in_features
-    return SparsityPlan(plan)
+    return Plan(plan)
