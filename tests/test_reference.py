@@ -49,10 +49,10 @@ def run(saliency, sparsity, topup):
     return FIGURES["runs"][f"{saliency}|{sparsity}"][topup]
 
 
-def prune(saliency, sparsity, steps, saliency_args={}, **topup_args):
+def prune(saliency, sparsity, steps, saliency_args=None, **topup_args):
     """Prune the reference model as a user does, by the variant of the authors."""
     reference = Reference()
-    arguments = {"saliency_args": saliency_args, "topup_args": {**AUTHORS, "steps": steps, **topup_args}}
+    arguments = {"saliency_args": saliency_args or {}, "topup_args": {**AUTHORS, "steps": steps, **topup_args}}
     sizes = {"num_samples": 128, "seq_length": 256, "num_alignment_samples": 8}
     pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", **arguments, **sizes))
     pruner.prune(reference.model, authors.load_ids("calibration_ids"))

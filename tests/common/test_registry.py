@@ -34,7 +34,10 @@ def test_names_and_variants_are_registered_once():
         assert registry.register("one", variant)(cls) is cls
     assert registry.get("one") is First and First.name == "one" and registry.names() == ["one"]
     assert type(registry.make("one", "args", {"variant": "second"})) is Second
-    for variant, message in ((None, "name 'one' is taken by .*First"), ("second", "variant 'second' of 'one' is taken")):
+    for variant, message in (
+        (None, "name 'one' is taken by .*First"),
+        ("second", "variant 'second' of 'one' is taken"),
+    ):
         with pytest.raises(ValueError, match=message):
             registry.register("one", variant)(type("Third", (First,), {}))
 

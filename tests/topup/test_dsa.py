@@ -20,24 +20,18 @@ class FakeTrials(FakeOutputs):
         return [[float(index + 1)] * (len(PRE) * len(REDUCE)) for index in range(len(self.decoder.blocks))]
 
 
-def test_the_best_known_function_wins(llama):
-    """The error falls with the last block's sparsity; no function gives it more than the window: 0.6 + 0.1."""
-    trials = FakeTrials(find_decoder(llama), lambda found: -found[2] + found[1])
+def test_the_best_known_function_wins_and_no_plan_is_tried_twice(llama):
+    """The error falls with the last block's sparsity. Many functions are the same, such as mean and mean of absolutes."""
+    tried = []
+    trials = FakeTrials(find_decoder(llama), lambda shares: tried.append(tuple(shares)) or shares[1] - shares[2])
     allocation = DSA().allocate(trials, 0.6)
     decision = allocation.decisions["dsa"]
     best = min(decision["candidates"], key=lambda candidate: candidate["error"])
     assert decision["function"] == best["function"]
-    found = by_block(trials.decoder.blocks, allocation.plan)
-    assert found[1] - found[2] == best["error"] and sum(found) / 3 == pytest.approx(0.6)
-    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
-
-
-def test_no_plan_is_tried_twice(llama):
-    """Many functions are the same, such as the mean and the mean of absolute values."""
-    tried = []
-    trials = FakeTrials(find_decoder(llama), lambda found: tried.append(tuple(found)) or 1.0)
-    DSA().allocate(trials, 0.6)
+    shares = by_block(trials.decoder.blocks, allocation.plan)
+    assert shares[1] - shares[2] == best["error"] and sum(shares) / 3 == pytest.approx(0.6)
     assert len(tried) == len(set(tried)) == 58
+    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
 
 
 def test_the_authors_window_is_the_same_for_all_functions(llama):

@@ -46,15 +46,6 @@ def test_late_candidates_share_the_early_half(ids):
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
 
-def test_what_candidates_cost_together_by_hand(llama):
-    """Of three blocks: alike they are one; apart in the last, each runs that block; apart in the first, all of it."""
-    space = Space.of(find_decoder(llama), 0.7)
-    last, first = (space.uniform + 0.1 * (space.blocks == index).double() for index in (2, 0))
-    assert space.cost(torch.stack([space.uniform, space.uniform.clone()])) == 1
-    assert space.cost(torch.stack([space.uniform, last])) == (1 + 1 + 2) / 3
-    assert space.cost(torch.stack([space.uniform, last, first])) == (2 + 2 + 3) / 3
-
-
 def test_sparsities_are_shifted_to_the_target_by_the_sizes(llama):
     space = Space.of(find_decoder(llama, targets=["down_proj", "k_proj"]), 0.5)  # 48 x 32 and 32 x 32 weights
     assert sorted(set(space.sizes.tolist())) == [1024, 1536]

@@ -7,7 +7,14 @@ from by_hand import make_block, make_projection
 
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.topup import get_dist
-from optimum_neuronal.topup.spread import bisect, block_sizes, plan_of_blocks, pruned_blocks, shift_to_mean, wanda_metric
+from optimum_neuronal.topup.spread import (
+    bisect,
+    block_sizes,
+    plan_of_blocks,
+    pruned_blocks,
+    shift_to_mean,
+    wanda_metric,
+)
 
 
 FIRST = make_block([[1.0, 2.0]], [[3.0], [4.0], [5.0]], name="first")
