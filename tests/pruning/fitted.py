@@ -10,7 +10,7 @@ from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.pruning.refit import Refit
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
 
@@ -26,7 +26,7 @@ class Fitted:
             self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
             self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: self.half(p) for p in self.block.pruned}
-            self.plan = plan and SparsityPlan({p.name: plan for p in self.block.pruned})
+            self.plan = plan and Plan({p.name: plan for p in self.block.pruned})
             self.found = self.refit.fit(*self.given(), self.plan)
 
     @staticmethod

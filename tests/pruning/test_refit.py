@@ -14,7 +14,7 @@ from trial_helpers import state, unchanged
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.refit import Refit, _product, _Weights, column_steps, first_zeros, relative_error
-from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
+from optimum_neuronal.saliency.plan import Plan, row_counts
 
 from .fitted import Fitted
 
@@ -84,7 +84,7 @@ class TestAddedZeros:
 
     def test_projections_of_another_sparsity_do_not_share_zeros(self, family, ids):
         fitted = Fitted(family, ids)
-        plan = SparsityPlan({p.name: 0.7 + 0.02 * place for place, p in enumerate(fitted.block.pruned)})
+        plan = Plan({p.name: 0.7 + 0.02 * place for place, p in enumerate(fitted.block.pruned)})
         with torch.no_grad():
             found = fitted.refit.fit(*fitted.given(), plan)
         for name, weight in found.items():
@@ -94,7 +94,7 @@ class TestAddedZeros:
         fitted = Fitted(family, ids)
         shares = {p.name: torch.linspace(0.5, 0.9, p.shape[0], dtype=torch.float64) for p in fitted.block.pruned}
         with torch.no_grad():
-            found = fitted.refit.fit(*fitted.given(), SparsityPlan(shares))
+            found = fitted.refit.fit(*fitted.given(), Plan(shares))
         for name, weight in found.items():
             there = (fitted.sparse[name] == 0).sum(dim=1)
             assert torch.equal((weight == 0).sum(dim=1), row_counts(shares[name], weight.shape).maximum(there)), name
@@ -271,7 +271,7 @@ def test_a_token_without_output_hides_no_curvature_in_float16(ids):
 def test_no_row_loses_more_at_first_than_in_the_end():
     """Shares of a plan's counts would round to whole weights in other rows."""
     projections = find_decoder(make_model("llama")).blocks[0].pruned
-    plan = SparsityPlan({p.name: torch.full((p.shape[0],), 0.05, dtype=torch.float64) for p in projections})
+    plan = Plan({p.name: torch.full((p.shape[0],), 0.05, dtype=torch.float64) for p in projections})
     first = first_zeros(plan, projections)
     for p in projections:
         some, all_of_them = (row_counts(own.amounts[p.name], p.shape) for own in (first, plan))

@@ -21,7 +21,7 @@ from optimum_neuronal.pruning.reporting import (
     public_name,
     without_folders,
 )
-from optimum_neuronal.saliency.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.topup import Allocation
 
 
@@ -30,7 +30,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
     model = SimpleNamespace(dtype=torch.bfloat16)
     decoder = SimpleNamespace(model=model, blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
-    outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
+    outcome = PruneOutcome(Allocation(Plan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
     context = PruneContext(decoder, config, calibration=calibration)
     context.clock.seconds["pruning"] = 2.0
     return make_report(context, outcome, {})

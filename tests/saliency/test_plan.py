@@ -4,7 +4,7 @@ import torch
 from optimum_neuronal.saliency import plan
 from optimum_neuronal.saliency.plan import (
     ColumnPattern,
-    SparsityPlan,
+    Plan,
     apply_cut,
     find_cut,
     mask_groups,
@@ -38,9 +38,9 @@ def test_counts_of_rows_of_their_own():
 
 def test_a_plan_outside_zero_and_one_raises():
     with pytest.raises(ValueError, match="'q' leaves"):
-        SparsityPlan({"q": 1.2})
+        Plan({"q": 1.2})
     with pytest.raises(ValueError, match="'q' leaves"):
-        SparsityPlan({"q": torch.tensor([0.5, float("nan")])})
+        Plan({"q": torch.tensor([0.5, float("nan")])})
 
 
 def test_of_a_whole_matrix_equal_ones_of_earlier_rows_are_pruned_first():

@@ -11,7 +11,7 @@ from optimum_neuronal.model.projections import Block, Projection
 from optimum_neuronal.saliency import prune_projections as module
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
-from optimum_neuronal.saliency.plan import ColumnPattern, SparsityPlan
+from optimum_neuronal.saliency.plan import ColumnPattern, Plan
 from optimum_neuronal.saliency.prune_projections import (
     find_activations,
     prune_projections,
@@ -37,7 +37,7 @@ def masks_of(changes, block):
 
 
 def plan(sparsity):
-    return SparsityPlan({"block.0": sparsity})
+    return Plan({"block.0": sparsity})
 
 
 def test_plans_cut_the_least_salient_weights_of_every_row_from_one_ranking(block, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_starved_experts_hessian_is_flat():
     block, saliency = mixture(2), Update([])
     norms = {"experts.0.up": hessian_of([1.0, 3.0], [0.0, 0.0]), "experts.1.up": hessian_of([7.0, 7.0])}
     assert find_activations(block.pruned, norms, 2)[1] == ["experts.1.up"]
-    plan = SparsityPlan(dict.fromkeys(block.projections, 0.5))
+    plan = Plan(dict.fromkeys(block.projections, 0.5))
     (change_of,) = trial_changes(saliency, block, norms, [plan], min_tokens=2)
     for expert in block.pruned:
         change_of(expert)
@@ -136,7 +136,7 @@ def test_projections_with_the_same_input_are_solved_together():
             return super().solve(weights, hessian, *args)
 
     norms = {"q": first, "o": second, "k": first}
-    found, _ = prune_projections(Noted([]), projections, norms, SparsityPlan(dict.fromkeys("qok", 0.5)))
+    found, _ = prune_projections(Noted([]), projections, norms, Plan(dict.fromkeys("qok", 0.5)))
     assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
 
 
@@ -185,6 +185,6 @@ def test_a_saliency_may_compute_in_place():
     scores = type("InPlace", (Magnitude,), {"score": lambda self, weight, own: weight.abs_().mul_(own.mul_(2))})
     assert score_projection(scores(), projection, activations).tolist() == [[6, 4], [2, 8]]
     solves = type("InPlace", (Update,), {"prune": lambda self, weight, *_args, **_named: weight.zero_()})
-    norms, plan = {"block.0": hessian_of([1.0, 2.0])}, SparsityPlan({"block.0": 0.5})
+    norms, plan = {"block.0": hessian_of([1.0, 2.0])}, Plan({"block.0": 0.5})
     assert not prune_projections(solves([]), block.pruned, norms, plan)[0]["block.0"].weight.any()
     assert projection.weight.tolist() == [[3, 1], [1, -2]] and activations["block.0"].tolist() == [1, 2]

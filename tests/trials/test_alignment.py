@@ -9,7 +9,7 @@ from optimum_neuronal.blocks.block_inputs import Stream, inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import Projection, trial_weights
-from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows, row_counts
+from optimum_neuronal.saliency.plan import Plan, mask_rows, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.alignment import METRICS, alignment_error, final_norms, total_error
 
@@ -154,7 +154,7 @@ def test_the_final_norm_runs_where_its_weights_are():
 def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(trials):
     """If only the middle block is pruned, it deviates as in the dense model, and the block behind it not at all."""
     middle = dict.fromkeys(trials.decoder.blocks[1].pruned_names, 0.6)
-    plan = SparsityPlan({**uniform(trials, 0.0).sparsity, **middle})
+    plan = Plan({**uniform(trials, 0.0).sparsity, **middle})
     own, dense = (
         trials.deviation(plan, reference, "sequence", "l2", None).places for reference in ("sparse-stream", "dense")
     )

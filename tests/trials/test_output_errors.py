@@ -9,7 +9,7 @@ from trial_helpers import make_trials, state, uniform
 import optimum_neuronal.trials.output_errors as module
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
-from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
+from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.output_errors import kl, nll
 
@@ -61,7 +61,7 @@ def test_output_errors_by_brute_force(any_model, ids):
 def test_plans_share_what_they_have_in_common(trials):
     base = uniform(trials).sparsity
     last = {**base, trials.decoder.blocks[-1].pruned_names[0]: 0.9}
-    plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
+    plans = [Plan(base), Plan(last), Plan(dict(base))]
     alone = [trials.output_errors([plan], "kl", None)[0] for plan in plans]
     trials.runner.block_forwards = 0
     assert trials.output_errors(plans, "kl", None) == alone
@@ -119,7 +119,7 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
     with inference(model):
         trials = make_trials(model, ids)
         first = dict.fromkeys(trials.decoder.blocks[0].pruned_names, 0.5)
-        plans = [SparsityPlan(uniform(trials, 0.0).sparsity | first), uniform(trials)]
+        plans = [Plan(uniform(trials, 0.0).sparsity | first), uniform(trials)]
         sparse_stream = trials.reconstruction_errors(plans, "sparse-stream", None)
         dense = trials.reconstruction_errors(plans, "dense", None)
         assert trials.reconstruction_errors(plans[1:], "sparse-stream", None) == sparse_stream[1:]

@@ -6,7 +6,7 @@ from trial_helpers import make_trials, state, unchanged, uniform
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
+from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.trials import Trials
 
@@ -41,7 +41,7 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
         torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
 
-HALF = SparsityPlan({"q": 0.5, "k": torch.tensor([0.25, 0.75], dtype=torch.float64)})
+HALF = Plan({"q": 0.5, "k": torch.tensor([0.25, 0.75], dtype=torch.float64)})
 
 
 class Measure:
@@ -65,15 +65,15 @@ def test_a_recorded_step_is_looked_up_and_another_question_is_another_step(tmp_p
     assert [engine.measured([HALF], ("kl",), unrecorded)[0] for _ in range(2)] == [[1], [2]]
     engine_of(Records(tmp_path)).measured([HALF], ("kl",), measure)
     engine = engine_of(Records(tmp_path))
-    value, tensors = engine.measured([SparsityPlan(dict(HALF.sparsity))], ("kl",), measure)
+    value, tensors = engine.measured([Plan(dict(HALF.sparsity))], ("kl",), measure)
     assert value == [1] and tensors["found"].tolist() == [1] and measure.calls == 1
     other_rows = torch.tensor([0.75, 0.25], dtype=torch.float64)
     for plans, question in (
         ([HALF], ("nll",)),
         ([HALF, HALF], ("kl",)),
-        ([SparsityPlan({**HALF.sparsity, "q": 0.5000001})], ("kl",)),
-        ([SparsityPlan({**HALF.sparsity, "k": other_rows})], ("kl",)),
-        ([SparsityPlan({"v": 0.5, "k": HALF.sparsity["k"]})], ("kl",)),
+        ([Plan({**HALF.sparsity, "q": 0.5000001})], ("kl",)),
+        ([Plan({**HALF.sparsity, "k": other_rows})], ("kl",)),
+        ([Plan({"v": 0.5, "k": HALF.sparsity["k"]})], ("kl",)),
     ):
         before = measure.calls
         assert engine.measured(plans, question, measure)[0] == [before + 1]

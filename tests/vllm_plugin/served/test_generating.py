@@ -8,7 +8,7 @@ import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import save_pretrained
+from optimum_neuronal import densify, save_pretrained
 
 from .checkpoints import KINDS, PACKED, ZEROS, agreeing, save
 from .processes import generate
@@ -60,7 +60,7 @@ def test_adapters_work_on_packed_weights(tmp_path):
     """Adapters of one part of a merged projection, and of a projection alone."""
     folder = save("packed", tmp_path / "packed")
     adapted = peft.get_peft_model(
-        AutoModelForCausalLM.from_pretrained(save("dense", tmp_path / "dense"), dtype=torch.float32),
+        densify(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
         peft.LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
     )
     adapted.save_pretrained(tmp_path / "adapter")
