@@ -226,7 +226,7 @@ class NeuronALPruner(OptimumQuantizer):
         return model
 
     def _prepare(
-        self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: int | None
+        self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any
     ) -> PruneContext:
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
