@@ -29,7 +29,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from benchmarks.shared import pack, zero_randomly
+from benchmarks.shared import zero_randomly
+from optimum_neuronal import sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
@@ -48,7 +49,7 @@ SHAPES = {
     "attn_q": (HIDDEN, HIDDEN), "attn_k": (KEYS, HIDDEN), "attn_v": (KEYS, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
     "ffn_gate": (INTERMEDIATE, HIDDEN), "ffn_up": (INTERMEDIATE, HIDDEN), "ffn_down": (HIDDEN, INTERMEDIATE),
 }  # fmt: skip
-PACKED = {"dense": None, "70% sparse": None, "2 bits": 2, "3 bits": 3, "4 bits": 4}
+FORMS = ("dense", "packed")  # the latter with 70% zeros
 PLANNED = re.compile(r"\] (\S+)\s+- \[.*\((\S+)\)\s*$", re.MULTILINE)  # name and type of a tensor
 Measure = Callable[[int], list[float]]  # number of threads -> tokens per second, for each kind of work
 
@@ -87,14 +88,10 @@ def quantizer(programs: Path):
         values = np.random.default_rng(0).standard_normal((64, columns), dtype=np.float32) * 0.02
         if kind == gguf.GGMLQuantizationType.BF16:
             return gguf.quants.quantize(values, kind)
-        found, importance = (
-            np.zeros((64, library.ggml_row_size(kind, columns)), np.uint8),
-            np.ones(columns, np.float32),
-        )
-        library.ggml_quantize_chunk(
-            kind, values.ctypes.data, found.ctypes.data, 0, 64, columns, importance.ctypes.data
-        )
-        return found
+        rows = np.zeros((64, library.ggml_row_size(kind, columns)), np.uint8)
+        importance = np.ones(columns, np.float32)
+        library.ggml_quantize_chunk(kind, values.ctypes.data, rows.ctypes.data, 0, 64, columns, importance.ctypes.data)
+        return rows
 
     return lambda kind, rows, columns: np.resize(some_rows(kind, columns), (rows, some_rows(kind, columns).shape[1]))
 
@@ -118,9 +115,9 @@ def write_gguf(target: Path, layers: int, weights, plan: dict[str, str], kind: s
     norm, total = np.ones(HIDDEN, dtype=np.float32), 0
 
     def add(name: str, rows: int, columns: int) -> int:
-        own = gguf.GGMLQuantizationType[plan.get(name, "bf16").upper()]
-        data = weights(own, rows, columns)
-        writer.add_tensor(name, data, raw_dtype=own)
+        tensor_type = gguf.GGMLQuantizationType[plan.get(name, "bf16").upper()]
+        data = weights(tensor_type, rows, columns)
+        writer.add_tensor(name, data, raw_dtype=tensor_type)
         return data.nbytes
 
     add("token_embd.weight", VOCABULARY, HIDDEN)
@@ -143,22 +140,21 @@ def planned_types(programs: Path, file: Path, kind: str) -> dict[str, str]:
     return dict(PLANNED.findall(done.stdout + done.stderr))
 
 
-def packed_model(name: str, layers: int) -> LlamaForCausalLM:
-    """Return a random model in one of the forms of `PACKED`."""
+def make_model(form: str, layers: int) -> LlamaForCausalLM:
+    """Return a random model in one of the `FORMS`."""
     config = LlamaConfig(
         hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=layers, num_attention_heads=HEADS,
         num_key_value_heads=KEYS * HEADS // HIDDEN, vocab_size=VOCABULARY, max_position_embeddings=4096,
         tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().bfloat16()
-    if name == "dense":
-        return model
-    if PACKED[name] is None:
+    if form == "packed":
         zero_randomly(model, 0.7)
-    return pack(model, PACKED[name])
+        sparsify(model)
+    return model
 
 
-def measure_packed(model: LlamaForCausalLM, args: argparse.Namespace) -> Measure:
+def measure_here(model: LlamaForCausalLM, args: argparse.Namespace) -> Measure:
     def measure(threads: int) -> list[float]:
         torch.set_num_threads(threads)
         with inference(model):
@@ -200,18 +196,18 @@ def run(args: argparse.Namespace) -> None:
             plan, file = planned_types(args.llama_cpp, folder / "BF16.gguf", kind), folder / f"{kind}.gguf"
             size = write_gguf(file, args.layers, rows_of, plan, kind)
             subjects[f"llama.cpp {kind}"] = measure_gguf(file, args), 8 * size / weights
-        for name in args.packed:
-            model = packed_model(name, args.layers)
+        for name in args.forms:
+            model = make_model(name, args.layers)
             tensors = [*model.model.layers.parameters(), *model.model.layers.buffers()]
             size = sum(tensor.nbytes for tensor in tensors)
-            subjects[name] = measure_packed(model, args), 8 * size / weights
+            subjects[name] = measure_here(model, args), 8 * size / weights
         for threads in args.threads:
-            found: dict[str, list[list[float]]] = {name: [] for name in subjects}
+            results: dict[str, list[list[float]]] = {name: [] for name in subjects}
             for _ in range(args.rounds):
                 for name, (measure, _) in subjects.items():
-                    found[name].append(measure(threads))
+                    results[name].append(measure(threads))
             rows = []
-            for name, rounds in found.items():
+            for name, rounds in results.items():
                 medians = [statistics.median(values) for values in zip(*rounds)]
                 rows.append([name, f"{subjects[name][1]:.2f}", *(f"{value:.1f}" for value in medians)])
             header = ["tokens per second", "bits per weight", *(f"{batch} sequences" for batch in args.batches)]
@@ -229,7 +225,7 @@ def main():
     runner = commands.add_parser("run", help="measure")
     runner.add_argument("--llama-cpp", type=Path, required=True, metavar="DIR", help="folder of llama.cpp's programs")
     runner.add_argument("--gguf", nargs="+", default=["Q4_0", "Q2_K"], metavar="TYPE", help="(default: Q4_0 Q2_K)")
-    runner.add_argument("--packed", nargs="+", choices=PACKED, default=list(PACKED), help="(default: all)")
+    runner.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="(default: dense packed)")
     runner.add_argument("--layers", type=int, default=16, help="(default: 16)")
     runner.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="(default: 1 2)")
     runner.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help="(default: 1 4 8)")

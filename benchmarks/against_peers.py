@@ -1,10 +1,9 @@
 """Compare prunes with those of other packages, on the same weights and device, alternately.
 
     pip install llmcompressor .
-    python -m benchmarks.against_peers MODEL [--methods wanda sparsegpt gptq] [--num-samples 32] [--seq-length 512]
+    python -m benchmarks.against_peers MODEL [--methods wanda sparsegpt] [--num-samples 32] [--seq-length 512]
 
-MODEL is a folder or an id on the Hub. Wanda and SparseGPT run with uniform sparsity in llm-compressor, as its GPTQ does with
---bits, in groups of 64. Our side of GPTQ has the same bits in every projection.
+MODEL is a folder or an id on the Hub. Wanda and SparseGPT run with uniform sparsity in llm-compressor.
 
 `--methods neuronal` runs NeuronAL's block step over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL). It
 draws its own 8 alignment sequences of C4, and its seconds include this. Its operator needs a CUDA device, but the block step does
@@ -41,7 +40,6 @@ from optimum_neuronal.model.find_blocks import find_decoder
 
 
 HEADER = ("method", "seconds", "peer", "ratio", "perplexity", "peer", "zeros elsewhere")
-GROUP = 64  # weights that share a scale in llm-compressor's GPTQ
 Prune = Callable[[PreTrainedModel, PreTrainedTokenizerBase, torch.Tensor, argparse.Namespace], None]
 
 
@@ -56,10 +54,6 @@ def uniform(model, tokenizer, ids, args, saliency: str) -> None:
 def neuronal(model, tokenizer, ids, args) -> None:
     topup = {"variant": "authors", "steps": "block"}
     prune_here(model, ids, sparsity=args.sparsity, saliency="wanda", topup="neuronal", topup_args=topup)
-
-
-def quantize(model, tokenizer, ids, args) -> None:
-    prune_here(model, ids, bits_per_weight=args.bits, topup="uniform")
 
 
 def in_llm_compressor(model: PreTrainedModel, ids: torch.Tensor, modifier) -> None:
@@ -78,14 +72,6 @@ def their_uniform(model, tokenizer, ids, args, modifier: str) -> None:
     in_llm_compressor(model, ids, getattr(pruning, modifier)(sparsity=args.sparsity, ignore=["re:.*lm_head"]))
 
 
-def their_gptq(model, tokenizer, ids, args) -> None:
-    from llmcompressor.modifiers.gptq import GPTQModifier
-
-    weights = {"num_bits": int(args.bits), "strategy": "group", "group_size": GROUP, "symmetric": False}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    in_llm_compressor(model, ids, GPTQModifier(config_groups=groups, ignore=["lm_head"]))
-
-
 def their_neuronal(model, tokenizer, ids, args) -> None:
     from lib.prune import prune_wanda
     from sparsity_distribution import get_neuroal_sparsity_distribution
@@ -98,13 +84,13 @@ def their_neuronal(model, tokenizer, ids, args) -> None:
     hooks = [layer.register_forward_pre_hook(add_embeddings, with_kwargs=True) for layer in layers]
     try:
         model.seqlen = ids.shape[1]
-        own = argparse.Namespace(
+        options = argparse.Namespace(
             seed=0, sparsity_ratio=args.sparsity, prune_method="wanda", neuroal_step="block", model_type="llama"
         )
-        found, granularity, *_ = get_neuroal_sparsity_distribution(own, model, tokenizer, device, layers)
-        own.nsamples = len(ids)
+        sparsities, granularity, *_ = get_neuroal_sparsity_distribution(options, model, tokenizer, device, layers)
+        options.nsamples = len(ids)
         sequences = [(row[None], None) for row in ids]
-        prune_wanda(own, model, tokenizer, device, sequences, dist=found, granularity=granularity)
+        prune_wanda(options, model, tokenizer, device, sequences, dist=sparsities, granularity=granularity)
     finally:
         for hook in hooks:
             hook.remove()
@@ -137,7 +123,6 @@ METHODS: dict[str, tuple[Prune, Prune]] = {
     "wanda": (partial(uniform, saliency="wanda"), partial(their_uniform, modifier="WandaPruningModifier")),
     "sparsegpt": (partial(uniform, saliency="sparsegpt"), partial(their_uniform, modifier="SparseGPTModifier")),
     "alps": (partial(uniform, saliency="alps"), their_alps),
-    "gptq": (quantize, their_gptq),
     "neuronal": (neuronal, their_neuronal),
 }
 
@@ -146,9 +131,9 @@ def zeros_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: weight == 0 for name, weight in model.named_parameters() if name.endswith("_proj.weight")}
 
 
-def share_elsewhere(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def share_elsewhere(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     """Return the share of elements that are zero in one of two models only."""
-    return sum(int((own[name] ^ other[name]).sum()) for name in own) / sum(mask.numel() for mask in own.values())
+    return sum(int((ours[name] ^ theirs[name]).sum()) for name in ours) / sum(mask.numel() for mask in ours.values())
 
 
 def compare(method: str, args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> list[str]:
@@ -165,8 +150,7 @@ def compare(method: str, args: argparse.Namespace, tokenizer: PreTrainedTokenize
         test = (args.evaluate, args.window)
         perplexities.append(evaluate_perplexity(model, tokenizer, *test, max_windows=args.windows))
     times = [f"{value:.1f}" for value in seconds] + [f"{seconds[1] / seconds[0]:.1f}"]
-    elsewhere = f"{share_elsewhere(*zeros):.2%}" if zeros[0] else "-"  # packed codes have no such weights
-    return [method, *times, *(f"{value:.2f}" for value in perplexities), elsewhere]
+    return [method, *times, *(f"{value:.2f}" for value in perplexities), f"{share_elsewhere(*zeros):.2%}"]
 
 
 def main() -> None:
@@ -174,7 +158,6 @@ def main() -> None:
     parser.add_argument("model", help="folder or Hub id")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["wanda", "sparsegpt"])
     parser.add_argument("--sparsity", type=float, default=0.5, help="(default: 0.5)")
-    parser.add_argument("--bits", type=float, default=4, help="of a weight, for gptq (default: 4)")
     parser.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
     parser.add_argument("--dataset", default="c4", help="to calibrate with (default: c4)")
     parser.add_argument("--num-samples", type=int, default=32, help="calibration sequences (default: 32)")

@@ -1,6 +1,6 @@
 """Measure tokens per second of whole models alternately with packed and with dense weights.
 
-    python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--bits 4 3 2] [--threads 2] [--rounds 5]
+    python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--threads 2] [--rounds 5]
 
 Weights are random: speed depends only on how many are zero. Shapes are those of Llama-3.2-1B and 3B, and as many blocks of
 Llama-3.1-8B as fit (`8b-stack`).
@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from benchmarks.shared import pack, zero_randomly
+from benchmarks.shared import zero_randomly
+from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation.speed import measure_speed
 
 
@@ -24,7 +25,7 @@ SHAPES = {
 VOCABULARY = 128256
 
 
-def two_models(shape: str, sparsity: float, bits: int | None) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def two_models(shape: str, sparsity: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """Return a random model in bfloat16, and the same model packed; all other weights are shared."""
     config = LlamaConfig(
         **SHAPES[shape],
@@ -43,20 +44,18 @@ def two_models(shape: str, sparsity: float, bits: int | None) -> tuple[LlamaForC
     dense.to_empty(device="cpu")
     for parameter in dense.parameters():
         parameter.data.uniform_(-0.03, 0.03, generator=generator)
-    if bits is None:
-        zero_randomly(dense, sparsity)
+    zero_randomly(dense, sparsity)
     packed.load_state_dict(dense.state_dict(), assign=True)
     for model in (dense, packed):
         model.tie_weights()
         model.model.rotary_emb = rotary  # its frequencies are in no state dict
-    return dense, pack(packed, bits)
+    return dense, sparsify(packed)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b", "3b"], help="(default: 1b 3b)")
     parser.add_argument("--sparsity", nargs="+", type=float, default=[0.7], help="(default: 0.7)")
-    parser.add_argument("--bits", nargs="+", type=int, help="time low-bit weights instead of sparse ones")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of the prefill (default: 512)")
@@ -66,11 +65,10 @@ def main():
     torch.set_num_threads(args.threads)
     logging.disable_progress_bar()
     for shape in args.shape:
-        for target in args.bits or args.sparsity:
-            dense, packed = two_models(shape, target, target if args.bits else None)
+        for sparsity in args.sparsity:
+            dense, packed = two_models(shape, sparsity)
             report = measure_speed(dense, packed, args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
-            label = f"{target} bits" if args.bits else f"{target:.0%} sparse"
-            print(f"\n{shape} shapes, {label}: {report}\n", flush=True)
+            print(f"\n{shape} shapes, {sparsity:.0%} zeros: {report}\n", flush=True)
             del dense, packed
 
 

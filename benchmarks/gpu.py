@@ -40,7 +40,7 @@ from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed import accelerator, ops
-from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import versions
 
 
@@ -82,8 +82,8 @@ def capture(model: LlamaForCausalLM, ids: torch.Tensor) -> tuple[list[torch.Tens
     runner, norms = BlockRunner(find_decoder(model), default_batch_size(ids.shape[1]), model.device), []
 
     def visit(_index, block, calls, streams):
-        output, own = runner.replay(block, streams[0], calls)
-        norms.extend(norm.value for norm in own.values())
+        output, of_inputs = runner.replay(block, streams[0], calls)
+        norms.extend(norm.value for norm in of_inputs.values())
         return [output]
 
     with inference(model):
@@ -100,11 +100,11 @@ def zeros_of(model: LlamaForCausalLM) -> torch.Tensor:
     return torch.cat([w.flatten().cpu() == 0 for name, w in model.named_parameters() if name.endswith("_proj.weight")])
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the share of different elements of masks, or the largest difference as a share of the largest number."""
-    if found.dtype == torch.bool:
-        return float((found != expected).double().mean())
-    return float((found.cpu() - expected.cpu()).abs().max() / expected.abs().max())
+    if values.dtype == torch.bool:
+        return float((values != expected).double().mean())
+    return float((values.cpu() - expected.cpu()).abs().max() / expected.abs().max())
 
 
 def find_checks(device: torch.device, folder: Path) -> Iterator[tuple[str, float, Callable[[], float]]]:
@@ -134,20 +134,24 @@ def find_checks(device: torch.device, folder: Path) -> Iterator[tuple[str, float
 
     def logits(tokens: int) -> float:
         prune("Wanda", model := load(folder / "dense").to(device), ids)
-        dense, own = copy.deepcopy(model), ids[:1, :tokens].to(device)
+        dense, sequence = copy.deepcopy(model), ids[:1, :tokens].to(device)
         with torch.inference_mode():
-            return difference(sparsify(model)(own).logits, dense(own).logits)
+            return difference(sparsify(model)(sequence).logits, dense(sequence).logits)
 
     yield "inputs' norms, against the CPU", ROUNDING, norms
     for name, allowed in ALLOWED.items():
-        yield f"masks of {name}, against the CPU", allowed, lambda own=name: difference(masks(own), masks(own, "cpu"))
+        yield (
+            f"masks of {name}, against the CPU",
+            allowed,
+            lambda name=name: difference(masks(name), masks(name, "cpu")),
+        )
     others = {
         "hidden states in CPU memory": partial(masks, NEURONAL, max_hidden_bytes=0),
         "weights in CPU memory": masks_offloaded,
         "weights on disk": masks_streamed,
     }
     for name, find in others.items():
-        yield f"masks with {name}", 0.0, lambda own=find: difference(own(), masks(NEURONAL))
+        yield f"masks with {name}", 0.0, lambda find=find: difference(find(), masks(NEURONAL))
     for tokens in (4, 32):
         yield f"logits of packed weights, {tokens} tokens", ROUNDING, partial(logits, tokens)
 
@@ -193,24 +197,24 @@ def prune_figures(shape: str, method: str, device: torch.device, teraflops: floa
 def packed_figures(shape: str, sparsity: float, device: torch.device) -> dict:
     """Return dense time / packed time, of products with one projection and of the few blocks."""
     dense = make(shape, device, sparsity)
-    packed, weight, found = sparsify(copy.deepcopy(dense)), dense.model.layers[0].mlp.up_proj.weight.data, {}
+    packed, weight, ratios = sparsify(copy.deepcopy(dense)), dense.model.layers[0].mlp.up_proj.weight.data, {}
     # Copies take turns, so that none is in a cache.
-    matrix, count = SparseWeight.pack(weight), min(max(2, COPIES_BYTES // weight.nbytes), REPEATS)
+    matrix, count = PackedWeight.pack(weight), min(max(2, COPIES_BYTES // weight.nbytes), REPEATS)
     weights, matrices = cycle([weight.clone() for _ in range(count)]), cycle([copied(matrix) for _ in range(count)])
     for tokens in (1, 8, 64):
         x = torch.randn(tokens, weight.shape[1]).to(weight)
         slow = milliseconds(device, lambda x=x: linear(x, next(weights)), REPEATS)
         fast = milliseconds(device, lambda x=x: ops.linear(next(matrices), x), REPEATS)
-        found[f"product, {tokens} tokens"] = slow / fast
+        ratios[f"product, {tokens} tokens"] = slow / fast
     report = measure_speed(dense, packed, batches=(1, 8), prompt_tokens=SHAPES[shape][4], new_tokens=16, rounds=3)
-    return found | {timing.work: timing.ratio for timing in report.timings} | {"report": asdict(report)}
+    return ratios | {timing.work: timing.ratio for timing in report.timings} | {"report": asdict(report)}
 
 
 def markdown(rows: list[dict]) -> str:
     """Return a table of what rows hold, without dicts."""
     header = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, dict)))
     cells = [[row.get(key, "") for key in header] for row in rows]
-    return format_markdown(header, [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in own] for own in cells])
+    return format_markdown(header, [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in cells])
 
 
 def main() -> None:
@@ -225,7 +229,7 @@ def main() -> None:
         parser.error("the device is the CPU: expected an accelerator, or --device cpu --shape tiny")
     logging.disable_progress_bar()
     name = getattr(torch.get_device_module(device), "get_device_name", str)(device)
-    triton = not on_cpu and accelerator.find_kernels("sparse", device) is not None
+    triton = not on_cpu and accelerator.find_kernels(device) is not None
     tables = {"machine": [{"device": name, "triton": triton, **versions()}]}
     deadline = time.monotonic() + 60 * args.minutes
 
@@ -248,8 +252,8 @@ def main() -> None:
         label = {"shape": shape}
         peak = add("peak, 10^12 operations per second", label, peak_figures, SHAPES[shape][-1], device)
         for sparsity in (0.5, 0.6, 0.7, 0.8):
-            own = label | {"sparsity": f"{sparsity:.0%}"}
-            add("packed, dense time / packed time", own, packed_figures, shape, sparsity, device)
+            row = label | {"sparsity": f"{sparsity:.0%}"}
+            add("packed, dense time / packed time", row, packed_figures, shape, sparsity, device)
         for method in (CAPTURE, *METHODS):
             teraflops = peak.get("torch.bfloat16", math.nan)
             add("prunes", label | {"method": method}, prune_figures, shape, method, device, teraflops)

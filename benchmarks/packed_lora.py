@@ -1,9 +1,9 @@
 """Measure memory and time of training LoRA on packed weights, compared with dense weights.
 
-    python -m benchmarks.packed_lora [--hidden-size 2048] [--blocks 4] [--tokens 64] [--bits 4]
+    python -m benchmarks.packed_lora [--hidden-size 2048] [--blocks 4] [--tokens 64]
 
 A random Llama with the shapes of a 1B model, but few blocks, in bfloat16 and with 70% zeros, takes a few AdamW steps on LoRA
-of rank 16 for all projections. Dense and packed models run in separate processes. The peak is the process's largest
+of rank 16 for all projections. The dense and the packed model run in separate processes. The peak is the process's largest
 resident memory (Linux: /proc) during the steps, minus that before the model is made. The C library returns freed memory at
 once. Seconds are the median of the steps.
 """
@@ -21,13 +21,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 
-from benchmarks.shared import MALLOC, pack, random_llama, resident, zero_randomly
-from optimum_neuronal import lora_for_packed
+from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
+from optimum_neuronal import lora_for_packed, sparsify
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.common.memory import trim_heap
 
 
-CASES = ("dense", "packed", "quantized")
+CASES = ("dense", "packed")
 
 
 def make_model(case: str, args: argparse.Namespace) -> tuple[torch.nn.Module, int]:
@@ -37,8 +37,8 @@ def make_model(case: str, args: argparse.Namespace) -> tuple[torch.nn.Module, in
     model = random_llama(args.hidden_size, args.blocks, args.tokens)
     zero_randomly(model, 0.7)
     size = sum(weight.nbytes for name, weight in model.named_parameters() if "_proj" in name)
-    if case != "dense":
-        pack(model, args.bits if case == "quantized" else None)
+    if case == "packed":
+        sparsify(model)
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     return get_peft_model(model, lora_for_packed(model, config)), size
 
@@ -70,21 +70,20 @@ def main():
     parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
     parser.add_argument("--tokens", type=int, default=64, help="of a step (default: 64)")
     parser.add_argument("--steps", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--bits", type=int, default=4, help="of the quantized model (default: 4)")
     parser.add_argument("--case", choices=CASES, help="measure one in this process, and print it as JSON")
     args = parser.parse_args()
     logging.disable_progress_bar()
     if args.case:
         print(json.dumps(measure(args.case, args)))
         return
-    found = {}
+    results = {}
     for case in CASES:
         command = [sys.executable, "-m", "benchmarks.packed_lora", *sys.argv[1:], "--case", case]
         output = subprocess.run(
             command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True
         ).stdout
-        found[case] = json.loads(output.splitlines()[-1])
-    dense = found["dense"]
+        results[case] = json.loads(output.splitlines()[-1])
+    dense = results["dense"]
     rows = [
         [
             case,
@@ -92,7 +91,7 @@ def main():
             f"{(dense['peak'] - result['peak']) / dense['projections']:.2f}",
             f"{result['seconds']:.2f}",
         ]
-        for case, result in found.items()
+        for case, result in results.items()
     ]
     print(f"The projections take {dense['projections'] / 1e6:.0f} MB dense.")
     print(format_table(["weights", "MB held", "MB at the peak", "saved / projections", "s per step"], rows))

@@ -1,13 +1,9 @@
-"""Count and time what a prune does: block forwards beside the least possible number, seconds by stage and in the solver.
+"""Count and time what a prune does: block forwards, seconds by stage and in the solver.
 
     python -m benchmarks.prune_speed MODEL fast best wanda alps+neuronal [--sparsity 0.6] [--num-samples 128]
 
 A method is a preset or a text of `real_model.py`, such as alps:iterations=60+uniform. MODEL is a folder or an id on the Hub.
 Figures are those of the reports, but for the solver's seconds, which the standard library's profiler measures on the CPU.
-
-The least possible number repeats no forward: in the final pass one dense and one sparse forward of a sequence, and those of a
-refit; in NeuronAL one dense forward and one for each candidate, in each step; in a search the passes that it spent. Other
-top-ups count as in a dry run.
 
 The share of the peak is that of block forwards in the time outside the solver, without attention's products and a refit's
 gradients, against a large product in float32 that is timed before each prune.
@@ -28,19 +24,12 @@ from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Decoder
-from optimum_neuronal.pruning.refit import RUNS
-from optimum_neuronal.report import PruningReport
 
 
 STAGES = ("calibration data", "allocation", "pruning")
-SOLVER = (
-    "prune_projections",
-    "trial_changes",
-    "_sparse",
-)  # functions that make masks and weights, none within another
+SOLVER = ("changes", "zeros")  # methods of a saliency that make masks and weights, none within another
 HEADER = (
-    *("method", "block forwards", "at least", "ratio", *(f"{stage}, s" for stage in STAGES)),
+    *("method", "block forwards", *(f"{stage}, s" for stage in STAGES)),
     *("solver, s", "all, s", "share of the peak"),
 )
 ROWS, REPEATS = 2048, 5  # of the large product
@@ -50,22 +39,9 @@ def method_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
     """Return the config of a preset, with its own sparsity if it has one, or of a method's text."""
     if method not in PRESETS:
         return make_config(method, sparsity, **fields)
-    own = {} if PRESETS[method].keys() & {"sparsity", "bits_per_weight"} else {"sparsity": sparsity}
-    return NeuronALConfig.preset(method, **own, **fields)
-
-
-def least_forwards(report: PruningReport, config: NeuronALConfig, decoder: Decoder) -> int:
-    """Return the least possible number of runs of a block on one sequence, see the top of the file."""
-    samples, blocks, methods = report.calibration.get("num_samples", 0), len(decoder.blocks), config.methods
-    aligned, found = min(config.num_alignment_samples, samples), report.decisions
-    if "search" in found:
-        passes = aligned * blocks * found["search"]["spent"]
-    elif steps := [step for step in found.values() if "lambda" in step]:
-        passes = aligned * blocks * sum(1 + len(step["candidates"]) for step in steps)
-    else:
-        passes = methods.topup.forwards(decoder, methods.saliency, aligned, samples)
-    final = (2 * blocks - 1) * methods.needs_final_runs + RUNS * config.refit_epochs * blocks
-    return round(passes + samples * final)
+    if "sparsity" not in PRESETS[method]:
+        fields["sparsity"] = sparsity
+    return NeuronALConfig.preset(method, **fields)
 
 
 def measure(method: str, args: argparse.Namespace) -> list[str]:
@@ -78,13 +54,12 @@ def measure(method: str, args: argparse.Namespace) -> list[str]:
     teraflops = peak_teraflops(ROWS, model.device, torch.float32, REPEATS)
     profile.runcall(pruner.prune, model)
     called, report = pstats.Stats(profile).get_stats_profile().func_profiles, pruner.report
-    count, least = report.block_forwards, least_forwards(report, config, decoder)
+    count = report.block_forwards
     times = [report.seconds.get(stage, 0) for stage in STAGES]
     times += [sum(called[name].cumtime for name in SOLVER if name in called), sum(report.seconds.values())]
     outside = sum(times[1:3]) - times[3]
     share = share_of_peak(count, report.calibration.get("seq_length", 0), decoder.blocks[0].module, outside, teraflops)
-    ratio = f"{count / least:.2f}" if least else ""
-    return [method, f"{count:,}", f"{least:,}", ratio, *(f"{seconds:.1f}" for seconds in times), f"{share:.2f}"]
+    return [method, f"{count:,}", *(f"{seconds:.1f}" for seconds in times), f"{share:.2f}"]
 
 
 def main() -> None:

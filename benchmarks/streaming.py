@@ -192,8 +192,8 @@ def drop_cached(folder: Path) -> None:
 def compare(args: argparse.Namespace, size: int, limit: int) -> None:
     """Print the table, and the masks that differ."""
     results = {name: json.loads((args.directory / f"{name}.json").read_text()) for name in ("whole", "streamed")}
-    expected, found = results["whole"]["masks"], saved_masks(args.directory / "sparse")
-    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    expected, streamed = results["whole"]["masks"], saved_masks(args.directory / "sparse")
+    different = sorted(name for name in expected.keys() | streamed.keys() if expected.get(name) != streamed.get(name))
     block = results["whole"]["block_bytes"]
     print(
         f"model {size / 1e9:.2f} GB, {args.blocks} blocks of {block / 1e6:.0f} MB; {SEQUENCES} x {args.tokens} tokens"

@@ -36,8 +36,8 @@ from optimum_neuronal.topup import Allocation, TopUp
 
 
 def prune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    config = NeuronALConfig(0.7, saliency="wanda", topup="owl:half_width=0.1", saliency_args={}, dataset=None)
-    assert_type(config.sparsity, float | None)
+    config = NeuronALConfig(0.7, saliency="wanda", topup="owl", topup_args={"half_width": 0.1}, dataset=None)
+    assert_type(config.sparsity, float)
     assert_type(NeuronALConfig.preset("fast"), NeuronALConfig)
     pruner = NeuronALPruner(config, tokenizer)
     model = pruner.prune(model, dataset=["text"], work_dir=folder / "work")
@@ -61,7 +61,7 @@ def store(model: PreTrainedModel, folder: Path) -> None:
     save_pretrained(model, folder, format="packed")
     convert_checkpoint(folder, "dense")
     inspect_checkpoint(folder)
-    densify(sparsify(model, embedding_bits=8))
+    densify(sparsify(model))
 
 
 def train(model: PreTrainedModel) -> None:

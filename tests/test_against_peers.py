@@ -39,8 +39,8 @@ def test_a_row_of_the_table(row_against):
 
 
 def test_the_share_of_zeros_elsewhere():
-    own, other = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
-    assert benchmark.share_elsewhere({"a": own, "b": own}, {"a": other, "b": own}) == 2 / 8
+    ours, theirs = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    assert benchmark.share_elsewhere({"a": ours, "b": ours}, {"a": theirs, "b": ours}) == 2 / 8
 
 
 class WandaInTheirPlace:

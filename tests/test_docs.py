@@ -14,7 +14,7 @@ import optimum_neuronal
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.presets import PRESETS
-from optimum_neuronal.saliency import SALIENCIES, Saliency
+from optimum_neuronal.saliency import SALIENCIES, Saliency, WeightUpdate
 from optimum_neuronal.topup import TOPUPS, TopUp
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
@@ -46,7 +46,8 @@ def callables() -> Iterator[tuple[str, Callable]]:
         for name, method in vars(owner).items():
             if not name.startswith("_") and (inspect.isfunction(method) or isinstance(method, classmethod)):
                 yield f"{owner.__name__}.{name}", getattr(owner, name)
-    yield from (("Saliency.score", Saliency.score), ("TopUp.allocate", TopUp.allocate))
+    yield from (("Saliency.score", Saliency.score), ("WeightUpdate.solve", WeightUpdate.solve))
+    yield "TopUp.allocate", TopUp.allocate
 
 
 def signature(function: Callable) -> str:
@@ -67,7 +68,8 @@ def test_the_reference_has_every_field_with_its_default():
     reference = (DOCS / "reference.md").read_text()
     for entry in fields(NeuronALConfig):
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
-        assert f"| `{entry.name}` | `{default!r}` | {explain(entry)} |\n" in reference, entry.name
+        shown = "required" if default is MISSING else f"`{default!r}`"
+        assert f"| `{entry.name}` | {shown} | {explain(entry)} |\n" in reference, entry.name
 
 
 def test_the_reference_has_every_preset_with_its_fields():

@@ -50,8 +50,6 @@ def test_a_method_names_fields_of_the_config():
     assert config.refit_epochs == 2
     assert config.topup_args["half_width"] == 0.1
     assert real_model.make_config("wanda", sparsity=0.5).topup == "uniform"
-    assert real_model.make_config("bits_per_weight=3", 0.0).bits_per_weight == 3
-    assert real_model.make_config("bits_per_weight=3+uniform", 0.0).topup == "uniform"
 
 
 def test_pruned_models_are_saved_and_answer(tmp_path, run):

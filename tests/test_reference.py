@@ -11,12 +11,15 @@ from trial_helpers import build_trials
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.pruning.prune import BlockPass, apply_changes
+from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
+from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
+from optimum_neuronal.topup.neuronal import block_plan
+from optimum_neuronal.trials.alignment import AlignmentErrors
 
 
+AUTHORS = {"variant": "authors"}
 FIGURES = authors.load_figures()
 PERPLEXITIES = by_day(authors.TESTS, "python")
 SOLVED = 3e-3  # relative difference of solved candidates' errors: rounding may flip a weight at the threshold
@@ -32,7 +35,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = FinalPruning(self.trials, plan).find()[0]
+            masks = BlockPass(self.trials, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 
@@ -46,12 +49,12 @@ def run(saliency, sparsity, topup):
     return FIGURES["runs"][f"{saliency}|{sparsity}"][topup]
 
 
-def prune(saliency, sparsity, steps, **arguments):
+def prune(saliency, sparsity, steps, saliency_args=None, **topup_args):
     """Prune the reference model as a user does, by the variant of the authors."""
     reference = Reference()
-    arguments |= {"variant": "authors", "steps": steps}
+    arguments = {"saliency_args": saliency_args or {}, "topup_args": {**AUTHORS, "steps": steps, **topup_args}}
     sizes = {"num_samples": 128, "seq_length": 256, "num_alignment_samples": 8}
-    pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", topup_args=arguments, **sizes))
+    pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", **arguments, **sizes))
     pruner.prune(reference.model, authors.load_ids("calibration_ids"))
     return reference, pruner.report
 
@@ -131,7 +134,7 @@ def test_batch_size_does_not_change_a_bit():
         )
         plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
         with inference(reference.model):
-            errors = reference.trials.alignment_errors(plans, "sparse-stream", "pooled", "l2", label=None)
+            errors = reference.trials.measure(AlignmentErrors("sparse-stream", "pooled"), plans)
         results.append((errors, reference.prune(plans[0])))
     for errors, masks in results[1:]:
         assert errors == (results[0][0] if authors.SAME_KERNELS else pytest.approx(results[0][0], rel=1e-2))
@@ -141,11 +144,11 @@ def test_batch_size_does_not_change_a_bit():
 
 def test_the_block_step_over_sparsegpt_is_the_authors():
     """Of two lambdas: SparseGPT without their variant has the lower error at 0.05."""
-    trials = replace(Reference().trials, saliency=SparseGPT(variant="authors"))
+    trials = replace(Reference().trials, saliency=AuthorsSparseGPT())
     block = run("sparsegpt", 0.7, "neuroal_block")["block"]
     expected = {key: values[3:5] for key, values in block.items() if key in ("lambdas", "scores")}
     with inference(trials.decoder.model):
-        topup = NeuronAL(steps="block", variant="authors", block_lambdas=expected["lambdas"])
+        topup = AuthorsNeuronAL(steps="block", block_lambdas=expected["lambdas"])
         check_step(topup.allocate(trials, 0.7).decisions["block"], expected, rel=SOLVED)
 
 
@@ -153,7 +156,7 @@ def test_the_block_step_over_sparsegpt_is_the_authors():
 @pytest.mark.parametrize("sparsity", [0.6, 0.7, 0.8])
 def test_sparsegpt_is_the_authors(sparsity):
     figures = run("sparsegpt", sparsity, "neuroal_block")
-    reference, report = prune("sparsegpt:variant=authors", sparsity, "block")
+    reference, report = prune("sparsegpt", sparsity, "block", AUTHORS)
     check_step(report.decisions["block"], figures["block"], rel=SOLVED)
     assert report.achieved_sparsity == pytest.approx(figures["sparsity"], rel=1e-9 if authors.SAME_KERNELS else 1e-3)
     reference.check_perplexities(figures)

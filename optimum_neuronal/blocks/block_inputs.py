@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -161,7 +163,8 @@ def capture_inputs(
             if index == 0:
                 keep_shared(hidden, hidden, call)
                 inputs.hidden.append(hidden)
-            inputs.calls[index].append(_intern(call, known))
+            shared = {key: _shared(value, known) for key, value in call.kwargs.items()}
+            inputs.calls[index].append(Call(_shared(call.args, known), shared))
             return wrap(hidden)
 
         return forward
@@ -182,22 +185,18 @@ def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> 
         yield
 
 
-def _intern(call: Call, known: list[torch.Tensor]) -> Call:
-    """Return a call that shares equal tensors with earlier ones: masks and positions repeat from batch to batch."""
-
-    def shared(value):
-        if type(value) is tuple:
-            return tuple(map(shared, value))
-        if not isinstance(value, torch.Tensor):
-            return value
-        for earlier in known:
-            alike = (earlier.dtype, earlier.device) == (value.dtype, value.device)
-            if earlier is value or alike and torch.equal(earlier, value):
-                return earlier
-        known.append(value)
+def _shared(value: Any, known: list[torch.Tensor]) -> Any:
+    """Return an equal tensor of an earlier call, if there is one: masks and positions repeat from batch to batch."""
+    if type(value) is tuple:
+        return tuple(map(partial(_shared, known=known), value))
+    if not isinstance(value, torch.Tensor):
         return value
-
-    return Call(shared(call.args), {key: shared(value) for key, value in call.kwargs.items()})
+    for earlier in known:
+        alike = (earlier.dtype, earlier.device) == (value.dtype, value.device)
+        if earlier is value or alike and torch.equal(earlier, value):
+            return earlier
+    known.append(value)
+    return value
 
 
 @contextmanager

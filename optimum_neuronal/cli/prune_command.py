@@ -76,7 +76,7 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
 
     def work(self) -> None:
-        args, config = self.args, self._config()
+        args, config = self.args, self.config()
         if args.output is not None:
             check_model_directory(args.output, args.overwrite, args.model)
         if args.dry_run:
@@ -84,7 +84,7 @@ class PruneCommand(Command):
         else:
             self._prune(config)
 
-    def _config(self) -> NeuronALConfig:
+    def config(self) -> NeuronALConfig:
         """Return the config: of the preset, overridden by the file, overridden by flags."""
         fields: dict[str, Any] = PRESETS.get(self.args.preset, {})
         in_file = {} if self.args.config is None else read_config_file(self.args.config)

@@ -31,7 +31,7 @@ def find_combinations(
     """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
-    sparsities = _numbers("sparsities", sparsities, "[0.6]")
+    sparsities = as_json(list(dict.fromkeys(check_several("sparsities", sparsities, "[0.6]"))))
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
@@ -71,10 +71,6 @@ def find_combinations(
     if all(config is None for _, config in combinations):
         raise ValueError(f"No combination is possible: {combinations[0][0].error}")
     return combinations
-
-
-def _numbers(name: str, values: Any, example: str) -> list:
-    return as_json(list(dict.fromkeys(check_several(name, values, example))))
 
 
 def _pair(saliency: str, topup: str) -> tuple[str, str]:

@@ -91,7 +91,7 @@ def compare(
         load_tasks(tasks, include_path)
     questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
     memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory, output)
+    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
     runs.load_tests(tests, window, max_windows)
     with exclusive(runs.model):
         return _run_all(runs, combinations, as_json(config), output, overwrite)

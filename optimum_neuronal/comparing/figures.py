@@ -110,10 +110,8 @@ def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str,
     for result in results:
         methods.setdefault(parse_method(result.topup)[0], []).append((result, _numbers(result)))
     for name, runs in methods.items():
-        values: dict[str, set[float]] = {}
-        for _, numbers in runs:
-            for key, value in numbers.items():
-                values.setdefault(key, set()).add(value)
+        keys = dict.fromkeys(key for _, numbers in runs for key in numbers)
+        values = {key: {numbers[key] for _, numbers in runs if key in numbers} for key in keys}
         across = max(values, key=lambda key: len(values[key]), default="")
         if len(values.get(across, ())) > 2:
             key = f"{name}-{across}".replace(" ", "-")

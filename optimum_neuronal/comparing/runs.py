@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,11 @@ class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        combinations: Combinations,
-        dataset: Any,
-        questions: dict,
-        memory: dict,
-        output: str | Path | None,
+        self, model: Any, tokenizer: Any, combinations: Combinations, dataset: Any, questions: dict, memory: dict
     ):
         self.model = model
-        self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `check`
-        self.task_files = _checksums(questions["include_path"], output)
+        self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `prepare`
+        self.task_files = _checksums(questions["include_path"])
         self.windows: dict[str, torch.Tensor] = {}  # by test set
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
@@ -64,9 +58,8 @@ class Runs:
 
     def load_tests(self, tests: Mapping[str, Any], window: int | None, max_windows: int | None) -> None:
         """Read the test sets. Text and tasks need a tokenizer."""
-        if self.tokenizer is None and (
-            self.questions["tasks"] or any(as_token_ids(t) is None for t in tests.values())
-        ):
+        needs_tokenizer = self.questions["tasks"] or any(as_token_ids(test) is None for test in tests.values())
+        if self.tokenizer is None and needs_tokenizer:
             self.tokenizer = own_tokenizer(self.model)
         for name, test in tests.items():
             self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows)
@@ -121,25 +114,17 @@ class Runs:
 
 
 def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: Mapping[str, Any]) -> Decoder:
-    """Return the decoder of the first config that fits the model. Raise the first error if none does."""
-    errors: list[Exception] = []
+    """Return the decoder of the first config that fits the model. Raise the first one's error if none does."""
     for config in configs:
-        try:
+        with suppress(ValueError, TypeError):
             return check_prune(model, config, **memory)
-        except (ValueError, TypeError) as error:
-            errors.append(error)
-    raise errors[0]
+    return check_prune(model, configs[0], **memory)
 
 
-def _checksums(folder: str | Path | None, output: str | Path | None) -> dict[str, str]:
-    """Return the checksum of every file in a folder of tasks, but not of the output, which may be inside it."""
-    files = [] if folder is None else sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    left_out = None if output is None else Path(output).resolve()
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-        if left_out not in path.resolve().parents
-    }
+def _checksums(folder: str | Path | None) -> dict[str, str]:
+    """Return the checksum of every file that describes a task in a folder."""
+    files = [] if folder is None else sorted(Path(folder).rglob("*.yaml"))
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:

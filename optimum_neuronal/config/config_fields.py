@@ -1,7 +1,4 @@
-"""The fields of `NeuronALConfig`: type, default and explanation of each.
-
-The command line makes its flags from them at every start of `optimum-cli`, so nothing heavy is imported here.
-"""
+"""The fields of `NeuronALConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
 import json
 from collections.abc import Sequence

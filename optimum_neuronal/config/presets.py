@@ -1,4 +1,4 @@
-"""Presets: fields of a `NeuronALConfig` by name. `optimum-cli` reads this file at every start, so it imports nothing."""
+"""Presets: fields of a `NeuronALConfig` by name."""
 
 from typing import Any
 

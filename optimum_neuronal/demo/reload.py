@@ -18,4 +18,3 @@ def reload(directory: str, prompt: str) -> str:
 
 if __name__ == "__main__":
     sys.stdout.write(reload(*sys.argv[1:]))
-    assert "optimum_neuronal" not in sys.modules

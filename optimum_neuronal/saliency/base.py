@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -38,7 +38,7 @@ class Inputs:
         """Return the inputs of projections; an expert with fewer than `min_tokens` tokens is starved."""
         activations = {p.name: activation(statistics[p.name].value) for p in projections}
         starved = [p for p in projections if p.expert is not None and statistics[p.name].tokens < min_tokens]
-        squares: dict[str, list[torch.Tensor]] = {}  # of the other experts, by layer
+        squares: dict[str | None, list[torch.Tensor]] = {}  # of the other experts, by layer
         for projection in projections if starved else ():
             if projection.expert is not None and statistics[projection.name].tokens >= min_tokens:
                 squares.setdefault(projection.group, []).append(activations[projection.name].square().mean())
@@ -90,7 +90,8 @@ class Saliency(ABC):
         Raises:
             `ValueError`: a score is not finite, or has another shape than its weight.
         """
-        changes, finite = {}, {}
+        changes: dict[str, Change] = {}
+        finite: dict[str, torch.Tensor] = {}
         for projection in projections:
             score = self.score_of(projection, inputs)
             changes[projection.name] = Zeros(mask_of(projection, score, plan, pattern))
@@ -104,10 +105,12 @@ class Saliency(ABC):
 
     def score_of(self, projection: Projection, inputs: Inputs) -> torch.Tensor:
         """Return the saliency of a projection's weights: float32, shape (out, in)."""
-        activation = inputs.activations.get(projection.name)
         # Copies, because a user's saliency may compute in place.
         weight = projection.weight.to(torch.float32, copy=True)
-        score = self.score(weight, None if activation is None else activation.clone())
+        activation: Any = inputs.activations.get(projection.name)
+        if activation is not None:
+            activation = activation.clone()
+        score = self.score(weight, activation)
         if score.shape != projection.shape:
             raise ValueError(
                 f"{type(self).__name__}.score returned shape {list(score.shape)} for {projection.name}: expected "
@@ -156,7 +159,7 @@ class WeightUpdate(Saliency):
     def changes(
         self, projections: Sequence[Projection], inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None
     ) -> dict[str, Change]:
-        by_input: dict[SquaredNorms, list[Projection]] = {}
+        by_input: dict[Any, list[Projection]] = {}  # by the statistic of the input, a Hessian
         for projection in projections:
             by_input.setdefault(inputs.statistics[projection.name], []).append(projection)
         changes: dict[str, Change] = {}

@@ -43,10 +43,6 @@ class Exchanged(Saliency):
     def name(self) -> str:
         return self.base.name
 
-    @property
-    def updates_weights(self) -> bool:
-        return self.base.updates_weights
-
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         return self.base.score(weight, activation)
 

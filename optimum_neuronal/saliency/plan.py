@@ -97,8 +97,11 @@ def sort_rows(saliency: torch.Tensor) -> torch.Tensor:
     if saliency.device.type != "cpu":
         return torch.sort(saliency.contiguous(), dim=-1).values
     ranked = np.array(saliency.numpy(), order="C")  # numpy's vectorized sort is 5 to 10 times faster than torch's
-    parts = [ranked[start : start + ROWS_AT_A_TIME] for start in range(0, len(ranked), ROWS_AT_A_TIME)]
-    _in_threads(lambda part: part.sort(axis=-1), parts, ranked.size)
+    if ranked.size < THREADED:
+        ranked.sort(axis=-1)
+    else:
+        parts = [ranked[start : start + ROWS_AT_A_TIME] for start in range(0, len(ranked), ROWS_AT_A_TIME)]
+        _in_threads(lambda part: part.sort(axis=-1), parts)
     return torch.from_numpy(ranked)
 
 
@@ -122,14 +125,14 @@ def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
     order = np.argsort(positions, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(positions[order])) + 1)
     parts = [rows[start : start + ROWS_AT_A_TIME] for rows in groups for start in range(0, len(rows), ROWS_AT_A_TIME)]
-    _in_threads(select, parts, values.size)
+    _in_threads(select, parts)
     counts = counts[:, None]
     return Cut(torch.where(counts > 0, torch.from_numpy(threshold), -torch.inf), counts)
 
 
-def _in_threads(function: Callable, parts: Sequence, weights: int) -> None:
+def _in_threads(function: Callable, parts: Sequence) -> None:
     """Call a numpy function, which releases the GIL, on all parts in as many threads as torch uses."""
-    with ThreadPoolExecutor(torch.get_num_threads() if weights >= THREADED else 1) as pool:
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(function, parts))
 
 

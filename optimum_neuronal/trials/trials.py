@@ -173,7 +173,7 @@ class Trials:
     def alignment_inputs(self) -> BlockInputs:
         """Return the inputs of the blocks for the alignment sequences, cached."""
         key = ("inputs", self.runner.batch_size)
-        return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
+        return self.cache.get(key, partial(self.runner.capture, self.alignment_ids))
 
     def dense(self, statistic: type[SquaredNorms] | None = None) -> tuple[list[Norms], Stream]:
         """Return a statistic of all inputs in the dense model, and the last block's output, cached.

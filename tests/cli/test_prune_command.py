@@ -5,6 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from optimum_neuronal import pruner
+from optimum_neuronal.cli.neuronal_command import make_parser
+from optimum_neuronal.cli.prune_command import PruneCommand
 from optimum_neuronal.evaluation import perplexity
 
 
@@ -139,21 +141,24 @@ def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
     assert report["config"]["topup"] == "uniform" and report["config"]["topup_args"] == {}
 
 
-def test_presets_and_hyper_parameters(run, dense, tmp_path):
-    own = ("--preset", "paper", "--saliency", "ria:power=1.0", "--topup", "neuronal:steps=block,block_lambdas=[0.1]")
-    given = ("--model", dense, "--dataset", tmp_path / "text.txt", "--sparsity", 0.5, *SMALL)
-    run("prune", *given, *own, "--output", tmp_path / "o")
-    config = json.loads((tmp_path / "o" / "neuronal_report.json").read_text())["config"]
-    assert config["saliency"] == "ria" and config["saliency_args"] == {"power": 1.0}
-    assert config["topup_args"] == {"variant": "authors", "steps": "block", "block_lambdas": [0.1]}
-
-
-def test_a_file_replaces_the_presets_methods_whole(run, dense, tmp_path):
-    (tmp_path / "own.json").write_text('{"topup": "owl", "sparsity": 0.5}')
-    given = ("--model", dense, "--dataset", tmp_path / "text.txt", *SMALL, "--preset", "paper")
-    run("prune", *given, "--config", tmp_path / "own.json", "--output", tmp_path / "o")
-    config = json.loads((tmp_path / "o" / "neuronal_report.json").read_text())["config"]
-    assert config["saliency"] == "wanda" and config["topup"] == "owl" and config["topup_args"] == {}
+@pytest.mark.parametrize(
+    ("flags", "in_file", "methods"),
+    [
+        ((), {}, ("wanda", {}, "neuronal", {"variant": "authors"})),
+        (("--saliency", "ria:power=1.0"), {}, ("ria", {"power": 1.0}, "neuronal", {"variant": "authors"})),
+        (("--topup", "neuronal:steps=block"), {}, ("wanda", {}, "neuronal", {"variant": "authors", "steps": "block"})),
+        (("--topup", "owl"), {}, ("wanda", {}, "owl", {})),
+        ((), {"topup": "owl:half_width=0.1"}, ("wanda", {}, "owl", {"half_width": 0.1})),
+        (("--topup", "owl:half_width=0.2"), {"topup": "owl", "topup_args": {"outlier_factor": 7}}, ("wanda", {}, "owl", {"outlier_factor": 7, "half_width": 0.2})),
+    ],
+)  # fmt: skip
+def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods, tmp_path):
+    """A method that stays keeps its hyper-parameters."""
+    (tmp_path / "own.json").write_text(json.dumps(in_file))
+    words = ["prune", "--model", "x", "--sparsity", "0.5", "--preset", "paper", "--config", str(tmp_path / "own.json")]
+    config = PruneCommand(make_parser().parse_args([*words, *flags])).config()
+    assert (config.saliency, config.saliency_args, config.topup, config.topup_args) == methods
+    assert config.sparsity == 0.5 and config.dataset == "c4"
 
 
 def test_dry_run(run, dense, tmp_path):

@@ -1,9 +1,16 @@
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.registry import Registry, parse_method
 from optimum_neuronal.common.validation import did_you_mean
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
+from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.authors.owl import AuthorsOWL
+from optimum_neuronal.topup.owl import OWL
 
 
 def test_unknown_name_suggests_the_closest():
@@ -12,19 +19,27 @@ def test_unknown_name_suggests_the_closest():
     assert did_you_mean("zzz", ["wanda"]) == ""
 
 
-def test_a_name_is_registered_once():
+@dataclass(frozen=True)
+class First:
+    variant: ClassVar[str] = "first"
+
+
+class Second(First):
+    pass
+
+
+def test_names_and_variants_are_registered_once():
     registry = Registry("thing", "optimum_neuronal.saliency")
-
-    @registry.register("one")
-    class First:
-        pass
-
-    assert registry.get("one") is First and First.name == "one"
-    with pytest.raises(ValueError, match="'one' is taken by .*First"):
-
-        @registry.register("one")
-        class Second:
-            pass
+    for variant, cls in ((None, First), (None, First), ("second", Second)):
+        assert registry.register("one", variant)(cls) is cls
+    assert registry.get("one") is First and First.name == "one" and registry.names() == ["one"]
+    assert type(registry.make("one", "args", {"variant": "second"})) is Second
+    for variant, message in (
+        (None, "name 'one' is taken by .*First"),
+        ("second", "variant 'second' of 'one' is taken"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            registry.register("one", variant)(type("Third", (First,), {}))
 
 
 def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
@@ -32,6 +47,20 @@ def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
     with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.wanda.Wanda"):
         register_saliency("wanda")(type("Wanda", (Saliency,), {"__module__": "mine", "score": None}))
     assert SALIENCIES.get("wanda") is wanda and NeuronALConfig(0.5, "wanda").methods.saliency == wanda()
+
+
+def test_a_variant_is_chosen_by_name():
+    for values, expected in (({}, OWL), ({"variant": "corrected"}, OWL), ({"variant": "authors"}, AuthorsOWL)):
+        topup = TOPUPS.make("owl", "topup_args", {**values, "half_width": 0.1})
+        assert topup == expected(half_width=0.1) and topup.name == "owl"
+    assert TOPUPS.names().count("owl") == 1 and TOPUPS.get("owl") is OWL
+    for name, values, message in (
+        ("neuronal", {"variant": "autors"}, "one of 'sequence', 'authors', 'printed'. Did you mean 'authors'?"),
+        ("dlp", {"variant": "authors"}, "topup_args has 'variant': the top-up 'dlp' takes half_width."),
+        ("owl", {"half": 1}, "the top-up 'owl' (variants: corrected, authors) takes outlier_factor, half_width."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            TOPUPS.make(name, "topup_args", values)
 
 
 @pytest.mark.parametrize(

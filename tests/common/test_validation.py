@@ -8,7 +8,6 @@ import pytest
 from optimum_neuronal.common.validation import (
     check_choice,
     check_count,
-    check_embedding_bits,
     check_number,
     hyper,
     make_checked,
@@ -38,16 +37,11 @@ def test_numbers():
         check_number("rate", 0, 0, 1, above=True)
 
 
-def test_choices_flags_and_bits():
+def test_choices():
     check_choice("effort", "fast", ["fast", "best"])
-    for value in (None, 8):
-        check_embedding_bits(value)
     for check, error, message in (
         (lambda: check_choice("effort", "fats", ["fast"]), ValueError, "expected one of 'fast'. Did you mean 'fast'?"),
         (lambda: check_choice("effort", 5, ["fast"]), TypeError, "effort is 5: expected one of 'fast'"),
-        (lambda: check_embedding_bits(5), ValueError, "embedding_bits is 5: expected 8, or None"),
-        (lambda: check_embedding_bits(True), TypeError, "embedding_bits is True"),
-        (lambda: check_embedding_bits(8, "dense"), ValueError, "embedding_bits is 8, but the format is 'dense'"),
     ):
         with pytest.raises(error, match=re.escape(message)):
             check()

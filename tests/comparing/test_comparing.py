@@ -9,11 +9,11 @@ from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.comparing import comparing, runs
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.comparing.runs import Runs
 from optimum_neuronal.files.records import Records
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 
 from .conftest import SMALL
@@ -24,20 +24,27 @@ METHODS = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", TUNED]}
 ONE = {"saliencies": ["magnitude"], "topups": ["uniform"]}
 
 
-def topup_of(result):
-    """The fields of a config for the top-up of a result."""
-    name, hyper_parameters = parse_method(result.topup)
-    return {"topup": name, "topup_args": hyper_parameters}
-
-
 def state(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def assert_alone(result, family, ids):
+    """A result is what a prune alone gives."""
+    pruner, model = NeuronALPruner(NeuronALConfig.from_dict({**result.config, **SMALL})), make_model(family)
+    pruner.prune(model, ids[:6])
+    report = pruner.report
+    assert result.error is None and result.achieved_sparsity == report.achieved_sparsity
+    assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(model, None, ids[6:]), rel=1e-5)
+    assert (result.block_lambda, result.row_lambda) == (report.block_lambda, report.row_lambda)
+    names = [block.name for block in find_decoder(model).blocks]
+    assert result.block_sparsity == [report.blocks.get(name) for name in names]
 
 
 @pytest.mark.usefixtures("quick_alps")
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "llama"))
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
 def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
+    """The model's weights are restored."""
     model = make_model(family)
     before = state(model)
     comparison = compare(model, saliencies=[saliency], topups=["uniform", TUNED], **others)
@@ -45,39 +52,21 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
     dense = evaluate_perplexity(make_model(family), None, ids[6:])
     assert comparison.dense.perplexity["test"] == pytest.approx(dense, rel=1e-5)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert not comparison.failed and getattr(model.config, "sparsity_config", None) is None
+    assert getattr(model.config, "sparsity_config", None) is None
+    assert [result.config["topup"] for result in comparison.results] == ["uniform", "neuronal"]
     for result in comparison.results:
-        config = NeuronALConfig(sparsity=0.5, saliency=saliency, **topup_of(result), **SMALL)
-        pruner, alone = NeuronALPruner(config), make_model(family)
-        pruner.prune(alone, ids[:6])
-        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
-        assert result.achieved_sparsity == pruner.report.achieved_sparsity
-        assert result.block_lambda == pruner.report.block_lambda and result.row_lambda == pruner.report.row_lambda
-        assert result.block_sparsity == list(pruner.report.blocks.values())
+        assert_alone(result, family, ids)
 
 
 @pytest.mark.usefixtures("quick_alps")
 def test_presets(ids, others, tmp_path):
-    """The model's weights are restored, and results are read from the records."""
-    model = make_model("gemma")
-    before = state(model)
-    given = {
-        **others,
-        "saliencies": [],
-        "topups": [],
-        "presets": ["fast", "best"],
-        "num_samples": 6,
-        "refit_epochs": 0,
-    }
-    comparison = compare(model, **given, output=tmp_path)
-    assert not comparison.failed and comparison.config["refit_epochs"] == 0
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    """Results are read from the records."""
+    ways = {"saliencies": [], "topups": [], "presets": ["fast", "best"], "refit_epochs": 0}
+    comparison = compare(make_model("gemma"), **others, **ways, output=tmp_path)
+    assert comparison.config["refit_epochs"] == 0 and len(comparison.results) == 2
     for result in comparison.results:
-        alone = make_model("gemma")
-        config = NeuronALConfig.preset(result.topup, sparsity=0.5, refit_epochs=0, **SMALL)
-        NeuronALPruner(config).prune(alone, ids[:6])
-        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
-    again = compare(model, **given, output=tmp_path)
+        assert_alone(result, "gemma", ids)
+    again = compare(make_model("gemma"), **others, **ways, output=tmp_path)
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results]
 
 
@@ -102,20 +91,20 @@ def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(started) == 9
 
 
-def test_commands_may_share_an_output_directory(llama, others, tmp_path, monkeypatch):
-    for topup in METHODS["topups"]:
-        compare(llama, **METHODS | {"topups": [topup]}, **others, output=tmp_path)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [METHODS | {"topups": [topup]} for topup in METHODS["topups"]],
+        [{"saliencies": [saliency], "topups": ["uniform"]} for saliency in ("magnitude", "wanda")],
+    ],
+)
+def test_commands_may_share_an_output_directory(parts, llama, others, tmp_path, monkeypatch):
+    """Other methods do not change what a result depends on, also that of one that looks at no text."""
+    for part in parts:
+        compare(llama, **part, **others, output=tmp_path)
     monkeypatch.delattr(Runs, "measure")  # of any model, the dense one too
-    assert len(compare(llama, **METHODS, **others, output=tmp_path).results) == 4, "all were finished"
-
-
-def test_other_methods_do_not_change_what_one_without_text_depends_on(llama, others, tmp_path, monkeypatch):
-    for saliency in ("magnitude", "wanda"):
-        compare(llama, saliencies=[saliency], topups=["uniform"], **others, output=tmp_path)
-    monkeypatch.delattr(Runs, "measure")
-    assert len(
-        compare(llama, saliencies=["wanda", "magnitude"], topups=["uniform"], **others, output=tmp_path).results
-    )
+    whole = {name: list(dict.fromkeys(method for part in parts for method in part[name])) for name in METHODS}
+    assert compare(llama, **whole, **others, output=tmp_path).results, "all were finished"
 
 
 def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
@@ -137,6 +126,7 @@ def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_pat
         (llama, {"dataset": ids[1:7]}),
         (llama, {"evaluate": {"test": ids[5:]}}),
         (llama, {"evaluate": {"test": ids[6:].reshape(-1, ids.shape[1] // 2)}}),  # the same bytes
+        (llama, {"evaluate": {"test": ids[6:].flip(0, 1)}}),  # the same shape
         (make_model("llama", seed=1), {}),
     ):
         second = compare(model, **methods, **{**others, **change}, output=tmp_path)
@@ -201,9 +191,7 @@ def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
     topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
     found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
     for result in found:
-        pruner = NeuronALPruner(NeuronALConfig(sparsity=0.5, saliency="magnitude", **topup_of(result), **SMALL))
-        pruner.prune(make_model("llama"), ids[:6])
-        assert result.block_sparsity == list(pruner.report.blocks.values())
+        assert_alone(result, "llama", ids)
     assert len({tuple(result.block_sparsity) for result in found}) == 4
 
 
@@ -212,11 +200,7 @@ def test_other_projections_do_not_share_scores(ids, others, sweep):
     topups = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
     found = compare(make_model("mixtral"), saliencies=["wanda"], topups=topups, sweep=sweep, **others).results
     for result in found:
-        config = NeuronALConfig(sparsity=0.5, saliency="wanda", **topup_of(result), **result.setting, **SMALL)
-        pruner = NeuronALPruner(config)
-        pruner.prune(make_model("mixtral"), ids[:6])
-        shares = [pruner.report.blocks.get(f"model.layers.{i}") for i in range(len(result.block_sparsity))]
-        assert result.error is None and result.block_sparsity == shares
+        assert_alone(result, "mixtral", ids)
 
 
 def test_the_first_one_may_be_impossible(llama, others):
@@ -269,15 +253,3 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
     with pytest.raises(ValueError, match="Zero-shot tasks need the embeddings in memory"):
         compare(model, **methods, **others, tasks=["boolq"])
-
-
-def test_another_test_set_of_the_same_size_is_measured_again(llama, ids, others, tmp_path, monkeypatch):
-    measured, measure = [], Runs.measure
-    monkeypatch.setattr(Runs, "measure", lambda self: measured.append(1) or measure(self))
-    test = ids[6:]
-    for own, count in ((test, 2), (test, 2), (test.flip(0, 1), 4)):
-        comparison = compare(llama, **ONE, **{**others, "evaluate": {"test": own}}, output=tmp_path)
-        assert len(measured) == count, "the dense model, and one prune"
-    assert (
-        comparison.dense.perplexity == compare(llama, **ONE, **{**others, "evaluate": {"test": own}}).dense.perplexity
-    )

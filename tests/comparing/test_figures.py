@@ -1,84 +1,106 @@
-import math
+"""What is written in the figures of a comparison. No pixels are drawn."""
 
+import itertools
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
 import pytest
-from example_figures import DRAWN, METHODS, by_block, by_seconds, results
-from example_figures import drawn as draw
-from example_figures import result as run
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 
 
-def test_one_panel_per_sparsity_one_name_per_method():
-    written = by_seconds(results((0.8, 0.625)))
+METHODS = list(itertools.product(("magnitude", "wanda", "multiflow"), ("uniform", "owl", "neuronal")))
+DENSE = Result(0.0, "dense", "dense", {"c4": 5.0, "wikitext2": 20.0})
+
+
+def result(topup="uniform", saliency="wanda", sparsity=0.7, perplexity=(45.0, 20.0), **more):
+    perplexity = dict(zip(("c4", "wikitext2"), perplexity))
+    times = {"allocation_seconds": 1.0, "pruning_seconds": 2.0}
+    return Result(sparsity, saliency, topup, perplexity, **times, **{"block_sparsity": [sparsity] * 4, **more})
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Returns what is written in every figure of a comparison, by the name of its file."""
+
+    def draw(results, dense=DENSE):
+        written = {}
+
+        def savefig(figure, path):
+            figure.draw_without_rendering()
+            written[Path(path).stem] = [text.get_text() for text in figure.findobj(Text) if text.get_visible()]
+
+        monkeypatch.setattr(Figure, "savefig", savefig)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = figures.draw_figures(Path(folder), "llama", dense, results)
+        assert [path.stem for path in paths] == list(written)
+        return written
+
+    return draw
+
+
+def test_one_panel_per_sparsity_one_name_per_method(drawn):
+    found = [result(topup, saliency, sparsity) for sparsity in (0.8, 0.625) for saliency, topup in METHODS]
+    written = drawn(found)["perplexity-by-seconds"]
     assert [text for text in written if text.endswith("sparsity")] == ["62.5% sparsity", "80% sparsity"]
     saliencies, topups = zip(*METHODS)
     for name in {f"saliency {saliency}" for saliency in saliencies} | set(topups):
         assert written.count(name) == 1
-    assert not [text for text in by_seconds([run(), run()]) if "saliency" in text], "one needs no gray marker"
     assert "llama: geometric mean of perplexities on c4, wikitext2" in written and "dense model: 10" in written
+    one = drawn([result(), result()])["perplexity-by-seconds"]
+    assert not [text for text in one if "saliency" in text], "one needs no gray marker"
 
 
-def test_infinite_perplexities_are_named():
-    found = [run(), run("magnitude", perplexity=(math.inf, 50.0))]
-    assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in by_seconds(found)
+def test_infinite_perplexities_are_named(drawn):
+    found = [result(), result(saliency="magnitude", perplexity=(math.inf, 50.0))]
+    assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in drawn(found)["perplexity-by-seconds"]
 
 
-def test_blocks():
-    assert {"uniform", "neuronal", "Decoder block", "Sparsity", "70.0%"} < set(DRAWN["blocks"]())
-    names = [f"a rather long name of a method, number {index}" for index in range(20)]
-    assert set(names) < set(by_block({name: [0.5, 0.6] for name in names}))
+def test_blocks(drawn):
+    shares = {"uniform": [0.7] * 40, "neuronal": [*np.linspace(0.6, 0.8, 40)]}
+    shares |= {f"a rather long name of a method, number {index}": [0.5, 0.6] for index in range(20)}
+    found = [result(topup=name, block_sparsity=values) for name, values in shares.items()]
+    assert {*shares, "Decoder block", "Sparsity", "70.0%"} < set(drawn(found)["block-sparsity-wanda-70"])
 
 
-def result(topup, saliency="wanda", **more):
-    return Result(0.7, saliency, topup, {"c4": 30.0}, block_sparsity=[0.6, 0.8], pruning_seconds=1.0, **more)
+def test_a_comparison_gets_the_figures_that_it_allows(drawn):
+    failed = Result(0.7, "ria", "uniform", error="no memory")
+    assert list(drawn([result(), failed])) == ["perplexity-by-seconds", "block-sparsity-wanda-70"]
+    assert drawn([failed]) == {}
+    long = drawn([result(saliency=f"ria:{'power=1.0,' * 100}")])
+    assert max(map(len, long)) < 150, "a method of many words has a file"
+    untested = drawn([result(perplexity=())], Result(0, "dense", "dense", {}))
+    assert list(untested) == ["block-sparsity-wanda-70"]
 
 
-def drawn(found):
-    return draw(found, "model", Result(0, "dense", "dense", {"c4": 20.0}))
-
-
-FAILED = Result(0.7, "ria", "uniform", error="no memory")
-
-
-def test_a_comparison_gets_the_figures_that_it_allows():
-    both = ["perplexity-by-seconds", "block-sparsity-wanda-70"]
-    assert list(drawn([result("uniform"), FAILED])) == both and drawn([FAILED]) == {}
-    found = drawn([result("uniform", f"ria:{'power=1.0,' * 100}")])
-    assert max(map(len, found)) < 150, "a method of many words has a file"
-
-
-def test_without_test_text_there_are_blocks_only():
-    found = draw([run(perplexity=())], "model", Result(0, "dense", "dense", {}))
-    assert list(found) == ["block-sparsity-wanda-70"]
-
-
-def test_titles_name_the_model_the_saliency_and_the_target():
+def test_titles_name_the_model_the_saliency_and_the_target(drawn):
     found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
-    assert len(found) == 3
-    assert "model, ria, 70% sparsity" in found["block-sparsity-ria-70"]
-    assert "model: perplexity on c4" in found["perplexity-by-seconds"]
+    assert len(found) == 3 and "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
 
 
 def block_step(lam, *candidates, value=30.0, more=""):
-    decisions = {"block": {"lambda": lam, "candidates": [{"lambda": own} for own in candidates or (lam,)]}}
-    found = result(f"neuronal:steps=block{more}", block_lambda=lam, decisions=decisions)
-    found.perplexity = {"c4": value, "ptb": 2 * value}
-    return found
+    decisions = {"block": {"lambda": lam, "candidates": [{"lambda": other} for other in candidates or (lam,)]}}
+    topup = f"neuronal:steps=block{more}"
+    return result(topup, perplexity=(value, 2 * value), block_lambda=lam, decisions=decisions)
 
 
-def test_lambdas_with_the_chosen_ones():
+def test_lambdas_with_the_chosen_ones(drawn):
     """A line per test set; a circle where a lambda was chosen from several."""
     found = [block_step(lam, value=30 + lam) for lam in (0.05, 0.1, 0.2)]
     found.append(block_step(0.1, 0.05, 0.1, value=30.1))
     found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=",metric=reconstruction"))
-    files = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
-    named = {"block lambda of neuronal", "c4", "ptb", "chosen by the alignment", "chosen by the reconstruction error"}
-    assert named < set(files)
+    written = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
+    named = {"c4", "wikitext2", "chosen by the alignment", "chosen by the reconstruction error"}
+    assert named | {"block lambda of neuronal"} < set(written)
     assert not [name for name in drawn(found[:2]) if "lambda" in name], "two lambdas make no figure"
 
 
-def test_grids_and_sweeps():
+def test_grids_and_sweeps(drawn):
     """A line per value of the second hyper-parameter; or per test set, if there is none."""
     grid = [result(f"owl:outlier_factor={m},half_width={width}") for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
@@ -88,10 +110,8 @@ def test_grids_and_sweeps():
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
-def test_sparsities():
-    found = [result("owl") for _ in range(3)]
-    for own, sparsity in zip(found, (0.1, 0.2, 0.3)):
-        own.sparsity = sparsity
+def test_sparsities(drawn):
+    found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
     assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
     assert "perplexity-by-sparsity" not in drawn(found[:2])
 
@@ -99,9 +119,9 @@ def test_sparsities():
 def test_seeds_are_averaged(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(figures, "plot_lines", lambda path, title, own, *args, **options: (lines.append(own), path)[1])
-    found = [run(setting={"seed": seed}, sparsity=s) for seed in (0, 1) for s in (0.5, 0.6, 0.7)]
-    for number, own in enumerate(found):
-        own.perplexity, own.block_sparsity = {"c4": 10.0 + number}, [None, 0.1 * number]
+    found = [result(setting={"seed": seed}, sparsity=sparsity) for seed in (0, 1) for sparsity in (0.5, 0.6, 0.7)]
+    for number, one in enumerate(found):
+        one.perplexity, one.block_sparsity = {"c4": 10.0 + number}, [None, 0.1 * number]
     figures.draw_figures(tmp_path, "model", Result(0, "dense", "dense", {"c4": 5.0}), found)
     by_sparsity, first = lines[:2]
     assert by_sparsity == {"wanda + uniform": [(0.5, 11.5), (0.6, 12.5), (0.7, 13.5)]}

@@ -90,23 +90,25 @@ def test_an_exception_leaves_everything(tmp_path):
     assert content(tmp_path / "model") == OLD and os.listdir(tmp_path) == ["model"]
 
 
-def test_a_file_that_cannot_be_moved_brings_the_old_ones_back(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [PermissionError(errno.EPERM, "not permitted"), KeyboardInterrupt()])
+def test_a_file_that_cannot_be_moved_brings_the_old_ones_back(error, tmp_path, monkeypatch):
+    """So does Ctrl-C while files are moved."""
     make(tmp_path / "model")
     moves, failing, replace = 0, 1, os.replace
 
-    def full(*paths):
+    def move(*paths):
         nonlocal moves
         moves += 1
         if moves == failing:
-            raise PermissionError(errno.EPERM, "not permitted")
+            raise error
         replace(*paths)
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", move)
     while content(tmp_path / "model") == OLD:
         moves = 0
         try:
             write(tmp_path / "model", "new")
-        except PermissionError:
+        except type(error):
             assert content(tmp_path / "model") == OLD and ".saving" not in os.listdir(tmp_path / "model")
         failing += 1
     assert content(tmp_path / "model") == NEW and failing > 6
@@ -120,11 +122,14 @@ def test_a_folder_in_the_way_of_a_file_stays(tmp_path):
     assert content(tmp_path / "model") == OLD
 
 
-def test_users_files_stay_and_links_are_followed(tmp_path):
+def test_users_files_and_folders_stay_and_links_are_followed(tmp_path):
     make(tmp_path / "model")
+    (tmp_path / "model" / "mine.safetensors").mkdir()  # named as old weights are
+    (tmp_path / "model" / "mine.safetensors" / "notes.txt").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "model")
     write(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and content(tmp_path / "model") == NEW
+    assert (tmp_path / "link").is_symlink()
+    assert content(tmp_path / "model") == {**NEW, "mine.safetensors/notes.txt": "mine"}
 
 
 def test_a_full_disk_leaves_a_file_as_it_was(tmp_path, monkeypatch):
@@ -146,30 +151,6 @@ def test_a_scratch_directory_begins_empty_and_is_gone_at_the_end(tmp_path):
         (directory / "file").write_text("large")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
-
-
-def test_ctrl_c_while_files_are_moved_brings_the_old_ones_back(tmp_path, monkeypatch):
-    make(tmp_path / "model")
-    moves, replace = [], os.replace
-
-    def interrupted(*paths):
-        moves.append(paths)
-        if len(moves) == 4:
-            raise KeyboardInterrupt
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "model", "new")
-    assert content(tmp_path / "model") == OLD
-
-
-def test_a_users_folder_that_is_named_like_old_weights_stays(tmp_path):
-    make(tmp_path / "model")
-    (tmp_path / "model" / "mine.safetensors").mkdir()
-    (tmp_path / "model" / "mine.safetensors" / "notes.txt").write_text("mine")
-    write(tmp_path / "model", "new")
-    assert content(tmp_path / "model")["mine.safetensors/notes.txt"] == "mine"
 
 
 @pytest.mark.parametrize("exists", [False, True])

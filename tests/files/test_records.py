@@ -45,15 +45,25 @@ def test_a_finding_is_made_once_and_is_the_first_processs(tmp_path):
     assert Records(processes=Second()).recorded("step-02", lambda: pytest.fail("made"))[0] == "the first one's"
 
 
-def test_a_directory_of_another_prune_or_of_other_files(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sparsity": 0.6, "model": "xyz"}, "model was 'abc', is 'xyz'; sparsity was 0.7, is 0.6"),
+        ({"topup_args": {"steps": "block"}}, "topup_args was {'seed': 1, .*}, is {'steps': 'block'}"),
+        ({"format": 2}, "format was None, is 2"),
+        ({"seed": None}, "seed was 0, is None"),
+    ],
+)
+def test_a_directory_of_another_prune(changed, message, tmp_path):
+    """A setting that is new or gone counts too."""
     before = {"sparsity": 0.7, "model": "abc", "seed": 0, "topup_args": {"seed": 1, "steps": "block"}}
-    Records(tmp_path / "work", before)
-    now = {**before, "sparsity": 0.6, "model": "xyz", "topup_args": {"steps": "block"}}
-    changes = (
-        "model was 'abc', is 'xyz'; sparsity was 0.7, is 0.6; topup_args was {'seed': 1, .*}, is {'steps': 'block'}"
-    )
-    with pytest.raises(ValueError, match=f"started with different settings: {changes}"):
-        Records(tmp_path / "work", now)
+    Records(tmp_path, before)
+    now = {name: value for name, value in {**before, **changed}.items() if value is not None}
+    with pytest.raises(ValueError, match=f"started with different settings: {message}"):
+        Records(tmp_path, now)
+
+
+def test_a_directory_of_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
         Records(tmp_path, {})
@@ -70,11 +80,10 @@ def test_a_record_is_whole_or_absent(tmp_path, monkeypatch, call):
     assert records.get("step-01")[0] == "new"
 
 
-def test_a_damaged_record_is_made_again(tmp_path, warned):
+@pytest.mark.parametrize("content", [save({"x": torch.ones(1)}), b"cut short"])
+def test_a_file_that_is_no_record_is_made_again(content, tmp_path, warned):
     records = Records(tmp_path)
-    records.put("step-01", 1, {})
-    path = tmp_path / f"step-01{SUFFIX}"
-    path.write_bytes(path.read_bytes()[:-3])
+    (tmp_path / f"step-01{SUFFIX}").write_bytes(content)
     assert records.recorded("step-01", lambda: (2, {})) == (2, {}) and "is damaged" in warned[0]
     assert records.get("step-01") == (2, {})
 
@@ -162,18 +171,3 @@ def test_the_directory_of_weights_is_of_one_command(tmp_path):
         assert (directory / "weights").exists()
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
-
-
-def test_a_setting_that_is_new_or_gone_is_another_prune(tmp_path):
-    Records(tmp_path / "work", {"sparsity": 0.7, "seed": 0})
-    for settings, change in (
-        ({"sparsity": 0.7, "seed": 0, "format": 2}, "format was None, is 2"),
-        ({"sparsity": 0.7}, "seed was 0, is None"),
-    ):
-        with pytest.raises(ValueError, match=f"started with different settings: {change}"):
-            Records(tmp_path / "work", settings)
-
-
-def test_a_file_that_is_no_record_is_made_again(tmp_path, warned):
-    (tmp_path / f"step-01{SUFFIX}").write_bytes(save({"x": torch.ones(1)}))
-    assert Records(tmp_path).recorded("step-01", lambda: (2, {})) == (2, {}) and "is damaged" in warned[0]

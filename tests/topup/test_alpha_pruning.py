@@ -9,11 +9,11 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,
-    fitted_exponent,
     hill_exponent,
     scale_factors,
     scaled_sparsities,
 )
+from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning, fitted_exponent
 
 
 def test_hill_estimator_by_hand():
@@ -53,24 +53,19 @@ def test_a_spectrum_without_tail_says_nothing_and_is_left_out_of_the_mean():
     assert block_alphas([[None], [None, None]]) == [1.0, 1.0]
 
 
-def test_factors_are_linear():
+def test_factors_are_linear_and_what_would_exceed_the_most_goes_to_the_others():
+    """Factors 0.7, 1.0, 1.3 at 90 %: 1.17 becomes 0.99, and the others, still as 0.7 to 1.0, make up for the 0.18."""
     assert scale_factors(torch.tensor([3.0, 2.0, 2.5, 4.0]), 0.3).tolist() == pytest.approx([1.0, 0.7, 0.85, 1.3])
     assert scale_factors(torch.tensor([2.0, 2.0]), 0.3).tolist() == [1.0, 1.0]
-
-
-def test_what_would_exceed_the_largest_goes_to_the_others():
-    """Factors 0.7, 1.0, 1.3 at 90 %: 1.17 becomes 0.99, and the others, still as 0.7 to 1.0, make up for the 0.18."""
-    pair, sizes = (
-        torch.tensor([0.7, 1.3], dtype=torch.float64),
-        torch.tensor([1.0, 3.0]),
-    )  # their weighted mean is 1.15
-    assert scaled_sparsities(0.46, pair, sizes).tolist() == pytest.approx([0.28, 0.52])
+    pair = torch.tensor([0.7, 1.3], dtype=torch.float64)  # their weighted mean is 1.15
+    assert scaled_sparsities(0.46, pair, torch.tensor([1.0, 3.0])).tolist() == pytest.approx([0.28, 0.52])
     factors = torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
-    found = scaled_sparsities(0.9, factors, torch.ones(3))
-    assert found.tolist() == pytest.approx([0.72, 0.99, 0.99])  # 1.0 is cut off as well
-    found = scaled_sparsities(0.8, factors, torch.ones(3))
-    assert found.tolist() == pytest.approx([0.7 * 1.41 / 1.7, 1.41 / 1.7, 0.99])
-    assert scaled_sparsities(0.995, factors, torch.ones(3)).tolist() == [0.995] * 3
+    for sparsity, expected in [
+        (0.9, [0.72, 0.99, 0.99]),  # 1.0 is cut off as well
+        (0.8, [0.7 * 1.41 / 1.7, 1.41 / 1.7, 0.99]),
+        (0.995, [0.995] * 3),
+    ]:
+        assert scaled_sparsities(sparsity, factors, torch.ones(3)).tolist() == pytest.approx(expected)
 
 
 def test_a_model_by_its_spectra(llama, ids):
@@ -88,6 +83,6 @@ def test_a_model_by_its_spectra(llama, ids):
     first, _, last = by_block(trials.decoder.blocks, allocation.plan)
     assert first / last == pytest.approx(1.3 / 0.7) and trials.runner.block_forwards == 0
     with inference(llama):  # the authors' code: what exceeds 1 is lost, and so are fractions of a weight
-        theirs = AlphaPruning(variant="authors").allocate(trials, 0.9).plan
-    found, columns = by_block(trials.decoder.blocks, theirs), trials.decoder.blocks[0].pruned[0].shape[1]
-    assert max(found) == 1 and sum(found) / 3 < 0.88 and all((columns * share).is_integer() for share in found)
+        theirs = AuthorsAlphaPruning().allocate(trials, 0.9).plan
+    shares, columns = by_block(trials.decoder.blocks, theirs), trials.decoder.blocks[0].pruned[0].shape[1]
+    assert max(shares) == 1 and sum(shares) / 3 < 0.88 and all((columns * share).is_integer() for share in shares)

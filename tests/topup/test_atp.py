@@ -9,6 +9,7 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
+from optimum_neuronal.trials.output_errors import OutputErrors
 
 
 def test_grid_ends_where_a_block_would_leave_the_range():
@@ -32,9 +33,8 @@ def test_lowest_error_wins_and_the_first_of_equals():
     blocks = [make_block(torch.ones(2, 2), name=f"b{index}") for index in range(3)]
     trials = FakeTrials(blocks, errors=[3.0, 2.0, 2.0, 4.0])
     allocation = ATP(trials=4).allocate(trials, 0.7)
-    ((plans, metric, label, reference),) = trials.asked
-    assert (len(plans), metric, label, reference) == (4, "nll", label, "dense") and "ATP" in label
-    assert allocation.plan is plans[1]
+    ((question, plans),) = trials.asked
+    assert question == OutputErrors("nll") and len(plans) == 4 and allocation.plan is plans[1]
     decision = allocation.decisions["atp"]
     assert decision["beta"] == pytest.approx(0.29 / 3) == decision["candidates"][1]["beta"]
     assert [candidate["error"] for candidate in decision["candidates"]] == [3.0, 2.0, 2.0, 4.0]

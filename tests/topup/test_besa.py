@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from by_hand import make_projection
 from conftest import FEW, make_model
 from trial_helpers import make_trials, state, unchanged
 
@@ -9,23 +10,14 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.topup import besa
+from optimum_neuronal.topup.authors.besa import AuthorsBESA, BoundedRate
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 
 
-def by_block(decoder, sparsities):
-    """Weighted mean of every block."""
-    means = []
-    for block in decoder.blocks:
-        sizes = [math.prod(p.shape) for p in block.pruned]
-        means.append(sum(sparsities[p.name] * size for p, size in zip(block.pruned, sizes)) / sum(sizes))
-    return means
-
-
-def allocate(model, ids, sparsity=0.6, batch_size=4, **fields):
+def allocate(model, ids, sparsity=0.6, topup=None, **chosen):
     with inference(model):
-        return BESA(**fields).allocate(make_trials(model, ids, batch_size=batch_size), sparsity)
+        return (topup or BESA()).allocate(make_trials(model, ids, **chosen), sparsity)
 
 
 class TestRate:
@@ -34,7 +26,7 @@ class TestRate:
     @pytest.fixture
     def rate(self):
         score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
-        return LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), score, 0.5, 0.25)
+        return LearnedRate(make_projection(torch.ones(2, 4)), score, 0.5, 0.25)
 
     def test_the_least_salient_falls_by_most_candidates(self, rate):
         """By four of five, the most salient by one."""
@@ -53,7 +45,7 @@ class TestRate:
 
 def test_the_authors_distribution_is_bounded():
     """Sigmoids 0, 0, 0.5, 1 and 1: their softmax has the weights 1, 1, e^0.5, e and e."""
-    rate = LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), torch.rand(2, 4), None, 0.25)
+    rate = BoundedRate(make_projection(torch.ones(2, 4)), torch.rand(2, 4), 0.7, 0.25)
     assert rate.sparsity.item() == pytest.approx(0.5)
     rate.logits.data = torch.tensor([-100.0, -100.0, 0.0, 100.0, 100.0])
     root = math.exp(0.5)
@@ -114,10 +106,9 @@ def test_irrelevant_weights_are_pruned_more(llama, ids):
     usual, name = allocate(llama, ids).plan.sparsity, "model.layers.0.self_attn.v_proj"
     weight = llama.get_parameter(f"{name}.weight").data
     weight[:, torch.arange(weight.shape[1]) % 10 != 0] *= 1e-4
-    found = allocate(llama, ids).plan.sparsity
-    block = find_decoder(llama).blocks[0].pruned_names
-    assert max(block, key=found.get) == name != max(block, key=usual.get)
-    assert found[name] > usual[name] + 0.1
+    learned, names = allocate(llama, ids).plan.sparsity, find_decoder(llama).blocks[0].pruned_names
+    assert max(names, key=learned.get) == name != max(names, key=usual.get)
+    assert learned[name] > usual[name] + 0.1
 
 
 @pytest.mark.parametrize("family", [*FEW, "gemma4_text"])
@@ -127,37 +118,25 @@ def test_every_family_learns_and_meets_the_target(family, ids):
     parameters, before = list(model.parameters()), state(model)
     parameters[0].requires_grad_(False)
     required = [parameter.requires_grad for parameter in parameters]
-    found, decoder = allocate(model, ids).plan.sparsity, find_decoder(model)
-    assert by_block(decoder, found) == pytest.approx([0.6] * len(decoder.blocks)) and len(set(found.values())) > 1
+    learned = allocate(model, ids).plan.sparsity
+    for block in find_decoder(model).blocks:
+        total = sum(learned[projection.name] * projection.numel for projection in block.pruned)
+        assert total / block.numel == pytest.approx(0.6)
+    assert len(set(learned.values())) > 1
     assert [parameter.requires_grad for parameter in parameters] == required
     assert all(parameter.grad is None for parameter in parameters) and unchanged(model, before)
 
 
 def test_as_the_authors_do_it_the_target_is_missed(llama, ids):
-    found = allocate(llama, ids, 0.8, variant="authors").decisions["besa"]
-    assert min(found["learned"].values()) > 0.5 and max(found["learned"].values()) < 0.62
+    decision = allocate(llama, ids, 0.8, AuthorsBESA()).decisions["besa"]
+    assert min(decision["learned"].values()) > 0.5 and max(decision["learned"].values()) < 0.62
     for name, projection in find_decoder(llama).projections.items():
         width = projection.shape[1]
-        assert found["sparsity"][name] == int(width * found["learned"][name]) / width
+        assert decision["sparsity"][name] == int(width * decision["learned"][name]) / width
 
 
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
     """At another target the second block's inputs differ, and so does what it learns at the same one."""
-    with inference(llama):
-        name, found = "model.layers.1.self_attn.q_proj", []
-        for targets in (None, [r"layers\.1\."]):
-            trials = make_trials(llama, ids, targets=targets)
-            found.append(BESA().allocate(trials, 0.6).plan.sparsity[name])
-    assert found[0] != found[1]
-
-
-def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
-    before = state(llama)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(besa, "reconstruction_loss", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        allocate(llama, ids)
-    assert all(parameter.requires_grad for parameter in llama.parameters()) and unchanged(llama, before)
+    plans = [allocate(llama, ids, targets=targets).plan for targets in (None, [r"layers\.1\."])]
+    first, second = (plan.sparsity["model.layers.1.self_attn.q_proj"] for plan in plans)
+    assert first != second

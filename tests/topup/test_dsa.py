@@ -9,40 +9,35 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.topup.authors.dsa import AuthorsDSA
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
 
 
 class FakeTrials(FakeOutputs):
     """Every statistic of the blocks is the same: 1, 2 and 3."""
 
-    def dense_scores(self, score, label):
+    def measure_once(self, question):
         return [[float(index + 1)] * (len(PRE) * len(REDUCE)) for index in range(len(self.decoder.blocks))]
 
 
-def test_the_best_known_function_wins(llama):
-    """The error falls with the last block's sparsity; no function gives it more than the window: 0.6 + 0.1."""
-    trials = FakeTrials(find_decoder(llama), lambda found: -found[2] + found[1])
+def test_the_best_known_function_wins_and_no_plan_is_tried_twice(llama):
+    """The error falls with the last block's sparsity. Many functions are the same, such as mean and mean of absolutes."""
+    tried = []
+    trials = FakeTrials(find_decoder(llama), lambda shares: tried.append(tuple(shares)) or shares[1] - shares[2])
     allocation = DSA().allocate(trials, 0.6)
     decision = allocation.decisions["dsa"]
     best = min(decision["candidates"], key=lambda candidate: candidate["error"])
     assert decision["function"] == best["function"]
-    found = by_block(trials.decoder.blocks, allocation.plan)
-    assert found[1] - found[2] == best["error"] and sum(found) / 3 == pytest.approx(0.6)
-    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
-
-
-def test_no_plan_is_tried_twice(llama):
-    """Many functions are the same, such as the mean and the mean of absolute values."""
-    tried = []
-    trials = FakeTrials(find_decoder(llama), lambda found: tried.append(tuple(found)) or 1.0)
-    DSA().allocate(trials, 0.6)
+    shares = by_block(trials.decoder.blocks, allocation.plan)
+    assert shares[1] - shares[2] == best["error"] and sum(shares) / 3 == pytest.approx(0.6)
     assert len(tried) == len(set(tried)) == 58
+    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
 
 
 def test_the_authors_window_is_the_same_for_all_functions(llama):
     """0.52 and 0.68 for the outermost blocks whatever the lambda; of 32 columns, 16 and 21 weights are pruned."""
     trials = FakeTrials(find_decoder(llama), lambda found: found[0])
-    topup = DSA(lambdas=(0.3,), population=2, generations=0, variant="authors")
+    topup = AuthorsDSA(lambdas=(0.3,), population=2, generations=0)
     found = by_block(trials.decoder.blocks, topup.allocate(trials, 0.6).plan)
     assert sorted(found)[::2] == [16 / 32, 21 / 32]
 
@@ -101,9 +96,8 @@ def test_sparsities_by_hand(llama):
     """Importances 1, 2, 3 turned around are densities 0.2, 0.1, 0 above their mean: the third block is pruned most."""
     statistics = {("no_op", "mean"): torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
     trials = FakeTrials(find_decoder(llama))
-    plans = (
-        Function("no_op", "mean", (name,), 0.1).plan(trials, 0.6, statistics, "corrected") for name in ("no_op", "cos")
-    )
+    functions = (Function("no_op", "mean", (name,), 0.1) for name in ("no_op", "cos"))
+    plans = (DSA().plan(trials, 0.6, function, statistics) for function in functions)
     rising, falling = (by_block(trials.decoder.blocks, plan) for plan in plans)
     assert rising == pytest.approx([0.5, 0.6, 0.7])
     low, middle, high = (math.cos(value) for value in (3, 2, 1))
@@ -119,7 +113,7 @@ def test_statistics_are_those_of_wandas_metric(family, ids):
         statistics, inputs = block_statistics(trials), trials.runner.capture(ids)
         for index, block in enumerate(trials.decoder.blocks):
             inputs.hidden, norms = replay(block, inputs.hidden, inputs.calls[index])
-            activations = trials.activations(block, norms)
+            activations = trials.inputs(block, norms).activations
             metric = torch.cat([(p.weight.abs() * activations[p.name]).flatten() for p in block.pruned]).double()
             scaled, shares = (metric - metric.min()) / (metric.max() - metric.min()), metric / metric.sum()
             for pre, reduce, expected in [

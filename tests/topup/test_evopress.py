@@ -8,6 +8,7 @@ from trial_helpers import build_trials, make_trials, uniform
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
+from optimum_neuronal.trials.output_errors import OutputErrors
 
 
 def mean(decoder, plan):
@@ -67,8 +68,8 @@ def test_output_errors_on_some_sequences(llama, ids):
             trials = make_trials(llama, ids, "magnitude", batch_size)
             plan = uniform(trials)
             alone = (build_trials(trials.decoder, trials.saliency, own, 1) for own in ids[:3].split(1))
-            single = [one.output_errors([plan], "kl", None)[0] for one in alone]
+            single = [one.measure(OutputErrors("kl"), [plan])[0] for one in alone]
             some, every, default = (
-                trials.output_errors([plan], "kl", label=None, sequences=sequences) for sequences in (3, 4, None)
+                trials.measure(OutputErrors("kl", sequences=count), [plan]) for count in (3, 4, None)
             )
             assert some == pytest.approx([sum(single) / 3], rel=1e-5) and every == default != some

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
@@ -16,10 +16,11 @@ from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup import neuronal_authors
+from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, block_plan, row_plan
 from optimum_neuronal.trials import Trials
-from optimum_neuronal.trials.alignment import Deviation
+from optimum_neuronal.trials.alignment import AlignmentErrors
+from optimum_neuronal.trials.deviation import Deviation, Deviations
 
 
 @dataclass
@@ -34,18 +35,21 @@ class FakeTrials:
     norms_used: set = field(default_factory=set)
     can_abandon = False
 
-    def alignment_errors(self, plans, *measured_on, label, bound=float("inf")):
-        self.asked.append((label, plans))
+    def measure(self, question, plans):
+        if isinstance(question, Deviations):
+            return self.deviation
+        self.asked.append((question.label, plans))
         self.norms_used.add(self.norms)
-        return self.errors[label][: len(plans)]
+        return self.errors[question.label][: len(plans)]
 
-    def deviation(self, plan, *measured_on, label, kind="signed"):
+    @property
+    def deviation(self):
         places = {}
         for block in self.decoder.blocks:
             for projection in block.pruned:
                 place = self.decoder.place_fed_by(block, projection)
                 places[place.name] = torch.arange(place.features, dtype=torch.float64)
-        return Deviation(self.errors["base"], places)
+        return Deviation(self.errors.get("base"), places)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +60,20 @@ def test_schedules_by_hand(llama, schedule, middle):
     decoder = find_decoder(llama)
     plan = block_plan(decoder, 0.7, 0.1, schedule)
     mean = 0.2 * (0 + middle + 1) / 3
-    found = by_block(decoder.blocks, plan)
-    assert found == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
-    assert sum(found) / 3 == pytest.approx(0.7)
-    assert all(plan.sparsity[name] == own for b, own in zip(decoder.blocks, found) for name in b.pruned_names)
+    sparsities = by_block(decoder.blocks, plan)
+    assert sparsities == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
+    assert sum(sparsities) / 3 == pytest.approx(0.7)
+    assert all(plan.sparsity[name] == share for b, share in zip(decoder.blocks, sparsities) for name in b.pruned_names)
     trials = FakeTrials(decoder, {BLOCK_STEP: [1.0], "base": 0.7})
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
     ((_, (asked,)),) = trials.asked
     assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
-@pytest.mark.parametrize("make", [block_plan, neuronal_authors.block_plan])
-def test_sparsity_rises_over_the_pruned_blocks(make, llama):
+@pytest.mark.parametrize("topup", [NeuronAL(), AuthorsNeuronAL()])
+def test_sparsity_rises_over_the_pruned_blocks(topup, llama):
     decoder = find_decoder(llama, ignore=[r"layers\.0\."])
-    plan = make(decoder, 0.6, 0.1, "linear")
+    plan = topup.block_plan(decoder, 0.6, 0.1)
     assert by_block(decoder.blocks[1:], plan) == pytest.approx([0.5, 0.7])
     assert set(plan.sparsity) == set(decoder.projections)
 
@@ -87,8 +91,7 @@ def test_lowest_error_wins_and_the_first_of_equals(llama):
 def test_rows_that_deviate_more_are_spared(llama):
     decoder = find_decoder(llama)
     base = block_plan(decoder, 0.5, 0.1)
-    deviation = FakeTrials(decoder, {"base": 0.0}).deviation(base, label="test")
-    plan = row_plan(decoder, base, 0.2, deviation)
+    plan = row_plan(decoder, base, 0.2, FakeTrials(decoder, {}).deviation)
     for name, rows in plan.sparsity.items():
         assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
         assert rows[-1] == pytest.approx(base.sparsity[name] - 0.2)
@@ -98,12 +101,12 @@ def test_rows_that_deviate_more_are_spared(llama):
 def test_row_step_everywhere(any_model, ids):
     """Every family, both references: every row of every projection takes part, the last block's down too."""
     with inference(any_model):
-        for measured_on in product(["sparse-stream", "dense"], ["sequence", "pooled"], ["l2"]):
+        for measured_on in product(["sparse-stream", "dense"], ["sequence", "pooled"]):
             trials = make_trials(any_model, ids)
             base = uniform(trials, 0.7)
-            deviation = trials.deviation(base, *measured_on, "test")
+            deviation = trials.measure(Deviations(*measured_on), [base])
             plan = row_plan(trials.decoder, base, 0.2, deviation)
-            (error,) = trials.alignment_errors([base], *measured_on, "test")
+            (error,) = trials.measure(AlignmentErrors(*measured_on), [base])
             assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
             for name, rows in plan.sparsity.items():
                 assert rows.max() - rows.min() > 0.3, name
@@ -113,9 +116,9 @@ def test_row_step_everywhere(any_model, ids):
 def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
     trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0]})
     trials.decoder.config.num_attention_heads = 5
-    found = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
-    assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
-    assert "does not understand model.layers.0.self_attn.q_proj" in found.decisions["note"]
+    allocation = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
+    assert allocation.plan == block_plan(trials.decoder, 0.7, 0.1)
+    assert "does not understand model.layers.0.self_attn.q_proj" in allocation.decisions["note"]
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
@@ -137,26 +140,25 @@ def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
     """The default decides as for Wanda, the authors' variant solves all projections for each of four, and for the deviation."""
     solves, solve = [], ALPS.solve
     monkeypatch.setattr(ALPS, "solve", lambda self, *args: solves.append(args) or solve(self, *args))
-    decisions = {}
+    decisions, lambdas = {}, {"block_lambdas": (0.05, 0.2), "row_lambdas": (0.0, 0.1)}
     with inference(llama):
-        for variant, calls in [("sequence", 0), ("authors", 5 * 7 * 3)]:
-            topup = NeuronAL(variant=variant, block_lambdas=(0.05, 0.2), row_lambdas=(0.0, 0.1))
+        for variant, calls in [(NeuronAL, 0), (AuthorsNeuronAL, 5 * 7 * 3)]:
             solves.clear()
             trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
-            decisions[variant] = topup.allocate(trials, 0.6).decisions
+            decisions[variant] = variant(**lambdas).allocate(trials, 0.6).decisions
             assert len(solves) == calls, variant
-        wanda = replace(topup, variant="sequence", alignment_scope="sequence").allocate(make_trials(llama, ids), 0.6)
-    assert decisions["sequence"] == wanda.decisions
+        wanda = NeuronAL(**lambdas).allocate(make_trials(llama, ids), 0.6)
+    assert decisions[NeuronAL] == wanda.decisions
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
     trials = make_trials(llama, ids, "sparsegpt")
     with inference(llama):
-        found = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
-        assert found.decisions.keys() == {"block", "note"} and "no row step" in found.decisions["note"]
-        assert found.plan == block_plan(trials.decoder, 0.7, 0.1)
-        found = NeuronAL(steps="row").allocate(trials, 0.7)
-    assert found.decisions.keys() == {"note"} and found.plan == uniform(trials, 0.7)
+        both = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
+        row = NeuronAL(steps="row").allocate(trials, 0.7)
+    assert both.decisions.keys() == {"block", "note"} and "no row step" in both.decisions["note"]
+    assert both.plan == block_plan(trials.decoder, 0.7, 0.1)
+    assert row.decisions.keys() == {"note"} and row.plan == uniform(trials, 0.7)
 
 
 def test_a_candidate_that_was_stopped_has_no_error():
@@ -169,5 +171,5 @@ def test_a_candidate_that_was_stopped_has_no_error():
 def test_candidates_of_a_saliency_that_only_ranks_are_its_own(llama, ids):
     topup = NeuronAL(block_lambdas=(0.05, 0.2))
     with inference(llama):
-        found = {name: topup.allocate(make_trials(llama, ids, name), 0.6).decisions for name in ("magnitude", "wanda")}
-    assert found["magnitude"] != found["wanda"]
+        magnitude, wanda = (topup.allocate(make_trials(llama, ids, name), 0.6) for name in ("magnitude", "wanda"))
+    assert magnitude.decisions != wanda.decisions

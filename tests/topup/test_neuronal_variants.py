@@ -11,13 +11,16 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency.plan import SparsityPlan, mask_rows
-from optimum_neuronal.saliency.prune_projections import trial_changes
+from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup import TOPUPS, get_dist, neuronal_authors
+from optimum_neuronal.topup import TOPUPS, get_dist
+from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorms, row_plan, rows_of
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL, block_plan
-from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
+from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
+from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials.alignment import alignment_error
+from optimum_neuronal.trials.deviation import printed_deviation
 
 from .test_neuronal import FakeTrials
 
@@ -32,12 +35,12 @@ class TestPrinted:
         assert printed_deviation(dense, sparse).tolist() == pytest.approx([0.25, 0.75, 0.5])
 
     def test_equation_3_counts_every_projection_of_the_dense_models_own_stream(self, llama, ids):
-        topup = NeuronAL(variant="printed", steps="block", block_lambdas=[0.1, 0.2])
+        topup = PrintedNeuronAL(steps="block", block_lambdas=[0.1, 0.2])
         with inference(llama):
             trials = make_trials(llama, ids)
             trials.dense()
             before = trials.runner.block_forwards
-            found = topup.allocate(trials, 0.7).decisions["block"]["candidates"]
+            candidates = topup.allocate(trials, 0.7).decisions["block"]["candidates"]
             assert trials.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
             projections, plan = trials.decoder.projections, block_plan(trials.decoder, 0.7, 0.1)
             dense = squared_norms(llama, ids[:4], projections)
@@ -47,7 +50,7 @@ class TestPrinted:
             sparse = squared_norms(llama, ids[:4], projections)
         parts = {name: alignment_error(dense[name], sparse[name]).item() for name in projections}
         assert parts["model.layers.1.self_attn.q_proj"] > 0 and len(parts) == 3 * 7
-        assert found[0]["error"] == pytest.approx(sum(parts.values()), rel=1e-4)
+        assert candidates[0]["error"] == pytest.approx(sum(parts.values()), rel=1e-4)
 
     def test_equation_4_rises_with_depth_unlike_with_v_as_printed(self, llama):
         decoder = find_decoder(llama)
@@ -57,7 +60,7 @@ class TestPrinted:
         assert get_dist(0.7, lam, index).tolist() == pytest.approx(closed[::-1]), "v_i = i, to the letter"
 
     def test_lambdas_of_the_appendix(self):
-        topup = NeuronAL(variant="printed")
+        topup = PrintedNeuronAL()
         assert len(topup.block_lambdas) == 13 and 0.04 not in topup.block_lambdas
         assert topup.row_lambdas == (0.0, *topup.block_lambdas)
         assert (topup.reference, topup.alignment_scope) == ("dense", "sequence")
@@ -67,33 +70,31 @@ class TestAuthors:
     def test_block_sparsities_move_their_mean_where_they_are_clipped(self, llama):
         decoder = find_decoder(llama)
         for sparsity, expected in [(0.7, [0.6, 0.7, 0.8]), (0.9, [0.8, 0.9, 0.99]), (0.1, [0.01, 0.1, 0.2])]:
-            plan = neuronal_authors.block_plan(decoder, sparsity, 0.1, "linear")
+            plan = AuthorsNeuronAL().block_plan(decoder, sparsity, 0.1)
             assert by_block(decoder.blocks, plan) == pytest.approx(expected)
 
     def test_the_block_step_prunes_one_weight_less_per_row(self, llama):
         trials = FakeTrials(find_decoder(llama), ERRORS)
-        plan = NeuronAL(variant="authors", steps="block", block_lambdas=[0.0]).allocate(trials, 0.7).plan
+        plan = AuthorsNeuronAL(steps="block", block_lambdas=[0.0]).allocate(trials, 0.7).plan
         for name, projection in trials.decoder.projections.items():
             width = projection.shape[1]
             assert set(plan.row_counts(name, projection.shape).tolist()) == {int(0.7 * width)}
         trials.saliency = SparseGPT()
-        exact = NeuronAL(variant="authors", block_lambdas=[0.1]).allocate(trials, 0.7).plan
+        exact = AuthorsNeuronAL(block_lambdas=[0.1]).allocate(trials, 0.7).plan
         assert by_block(trials.decoder.blocks, exact) == pytest.approx([0.6, 0.7, 0.8]), "not rounded"
 
     def test_rows_by_hand(self):
         """Density 0.3, 0.4, 0.6, 0.7 of 13 weights: 3, 5, 7, 9 stay."""
         values = torch.tensor([0.0, 1.0, 3.0, 4.0], dtype=torch.float64).numpy()
         for rows, kept in [(4, [3, 5, 7, 9]), (2, [3, 5]), (8, [3, 5, 7, 9] * 2)]:
-            found = neuronal_authors._rows((rows, 13), 0.5, 0.2, values)
-            assert (13 - 13 * found).tolist() == pytest.approx(kept)
-        clipped = neuronal_authors._rows((4, 100), 0.5, 1.0, values)
+            assert (13 - 13 * rows_of((rows, 13), 0.5, 0.2, values)).tolist() == pytest.approx(kept)
+        clipped = rows_of((4, 100), 0.5, 1.0, values)
         assert (100 - 100 * clipped).round().tolist() == pytest.approx([1, 1, 99, 99], abs=1), "bounds 0.01 and 0.99"
 
     def test_down_and_the_last_block_stay_uniform_and_q_k_v_follow_the_output_projection(self, llama):
         decoder = find_decoder(llama)
-        base = SparsityPlan(dict.fromkeys(decoder.projections, 0.5))
-        deviation = FakeTrials(decoder, ERRORS).deviation(base, label=None)
-        plan = neuronal_authors.row_plan(decoder, base, 0.2, deviation)
+        base = Plan.uniform(decoder.projections, 0.5)
+        plan = row_plan(decoder, base, 0.2, FakeTrials(decoder, ERRORS).deviation)
         for block in decoder.blocks:
             q, k, v, o, gate, up, down = (plan.sparsity[name] for name in block.pruned_names)
             assert torch.equal(q, k) and torch.equal(q, v) and torch.equal(gate, up)
@@ -104,14 +105,14 @@ class TestAuthors:
     def test_the_block_set_drops_its_largest_lambda_from_80_percent(self, llama):
         for sparsity, count in [(0.79, 14), (0.8, 13), (0.9, 13)]:
             trials = FakeTrials(find_decoder(llama), ERRORS)
-            decisions = NeuronAL(variant="authors").allocate(trials, sparsity).decisions
+            decisions = AuthorsNeuronAL().allocate(trials, sparsity).decisions
             assert [c["lambda"] for c in decisions["block"]["candidates"]] == list(LAMBDAS[:count])
             assert [c["lambda"] for c in decisions["row"]["candidates"]] == [0.0, *LAMBDAS]
-            assert trials.norms_used == {neuronal_authors.RunningNorms}
+            assert trials.norms_used == {RunningNorms}
 
     def test_norms_are_a_running_mean(self):
         inputs = torch.arange(36.0).view(3, 4, 3)
-        own, theirs, at_once = SquaredNorms(), neuronal_authors.RunningNorms(), neuronal_authors.RunningNorms()
+        own, theirs, at_once = SquaredNorms(), RunningNorms(), RunningNorms()
         at_once.update(inputs, 3)
         for norms in (own, theirs):
             norms.update(inputs[:2], 2)
@@ -122,16 +123,17 @@ class TestAuthors:
     def test_the_row_step_keeps_the_first_of_equal_weights(self):
         block = make_block([[3.0, 1.0, 1.0, 1.0, 0.5]])
         rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms([torch.ones(1, 5)], 1)}
-        plans = [SparsityPlan({"block.0": rows}, keeps_first=first) for first in (True, False)]
-        together = trial_changes(Wanda(), block, norms, plans)
-        alone = [change_of for plan in plans for change_of in trial_changes(Wanda(), block, norms, [plan])]
+        plans = [Plan({"block.0": rows}, keeps_first=first) for first in (True, False)]
+        trials = Trials(runner=None, saliency=Wanda(), ids=torch.empty(0, 1), num_alignment_samples=0)
+        together = trials.changes(block, norms, plans)
+        alone = [change_of for plan in plans for change_of in trials.changes(block, norms, [plan])]
         for made in (together, alone):
             zeros = [(change_of(block.pruned[0]).applied(block.pruned[0].weight) == 0).tolist() for change_of in made]
             assert zeros == [[[False, False, True, True, True]], [[False, True, True, False, True]]]
 
 
 def test_fields_given_one_by_one_replace_the_variants(llama):
-    topup = NeuronAL(variant="authors", alignment_scope="sequence", block_lambdas=(0.15,))
+    topup = AuthorsNeuronAL(alignment_scope="sequence", block_lambdas=(0.15,))
     assert (topup.alignment_scope, topup.block_lambdas) == ("sequence", (0.15,))
     assert topup.reference == "sparse-stream" and topup.row_lambdas == (0.0, *LAMBDAS)
     trials = FakeTrials(find_decoder(llama), ERRORS)
@@ -141,19 +143,17 @@ def test_fields_given_one_by_one_replace_the_variants(llama):
 
 
 def test_the_default_takes_the_block_step_alone_unless_rows_are_asked_for():
-    steps = {variant: NeuronAL(variant=variant).steps for variant in ("sequence", "authors", "printed")}
-    assert steps == {"sequence": "block", "authors": "both", "printed": "both"}
+    assert [NeuronAL().steps, AuthorsNeuronAL().steps, PrintedNeuronAL().steps] == ["block", "both", "both"]
     assert NeuronAL(row_lambdas=(0.1,)).steps == "both" == replace(NeuronAL(steps="both"), metric="kl").steps
     assert NeuronAL(steps="block", row_lambdas=(0.1,)).steps == "block" == replace(NeuronAL(), metric="kl").steps
 
 
-@pytest.mark.parametrize("variant", ["authors", "printed"])
+@pytest.mark.parametrize("variant", [AuthorsNeuronAL, PrintedNeuronAL])
 def test_every_family(variant, any_model, ids):
     """Fused projections, grouped heads and experts too. Rounding, and blocks of different sizes, move the target."""
     with inference(any_model):
         trials = make_trials(any_model, ids)
-        topup = NeuronAL(variant=variant, block_lambdas=(0.1,), row_lambdas=(0.1,))
-        plan = topup.allocate(trials, 0.6).plan
+        plan = variant(block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(trials, 0.6).plan
         projections = trials.decoder.projections
         counts = {name: plan.row_counts(name, p.shape) for name, p in projections.items()}
     weights = sum(p.numel for p in projections.values())

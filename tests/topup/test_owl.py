@@ -5,6 +5,7 @@ from trial_helpers import make_trials
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.topup.authors.owl import AuthorsOWL
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 
 
@@ -28,10 +29,10 @@ def test_blocks_with_more_outliers_are_spared():
     assert allocation.decisions == {"owl": {"outlier_ratios": [2 / 16, 0.0, 1 / 16]}}
     assert list(allocation.plan.sparsity.values()) == pytest.approx([0.62, 0.78, 0.7])
     # The authors' code: 0.2, 1.2, which becomes 0.99, and 0.7, of which `int(16 s)` weights of a row are pruned.
-    theirs = OWL(half_width=0.5, variant="authors").allocate(trials, 0.7).plan
+    theirs = AuthorsOWL(half_width=0.5).allocate(trials, 0.7).plan
     assert list(theirs.sparsity.values()) == [3 / 16, 15 / 16, 11 / 16]
     trials.saliency = SparseGPT()  # which prunes a weight as a whole
-    theirs = OWL(half_width=0.5, variant="authors").allocate(trials, 0.7).plan
+    theirs = AuthorsOWL(half_width=0.5).allocate(trials, 0.7).plan
     assert list(theirs.sparsity.values()) == pytest.approx([0.2, 0.99, 0.7])
 
 

@@ -11,7 +11,6 @@ from test_reference import Reference, run
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -31,9 +30,9 @@ def allocated(reference, name, sparsity, saliency="wanda"):
 @pytest.mark.parametrize("saliency, sparsity", by_day(SETTINGS, SETTINGS[0]))
 def test_owls_block_sparsities_are_the_authors(saliency, sparsity):
     """The same weights count as outliers, so nothing but the last bits of the arithmetic may differ."""
-    found, _ = allocated(Reference(), "owl", sparsity, saliency)
+    ours, _ = allocated(Reference(), "owl", sparsity, saliency)
     expected = run(saliency, sparsity, "owl")["per_block_target"]
-    assert found == pytest.approx(expected, abs=1e-12 if authors.SAME_KERNELS else 1e-3)
+    assert ours == pytest.approx(expected, abs=1e-12 if authors.SAME_KERNELS else 1e-3)
 
 
 def digest(weight) -> str:
@@ -41,36 +40,38 @@ def digest(weight) -> str:
 
 
 VARIANTS = [
-    ("dsnot:variant=authors,cycles=39", "DSnoT", "wanda", 0.7),  # with 50, their code fails there
-    ("dsnot:variant=authors", "DSnoT", "magnitude", 0.6),
-    ("uniform:variant=authors", "uniform", "wanda", 0.7),
-    ("alpha_pruning:variant=authors", "alpha", "wanda", 0.7),
-    *(("owl:variant=authors", "owl", *own) for own in SETTINGS),
+    ("dsnot", {"cycles": 39}, "DSnoT", "wanda", 0.7),  # with 50, their code fails there
+    ("dsnot", {}, "DSnoT", "magnitude", 0.6),
+    ("uniform", {}, "uniform", "wanda", 0.7),
+    ("alpha_pruning", {}, "alpha", "wanda", 0.7),
+    *(("owl", {}, "owl", *setting) for setting in SETTINGS),
 ]
 
 
-@pytest.mark.parametrize("topup, name, saliency, sparsity", by_day(VARIANTS, VARIANTS[0]))
-def test_variants_have_the_authors_masks_and_perplexities(topup, name, saliency, sparsity):
-    figures, model, ids = run(saliency, sparsity, name), authors.load_model(), authors.load_ids("calibration_ids")
-    config = NeuronALConfig(sparsity, saliency=saliency, topup=topup, num_samples=len(ids), seq_length=ids.shape[1])
-    NeuronALPruner(config).prune(model, ids)
+def prune(saliency, sparsity, topup, **topup_args):
+    """The pruned reference model, and its perplexity."""
+    model, ids = authors.load_model(), authors.load_ids("calibration_ids")
+    sizes = {"num_samples": len(ids), "seq_length": ids.shape[1]}
+    NeuronALPruner(NeuronALConfig(sparsity, saliency, topup=topup, topup_args=topup_args, **sizes)).prune(model, ids)
+    return model, evaluate_perplexity(model, None, authors.load_ids("test_ids_man"), batch_size=8)
+
+
+@pytest.mark.parametrize("topup, arguments, name, saliency, sparsity", by_day(VARIANTS, VARIANTS[0]))
+def test_variants_have_the_authors_masks_and_perplexities(topup, arguments, name, saliency, sparsity):
+    figures = run(saliency, sparsity, name)
+    model, perplexity = prune(saliency, sparsity, topup, variant="authors", **arguments)
     if "mask_sha256" in figures and authors.SAME_KERNELS:
         weights = {
             name: model.get_parameter(f"model.layers.{name}.weight").detach() for name in figures["mask_sha256"]
         }
         assert {name: digest(weight) for name, weight in weights.items()} == figures["mask_sha256"], "bit for bit"
-    perplexity = evaluate_perplexity(model, None, authors.load_ids("test_ids_man"), batch_size=8)
     assert perplexity == pytest.approx(figures["ppl"]["man"], rel=1e-4 if authors.SAME_KERNELS else 0.1)
 
 
 @at_night
 def test_dsnot_gains_where_the_authors_code_loses():
     """Theirs regrows weights that are not pruned once a row runs out of others, and exchanges nearly all it can."""
-    reference, topup = Reference(), TOPUPS.get("dsnot")()
-    with inference(reference.model):
-        plan = topup.allocate(reference.trials, 0.7).plan
-        apply_changes(reference.decoder, FinalPruning(reference.trials, plan, topup.refine, topup.statistic).find()[0])
-    perplexity = evaluate_perplexity(reference.model, None, authors.load_ids("test_ids_man"), batch_size=8)
+    _, perplexity = prune("wanda", 0.7, "dsnot")
     uniform, theirs = (run("wanda", 0.7, name)["ppl"]["man"] for name in ("uniform", "DSnoT"))
     assert perplexity < 0.95 * uniform < uniform < 0.2 * theirs, "11.6, 12.6 and 94"
 

@@ -7,6 +7,7 @@ from trial_helpers import make_trials
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Space, _Run, kind_moved
+from optimum_neuronal.trials.output_errors import OutputErrors
 
 
 def test_directions_cover_every_kind():
@@ -38,20 +39,11 @@ def test_late_candidates_share_the_early_half(ids):
         space = Space.of(trials.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
-        trials.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
+        trials.measure(OutputErrors("kl"), [space.plan(space.uniform)])  # the dense pass is made here
         before = trials.runner.block_forwards
-        trials.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
+        trials.measure(OutputErrors("kl"), [space.plan(candidate) for candidate in candidates])
         passes = (trials.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
-
-
-def test_what_candidates_cost_together_by_hand(llama):
-    """Of three blocks: alike they are one; apart in the last, each runs that block; apart in the first, all of it."""
-    space = Space.of(find_decoder(llama), 0.7)
-    last, first = (space.uniform + 0.1 * (space.blocks == index).double() for index in (2, 0))
-    assert space.cost(torch.stack([space.uniform, space.uniform.clone()])) == 1
-    assert space.cost(torch.stack([space.uniform, last])) == (1 + 1 + 2) / 3
-    assert space.cost(torch.stack([space.uniform, last, first])) == (2 + 2 + 3) / 3
 
 
 def test_sparsities_are_shifted_to_the_target_by_the_sizes(llama):

@@ -34,7 +34,9 @@ class TestChanges:
 
     def masks(self, *sparsities, saliency=None, pattern=None, norms=NORMS, **options):
         block = make_block([[3, 1], [1, -2]])
-        trials = build_trials(SimpleNamespace(blocks=[block]), saliency or Wanda(), torch.zeros(1, 1), 1, pattern=pattern)
+        trials = build_trials(
+            SimpleNamespace(blocks=[block]), saliency or Wanda(), torch.zeros(1, 1), 1, pattern=pattern
+        )
         changes = trials.changes(block, norms, [Plan({"block.0": sparsity}) for sparsity in sparsities], **options)
         return [change_of(block.pruned[0]).mask.tolist() for change_of in changes]
 

@@ -19,7 +19,7 @@ PROMPTS = [
 
 def test_concurrent_requests_and_a_restart(tmp_path):
     """Eight requests at once get transformers' tokens, and one alone gets the same after a restart."""
-    folder, alone = save("quantized-8-bit-head", tmp_path / "model"), []
+    folder, alone = save("packed", tmp_path / "model"), []
     for start in range(2):
         with serving(folder, tmp_path / f"log{start}", *OPTIONS) as server:
             alone.append(server.complete(PROMPTS[0]))
