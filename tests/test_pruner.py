@@ -10,8 +10,9 @@ from several_processes import in_processes
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from trial_helpers import same_state, state
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -20,16 +21,12 @@ from optimum_neuronal.saliency import SALIENCIES
 
 
 LAMBDAS = {"block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
-FAST = {"topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS}
+NEURONAL = {"topup": "neuronal", "topup_args": LAMBDAS}
 
 
 def config(sparsity=0.7, **fields):
-    own = {} if fields.get("topup", "neuronal") == "neuronal" else {"topup_args": {}}
-    return NeuronALConfig(sparsity, **{"saliency": "wanda", **FAST, **own, **fields})
-
-
-def state(model):
-    return {key: value.clone() for key, value in model.state_dict().items()}
+    defaults = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4}
+    return NeuronALConfig(sparsity, **{**defaults, **fields})
 
 
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
@@ -52,39 +49,8 @@ def test_magnitude_uniform_equals_torch():
         single.weight.data = expected[row : row + 1].clone()
         prune.l1_unstructured(single, "weight", amount=int(counts[row]))
         expected[row] = single.weight[0].detach()
-    NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(model)
+    NeuronALPruner(config(saliency="magnitude")).prune(model)
     assert torch.equal(linear.weight, expected)
-
-
-def test_it_computes_in_one_dtype_and_saves_in_the_checkpoints(tmp_path, ids):
-    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "dense")
-    for save_dtype, expected in ((None, torch.bfloat16), (torch.float16, torch.float16)):
-        pruner = NeuronALPruner.from_pretrained(
-            tmp_path / "dense", config=config(topup="uniform"), dtype=torch.float32
-        )
-        model = pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=save_dtype)
-        assert (model.dtype, pruner.report.dtype) == (torch.float32, "float32")
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse").dtype == expected
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.int8])
-def test_a_dtype_that_cannot_hold_weights_is_refused_before_the_prune(dtype, tmp_path, ids):
-    dense = make_model("llama")
-    dense.save_pretrained(tmp_path / "dense")
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(topup="uniform"))
-    for save in (
-        lambda: pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=dtype),
-        lambda: save_pretrained(dense, tmp_path / "sparse", dtype=dtype),
-    ):
-        with pytest.raises(TypeError, match="expected a floating-point one, such as torch.bfloat16"):
-            save()
-    assert pruner.report is None and not (tmp_path / "sparse").exists()
-
-
-def test_paths_name_texts_and_tokenizers(tmp_path, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "own")
-    pruner = NeuronALPruner(NeuronALConfig(0.5, dataset=tmp_path / "text.txt"), tmp_path / "own")
-    assert pruner.config.dataset == str(tmp_path / "text.txt") and len(pruner.tokenizer) == len(tokenizer)
 
 
 @pytest.fixture
@@ -98,72 +64,97 @@ def two_threads():
 @pytest.mark.usefixtures("two_threads")
 def test_the_batch_size_changes_no_bit_on_a_cpu(ids):
     """Not even of updated weights, where threads share so many rows that their number changes how sums are rounded."""
-    results = []
-    for batch_size in (1, 4):
-        model = make_model("llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=2)
-        pruner = NeuronALPruner(config(saliency="sparsegpt", topup="uniform", num_samples=12))
-        results.append(state(pruner.prune(model, ids, batch_size=batch_size)))
-    assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
+    first, second = (
+        NeuronALPruner(config(saliency="sparsegpt")).prune(
+            make_model("llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=2), ids, batch_size=size
+        )
+        for size in (1, 4)
+    )
+    assert same_state(first, second.state_dict())
 
 
-def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
+def test_the_same_seed_gives_the_same_masks(tokenizer, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
-    results = []
-    for seed, batch_size in ((0, 1), (0, 4), (1, 1)):
-        model = make_model("llama", vocab_size=256)
-        fields = {"seed": seed, "dataset": str(text), "seq_length": 16}
-        NeuronALPruner(config(**fields), tokenizer).prune(model, batch_size=batch_size)
-        results.append(state(model))
-    assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
-    assert any(not torch.equal(value, results[2][key]) for key, value in results[0].items())
+
+    def pruned(seed, batch_size):
+        pruner = NeuronALPruner(config(**NEURONAL, seed=seed, dataset=str(text), seq_length=16), tokenizer)
+        return pruner.prune(make_model("llama", vocab_size=256), batch_size=batch_size)
+
+    first = pruned(0, 1).state_dict()
+    assert same_state(pruned(0, 4), first) and not same_state(pruned(1, 1), first)
 
 
-def test_the_interface_of_optimum(tmp_path, ids):
-    dense, sparse = tmp_path / "dense", tmp_path / "sparse"
-    make_model("llama").save_pretrained(dense)
-    pruner = NeuronALPruner.from_pretrained(dense, config=config(topup="uniform"))
-    assert isinstance(pruner, OptimumQuantizer) and pruner.tokenizer is None
-    model = pruner.quantize(sparse, dataset=ids)
-    reloaded = AutoModelForCausalLM.from_pretrained(sparse)
-    assert torch.equal(reloaded(ids).logits, model(ids).logits)
+class TestQuantize:
+    """Prunes a model on disk, and saves it."""
 
+    def test_the_interface_of_optimum(self, tmp_path, ids):
+        make_model("llama").save_pretrained(tmp_path / "dense")
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+        assert isinstance(pruner, OptimumQuantizer) and pruner.tokenizer is None
+        model = pruner.quantize(tmp_path / "sparse", dataset=ids)
+        reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+        assert torch.equal(reloaded(ids).logits, model(ids).logits)
 
-@pytest.mark.parametrize("format", ["packed", "dense"])
-def test_quantised_weights_are_those_of_the_model_in_memory(tmp_path, ids, format):
-    """So what is measured on it holds for what is saved."""
-    make_model("llama").bfloat16().save_pretrained(tmp_path / "dense")
-    own = NeuronALConfig(bits_per_weight=6.0, topup="uniform", num_samples=12, num_alignment_samples=4)
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=own)
-    model = pruner.quantize(tmp_path / "few", dataset=ids, format=format, evaluate={"own": ids})
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "few")
-    if format == "packed":
-        assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in model.state_dict().items())
-    dense, found = (densify(each).state_dict() for each in (model, reloaded))
-    assert all(torch.equal(value, found[name]) for name, value in dense.items())
-    assert model.config.sparsity_config["bits_per_weight"] == pruner.report.bits_per_weight <= 6
-    assert pruner.report.evaluation["own"].keys() == {"dense", "pruned", "window"}
+    @pytest.mark.parametrize(("save_dtype", "expected"), [(None, torch.bfloat16), (torch.float16, torch.float16)])
+    def test_it_computes_in_one_dtype_and_saves_in_the_checkpoints(self, save_dtype, expected, tmp_path, ids):
+        make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "dense")
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(), dtype=torch.float32)
+        model = pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=save_dtype)
+        assert (model.dtype, pruner.report.dtype) == (torch.float32, "float32")
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse").dtype == expected
 
+    @pytest.mark.parametrize("dtype", ["bfloat16", torch.int8])
+    def test_a_dtype_that_cannot_hold_weights_is_refused_before_the_prune(self, dtype, tmp_path, ids):
+        dense = make_model("llama")
+        dense.save_pretrained(tmp_path / "dense")
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+        for save in (
+            lambda: pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=dtype),
+            lambda: save_pretrained(dense, tmp_path / "sparse", dtype=dtype),
+        ):
+            with pytest.raises(TypeError, match="expected a floating-point one, such as torch.bfloat16"):
+                save()
+        assert pruner.report is None and not (tmp_path / "sparse").exists()
 
-@pytest.fixture
-def from_disk(tmp_path):
-    """Makes a pruner of a model on disk."""
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    fields = {"saliency": "magnitude", "topup": "uniform"}
-    return lambda: NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
+    def test_the_work_directory_is_held_until_the_model_is_saved(self, tmp_path, monkeypatch):
+        make_model("llama").save_pretrained(tmp_path / "dense")
+        first, second = (
+            NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(saliency="magnitude")) for _ in range(2)
+        )
+        errors = []
 
+        def meanwhile(*_args):
+            with pytest.raises(BlockingIOError) as caught:
+                second.quantize(tmp_path / "other", work_dir=tmp_path / "work")
+            errors.append(caught.value)
 
-def test_the_work_directory_is_held_until_the_model_is_saved(from_disk, tmp_path, monkeypatch):
-    pruner, caught_errors = from_disk(), []
+        monkeypatch.setattr(first, "save", meanwhile)
+        first.quantize(tmp_path / "model", work_dir=tmp_path / "work")
+        assert errors and not (tmp_path / "work").exists()
 
-    def second(*_args):
-        with pytest.raises(BlockingIOError) as caught:
-            from_disk().quantize(tmp_path / "other", work_dir=tmp_path / "work")
-        caught_errors.append(caught.value)
+    def test_test_files_of_the_same_name(self, tmp_path, ids, monkeypatch):
+        saved_with_own_tokenizer(tmp_path / "dense", 0)
+        for folder, count in (("a", 3), ("b", 60)):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i % count}" for i in range(64)))
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(seq_length=16))
+        with pytest.raises(TypeError, match="evaluate is 'wikitext2': expected a list"):
+            pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
+        read, load, sizes = [], perplexity.load_documents, []
+        monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
 
-    monkeypatch.setattr(pruner, "save", second)
-    pruner.quantize(tmp_path / "model", work_dir=tmp_path / "work")
-    assert caught_errors and not (tmp_path / "work").exists()
+        def measured(*args, batch_size):
+            sizes.append(batch_size)
+            return perplexity.evaluate_perplexity(*args)
+
+        monkeypatch.setattr(pruner_module, "evaluate_perplexity", measured)
+        files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
+        pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files, batch_size=3)
+        assert len(read) == 2, "each once, for both measurements"
+        assert sizes == [3] * 4
+        first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
+        assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
 
 
 def saved_with_own_tokenizer(folder, offset):
@@ -176,56 +167,67 @@ def saved_with_own_tokenizer(folder, offset):
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_every_model_has_its_own_tokenizer(tmp_path):
-    text, fields = [" ".join(f"w{i % 60}" for i in range(400))], {"topup": "uniform", "seq_length": 16}
-    first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
-    pruner = NeuronALPruner(config(**fields))
-    ids = torch.arange(12 * 16).view(12, 16)
-    third = saved_with_own_tokenizer(tmp_path / "3", 3)
-    for model, data, number in ((first, text, 7), (second, text, 12), (third, ids, 10)):
-        pruner.save(pruner.prune(model, data), tmp_path / "sparse")
-        assert AutoTokenizer.from_pretrained(tmp_path / "sparse").get_vocab()["w7"] == number
-    loaded = NeuronALPruner.from_pretrained(tmp_path / "0", config=config(**fields))
-    assert loaded.tokenizer.get_vocab()["w7"] == 7
-    loaded.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "5"), text)
-    assert loaded.tokenizer.get_vocab()["w7"] == 12
-    loaded.prune(loaded.model, text)
-    assert loaded.tokenizer.get_vocab()["w7"] == 7
+class TestTokenizers:
+    TEXT = [" ".join(f"w{i % 60}" for i in range(400))]
 
+    @pytest.fixture(autouse=True)
+    def dense(self, tmp_path):
+        self.folder = tmp_path
+        self.models = [saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5)]
 
-def test_a_prune_that_fails_leaves_tokenizer_and_report_of_the_last_one(tmp_path, monkeypatch):
-    first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
-    text, pruner = [" ".join(f"w{i % 60}" for i in range(400))], NeuronALPruner(config(topup="uniform", seq_length=16))
-    pruner.prune(first, text)
+    def saved_id(self, pruner, model) -> int:
+        """Of the word "w7" in the tokenizer that is saved with a model."""
+        pruner.save(model, self.folder / "sparse")
+        return AutoTokenizer.from_pretrained(self.folder / "sparse").get_vocab()["w7"]
 
-    def fail(context):
-        raise RuntimeError("out of memory")
+    def test_every_model_has_its_own(self):
+        pruner = NeuronALPruner(config(seq_length=16))
+        third, ids = saved_with_own_tokenizer(self.folder / "3", 3), torch.arange(12 * 16).view(12, 16)
+        for model, data, number in ((self.models[0], self.TEXT, 7), (self.models[1], self.TEXT, 12), (third, ids, 10)):
+            assert self.saved_id(pruner, pruner.prune(model, data)) == number
 
-    monkeypatch.setattr(pruner_module, "prune_model", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        pruner.prune(second, text)
-    pruner.save(first, tmp_path / "sparse")
-    assert AutoTokenizer.from_pretrained(tmp_path / "sparse").get_vocab()["w7"] == 7
+    def test_a_loaded_models_is_not_another_ones(self):
+        pruner = NeuronALPruner.from_pretrained(self.folder / "0", config=config(seq_length=16))
+        assert pruner.tokenizer.get_vocab()["w7"] == 7
+        for model, number in ((self.models[1], 12), (pruner.model, 7)):
+            pruner.prune(model, self.TEXT)
+            assert pruner.tokenizer.get_vocab()["w7"] == number
 
+    def test_a_prune_that_fails_leaves_tokenizer_and_report_of_the_last_one(self, monkeypatch):
+        pruner = NeuronALPruner(config(seq_length=16))
+        pruner.prune(self.models[0], self.TEXT)
+        monkeypatch.setattr(pruner_module, "prune_model", lambda _context: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pruner.prune(self.models[1], self.TEXT)
+        assert self.saved_id(pruner, self.models[0]) == 7
 
-def test_a_model_in_a_subfolder(tmp_path, ids):
-    saved_with_own_tokenizer(tmp_path / "repo" / "inner", 5).to(torch.bfloat16).save_pretrained(
-        tmp_path / "repo" / "inner"
-    )
-    options = {"subfolder": "inner", "config": config(topup="uniform"), "dtype": torch.float32}
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "repo", **options)
-    assert pruner.tokenizer.get_vocab()["w7"] == 12
-    with pytest.raises(FileExistsError, match="would replace the model in"):
-        pruner.quantize(tmp_path / "repo" / "inner", dataset=ids)
-    pruner.quantize(tmp_path / "sparse", dataset=ids)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse", dtype="auto").dtype == torch.bfloat16
+    def test_a_path_names_one_and_a_text(self, tmp_path):
+        pruner = NeuronALPruner(NeuronALConfig(0.5, dataset=tmp_path / "text.txt"), tmp_path / "5")
+        assert pruner.config.dataset == str(tmp_path / "text.txt") and pruner.tokenizer.get_vocab()["w7"] == 12
+
+    def test_it_is_looked_for_where_its_model_is(self, tmp_path, ids, monkeypatch):
+        inner = tmp_path / "repo" / "inner"
+        saved_with_own_tokenizer(inner, 5).to(torch.bfloat16).save_pretrained(inner)
+        options = {"subfolder": "inner", "config": config(), "dtype": torch.float32}
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "repo", **options)
+        assert pruner.tokenizer.get_vocab()["w7"] == 12
+        with pytest.raises(FileExistsError, match="would replace the model in"):
+            pruner.quantize(inner, dataset=ids)
+        pruner.quantize(tmp_path / "sparse", dataset=ids)
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse", dtype="auto").dtype == torch.bfloat16
+        asked = {}
+        monkeypatch.setattr(pruner_module, "find_tokenizer", lambda path, **options: asked.update(options))
+        options = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True, "revision": "main"}
+        NeuronALPruner.from_pretrained(tmp_path / "0", config=config(), dtype="float32", **options)
+        assert asked == options
 
 
 def _push(rank, count, ids, folder):
-    pruner, model = NeuronALPruner(config(topup="uniform")), make_model("llama")
+    pruner, model = NeuronALPruner(config()), make_model("llama")
     pruner.prune(model, ids)
-    pruner_module.push_pruned = lambda *_, **__: (folder / f"{rank}").touch() or "https://commit"
-    assert pruner.push_to_hub(model, "me/model") == "https://commit"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruner_module, "push_pruned", lambda *_, **__: (folder / f"{rank}").touch() or "https://commit")
+        assert pruner.push_to_hub(model, "me/model") == "https://commit"
 
 
 def test_the_first_of_several_processes_uploads(tmp_path, ids):
@@ -234,59 +236,19 @@ def test_the_first_of_several_processes_uploads(tmp_path, ids):
     assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["0"]
 
 
-def test_a_tokenizer_is_looked_for_where_its_model_is(tmp_path, monkeypatch):
-    make_model("llama").save_pretrained(tmp_path)
-    asked = {}
-    monkeypatch.setattr(pruner_module, "find_tokenizer", lambda path, **options: asked.update(options))
-    options = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True, "revision": "main"}
-    NeuronALPruner.from_pretrained(tmp_path, config=config(), dtype="float32", **options)
-    assert asked == options
-
-
-def test_test_files_of_the_same_name(tmp_path, ids, monkeypatch):
-    saved_with_own_tokenizer(tmp_path / "dense", 0)
-    for folder, count in (("a", 3), ("b", 60)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i % count}" for i in range(64)))
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(topup="uniform", seq_length=16))
-    files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
-    with pytest.raises(TypeError, match="evaluate is 'wikitext2': expected a list"):
-        pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
-    read, load = [], perplexity.load_documents
-    monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
-    sizes, measure = [], pruner_module.evaluate_perplexity
-    watched = lambda *args, batch_size: sizes.append(batch_size) or measure(*args)  # noqa: E731
-    monkeypatch.setattr(pruner_module, "evaluate_perplexity", watched)
-    pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files, batch_size=3)
-    assert len(read) == 2, "each once, for both measurements"
-    assert sizes == [3] * 4
-    first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
-    assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
-
-
-def test_a_model_that_is_pruned_while_text_is_read(ids, monkeypatch):
-    model, draw = make_model("llama"), pruner_module.draw_calibration
-    meanwhile = [lambda: NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(model)]
-    monkeypatch.setattr(pruner_module, "draw_calibration", lambda *a: (meanwhile and meanwhile.pop()(), draw(*a))[1])
-    with pytest.raises(ValueError, match="is already sparse"):
-        NeuronALPruner(config(topup="uniform")).prune(model, ids)
-    assert model.config.sparsity_config["config"]["saliency"] == "magnitude"
-
-
 def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
     """The report and the model card are those of the model that is saved."""
-    pruner, first, second = NeuronALPruner(config(topup="uniform")), make_model("llama"), make_model("llama", seed=1)
+    pruner, first, second = NeuronALPruner(config()), make_model("llama"), make_model("llama", seed=1)
     with pytest.raises(ValueError, match="pruned nothing yet"):
         pruner.save(first, tmp_path)
     pruner.prune(first, ids)
     pruner.prune(second, ids.flip(0))
-    with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
-        pruner.save(first, tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
     alike = copy.deepcopy(second)  # another checkpoint with an equal record
     alike.config.name_or_path = "another"
-    with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
-        pruner.save(alike, tmp_path / "saved")
+    for other in (first, alike):
+        with pytest.raises(ValueError, match="not the one that this pruner pruned last"):
+            pruner.save(other, tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
     for model in (second, copy.deepcopy(second)):
         pruner.save(model, tmp_path / "saved")
         saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
@@ -299,15 +261,36 @@ def test_a_config_shared_by_two_models_is_not_written_to(family, ids):
     second = type(first)(first.config).eval()
     assert second.config is first.config
     expected = second(ids).logits
-    NeuronALPruner(config(topup="uniform")).prune(first, ids)
+    NeuronALPruner(config()).prune(first, ids)
     assert first.config.sparsity_config["sparsity"] == 0.7 and not hasattr(second.config, "sparsity_config")
     assert all(module.config is first.config for module in first.modules() if hasattr(module, "config"))
     assert torch.equal(second(ids).logits, expected)
-    NeuronALPruner(config(topup="uniform")).prune(second, ids)
+    NeuronALPruner(config()).prune(second, ids)
+
+
+def test_a_sparse_model_is_not_pruned_again_silently(llama, ids):
+    NeuronALPruner(config(0.5)).prune(llama, ids)
+    with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
+        NeuronALPruner(config()).prune(llama, ids)
+    del llama.config.sparsity_config
+    again = NeuronALPruner(config())
+    again.prune(llama, ids)
+    assert again.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+
+
+def test_modes_and_gradients_are_left_alone(llama, ids):
+    llama.to(torch.bfloat16).train()
+    pruner = NeuronALPruner(config(**NEURONAL))
+    pruner.prune(llama, ids)
+    assert llama.training and pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+    weight = llama.model.layers[0].mlp.up_proj.weight
+    assert weight.requires_grad and weight.grad is None and weight.dtype == torch.bfloat16
+    llama(ids, labels=ids).loss.backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.parametrize(
-    "fields, dataset, message",
+    ("fields", "dataset", "message"),
     [
         ({}, None, "No calibration data"),
         ({}, "ids+1000", "Token ids range from"),
@@ -323,57 +306,31 @@ def test_bad_input_raises_before_work_and_changes_nothing(llama, ids, fields, da
     before = state(llama)
     with pytest.raises(ValueError, match=message):
         NeuronALPruner(config(**{"dataset": None, **fields})).prune(llama, data)
-    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-    assert not hasattr(llama.config, "sparsity_config")
+    assert same_state(llama, before) and not hasattr(llama.config, "sparsity_config")
 
 
-def test_a_sparse_model_is_not_pruned_again_silently(llama, ids):
-    NeuronALPruner(config(0.5, topup="uniform")).prune(llama, ids)
-    with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
-        NeuronALPruner(config()).prune(llama, ids)
-    del llama.config.sparsity_config
-    again = NeuronALPruner(config(topup="uniform"))
-    again.prune(llama, ids)
-    assert again.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
-
-
-def test_modes_and_gradients_are_left_alone(llama, ids):
-    llama.to(torch.bfloat16).train()
-    pruner = NeuronALPruner(config())
-    pruner.prune(llama, ids)
-    assert llama.training and pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
-    weight = llama.model.layers[0].mlp.up_proj.weight
-    assert weight.requires_grad and weight.grad is None and weight.dtype == torch.bfloat16
-    llama(ids, labels=ids).loss.backward()
-    assert weight.grad is not None
-
-
-@pytest.mark.parametrize("what", ["make_report", "make_sparsity_config"])
-def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeypatch):
-    def fail(*_args):
-        raise OSError("stop")
-
-    monkeypatch.setattr(prune_module, what, fail)
-    before, pruner = state(llama), NeuronALPruner(config(topup="uniform"))
-    with pytest.raises(OSError, match="stop"):
+@pytest.mark.parametrize("step", ["make_report", "make_sparsity_config"])
+def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, step, monkeypatch):
+    monkeypatch.setattr(prune_module, step, lambda *_args: 1 / 0)
+    before, pruner = state(llama), NeuronALPruner(config())
+    with pytest.raises(ZeroDivisionError):
         pruner.prune(llama, ids)
-    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert same_state(llama, before)
     assert pruner.report is None and not hasattr(llama.config, "sparsity_config")
 
 
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
-    original = prune_module.apply_changes
+    apply_changes = prune_module.apply_changes
 
     def interrupted(*args):
         signal.raise_signal(signal.SIGINT)
-        original(*args)
+        apply_changes(*args)
 
     monkeypatch.setattr(prune_module, "apply_changes", interrupted)
     handler = signal.getsignal(signal.SIGINT)
-    pruner = NeuronALPruner(config(topup="uniform"))
     with pytest.raises(KeyboardInterrupt):
-        pruner.prune(llama, ids)
+        NeuronALPruner(config()).prune(llama, ids)
     assert signal.getsignal(signal.SIGINT) is handler
-    found = [projection.weight for projection in find_decoder(llama).projections.values()]
-    assert all((weight == 0).float().mean() == pytest.approx(0.7, abs=1e-2) for weight in found), "all of them"
+    for projection in find_decoder(llama).projections.values():
+        assert (projection.weight == 0).float().mean() == pytest.approx(0.7, abs=1e-2)
     assert llama.config.sparsity_config["sparsity"] == 0.7
