@@ -154,7 +154,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
-            context = self._prepare(model, dataset, folder, batch_size, max_hidden_bytes)
+            context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             windows = {
                 name: load_windows(model.config, context.tokenizer, test, window) for name, test in tests.items()
             }
@@ -221,27 +221,15 @@ class NeuronALPruner(OptimumQuantizer):
         """
         check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
-            context = self._prepare(model, dataset, folder, batch_size, max_hidden_bytes)
+            context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             self._remember(context, prune_model(context))
         return model
 
     def _prepare(
-        self,
-        model: PreTrainedModel,
-        dataset: Any,
-        folder: Path | None,
-        batch_size: int | None,
-        max_hidden_bytes: int | None,
+        self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any
     ) -> PruneContext:
-        return prepare(
-            model,
-            self.config,
-            dataset,
-            tokenizer=self._given or (self._own if model is self.model else None),
-            folder=folder,
-            batch_size=batch_size,
-            max_hidden_bytes=max_hidden_bytes,
-        )
+        tokenizer = self._given or (self._own if model is self.model else None)
+        return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Note what has been pruned, so that `save` can check that it is given the same model."""

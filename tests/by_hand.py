@@ -22,6 +22,15 @@ def make_block(*weights, name: str = "block") -> Block:
     return Block(name, nn.Module(), {projection.name: projection for projection in projections})
 
 
+def make_experts(count: int, shape=(2, 4), transposed=False, parameter="up") -> Block:
+    """A block of experts `experts.0.up`, `experts.1.up`, ..., whose weights of ones lie in one parameter."""
+    module = nn.Module()
+    setattr(module, parameter, nn.Parameter(torch.ones(count, *shape)))
+    names = [f"experts.{expert}.{parameter}" for expert in range(count)]
+    experts = [Projection(name, "up", module, True, parameter, i, transposed) for i, name in enumerate(names)]
+    return Block("block", module, dict(zip(names, experts)))
+
+
 class FakeTrials:
     """Answers with errors of its own choice, so that decisions can be checked."""
 
@@ -36,6 +45,7 @@ class FakeTrials:
         return self.errors[: len(plans)]
 
     def measure_once(self, question):
+        self.asked.append((question, ()))
         return [question.score(block, self.activations) for block in self.decoder.blocks]
 
 

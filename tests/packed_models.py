@@ -36,5 +36,5 @@ def logits(model, ids) -> torch.Tensor:
         return model(input_ids=ids).logits
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, relative=1e-5) -> None:
-    assert (found - expected).abs().max() <= relative * expected.abs().max()
+def assert_close(computed: torch.Tensor, expected: torch.Tensor, relative=1e-5) -> None:
+    assert (computed - expected).abs().max() <= relative * expected.abs().max()

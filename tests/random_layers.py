@@ -14,11 +14,16 @@ def inputs(features: int, tokens: int = 400, seed: int = 0) -> torch.Tensor:
 
 
 def hessian_of(features: int, tokens: int = 400, seed: int = 0) -> torch.Tensor:
-    found = inputs(features, tokens, seed)
-    return found.T @ found
+    x = inputs(features, tokens, seed)
+    return x.T @ x
 
 
 def dampened(hessian: torch.Tensor) -> torch.Tensor:
     """The Hessian in float64 with the default dampening."""
     hessian = hessian.double()
     return hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+
+
+def solve(saliency, weight, hessian, sparsity, pattern=None) -> torch.Tensor:
+    """The sparse, updated weight of one projection."""
+    return saliency.solve({"w": weight}, hessian, {"w": sparsity}, pattern)["w"]

@@ -24,18 +24,18 @@ def tables(folder) -> dict[str, list[dict]]:
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")
 def test_it_checks_and_times_everything_on_the_cpu(run, tmp_path, capsys):
     run("--shape", "tiny")
-    found = tables(tmp_path)
-    assert not [row["error"] for rows in found.values() for row in rows if "error" in row]
-    assert len(found["checks"]) == 10 and all(row["difference"] <= row["allowed"] for row in found["checks"])
-    assert [row["method"] for row in found["prunes"]] == [gpu.CAPTURE, *gpu.METHODS]
-    for row in found["prunes"]:
+    results = tables(tmp_path)
+    assert not [row["error"] for rows in results.values() for row in rows if "error" in row]
+    assert len(results["checks"]) == 10 and all(row["difference"] <= row["allowed"] for row in results["checks"])
+    assert [row["method"] for row in results["prunes"]] == [gpu.CAPTURE, *gpu.METHODS]
+    for row in results["prunes"]:
         assert row["share of peak"] > 0 and row["seconds, all blocks"] == 2 * row["seconds"]
         assert row["peak GB, all blocks"] > row["peak GB"] > 0
-    packed = found["packed, dense time / packed time"]
+    packed = results["packed, dense time / packed time"]
     assert [row["sparsity"] for row in packed] == ["50%", "60%", "70%", "80%"]
     assert all(row["product, 1 tokens"] > 0 and row["decode, batch 1"] > 0 for row in packed)
     printed = capsys.readouterr().out
-    assert all(f"{name}\n\n|" in printed for name in found) and "phases" not in printed
+    assert all(f"{name}\n\n|" in printed for name in results) and "phases" not in printed
 
 
 def test_a_row_that_fails_says_so_and_the_others_count(run, tmp_path, monkeypatch):
@@ -47,9 +47,9 @@ def test_a_row_that_fails_says_so_and_the_others_count(run, tmp_path, monkeypatc
     monkeypatch.setattr(gpu, "packed_figures", fail)
     with pytest.raises(SystemExit, match="Failed checks: fails; differs"):
         run("--shape", "tiny")
-    found = tables(tmp_path)
-    assert found["checks"][0]["error"] == found["packed, dense time / packed time"][0]["error"]
-    assert found["checks"][0]["error"] == "RuntimeError: out of memory" and len(found["prunes"]) == 2
+    results = tables(tmp_path)
+    assert results["checks"][0]["error"] == results["packed, dense time / packed time"][0]["error"]
+    assert results["checks"][0]["error"] == "RuntimeError: out of memory" and len(results["prunes"]) == 2
 
 
 def test_no_row_starts_after_the_time_is_over(run, tmp_path):

@@ -1,24 +1,30 @@
-"""Trials for tests that ask them directly, and what they must leave as it was."""
+"""Trials for tests that ask them directly, and checks of what they must leave unchanged."""
 
 import hashlib
 from pathlib import Path
 
 import torch
+from forward import squared_norms
 
 from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import Plan
+from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.trials import Trials
 
 
 def build_trials(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Trials:
     """Options: `pattern`, `min_expert_tokens`, `max_hidden_bytes`, and `records` or the `processes` that they are for."""
-    records = options.pop("records", None) or Records(processes=options.pop("processes", None))
-    runner = BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None))
-    sequences = {"ids": ids, "num_alignment_samples": num_alignment_samples}
-    return Trials(runner=runner, saliency=saliency, records=records, **sequences, **options)
+    return Trials(
+        runner=BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None)),
+        saliency=saliency,
+        ids=ids,
+        num_alignment_samples=num_alignment_samples,
+        records=options.pop("records", None) or Records(processes=options.pop("processes", None)),
+        **options,
+    )
 
 
 def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
@@ -30,15 +36,30 @@ def uniform(trials, sparsity=0.5) -> Plan:
     return Plan.uniform(trials.decoder.projections, sparsity)
 
 
+def dense_masks(model, ids, trials, plan, projections=None) -> dict[str, torch.Tensor]:
+    """The masks of a plan by name, from whole forwards of the model as it is."""
+    projections = projections or trials.decoder.projections
+    norms = squared_norms(model, ids, projections)
+    return {
+        name: mask_rows(trials.saliency.score(p.weight, activation(norms[name])), plan.row_counts(name, p.shape))
+        for name, p in projections.items()
+    }
+
+
 def state(model) -> dict[str, torch.Tensor]:
     """A copy of all that a model holds."""
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
+def same_state(model, before) -> bool:
+    """Whether a model holds what it held before."""
+    return all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
 def unchanged(model, before) -> bool:
     """Whether a model holds what it held before, and no hooks."""
     hooks = any(module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules())
-    return not hooks and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    return not hooks and same_state(model, before)
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -48,10 +48,6 @@ class Records:
         if self.directory is not None:
             _begin(self.directory, json.loads(json.dumps(dict(identity or {}))))
 
-    @property
-    def keeps(self) -> bool:
-        return self.directory is not None
-
     def get(self, name: str) -> Finding | None:
         """Return a JSON value and tensors on the CPU, or None without a readable record."""
         if self.directory is None or not self._path(name).exists():

@@ -5,18 +5,18 @@
 #include "common.h"
 
 enum { CHUNK_ROWS = 256 }; /* of the weight, at most, that a thread takes at a time */
-/* Values that may be read behind a row's last one, where so many follow: kernels read whole vectors. The last few rows
+/* Values that may be read past a row's last one, where so many follow: kernels read whole vectors. The last few rows
  * are read with care. */
 enum { SLACK = 64 };
 
 /* One product with a sparse weight. */
 typedef struct {
-    const uint8_t *bits;    /* (rows, stride); bits behind `columns` are 0 */
+    const uint8_t *bits;    /* (rows, stride); bits past `columns` are 0 */
     int64_t stride;         /* bytes of a row's bits, a multiple of 8 */
     const void *values;     /* (kept) */
     const int64_t *offsets; /* (rows + 1): where each row's values begin */
     int64_t kept;
-    const void *x; /* as `SparseKernel` says, zeros behind `columns` */
+    const void *x; /* as `SparseKernel` says, zeros past `columns` */
 } SparseJob;
 
 /* Computes rows first to last - 1 for all M rows of x: sums[(row - first) * M + m]. */
@@ -49,7 +49,7 @@ INLINE uint64_t load_word(const uint8_t *bits) {
 
 /* Defines NAME, an inlined step that computes R rows of the weight, `apart` rows from each other: their streams of
  * values then have no gaps, which speeds prefetching up. COLUMNS multiplies their next 64 columns, where p[r] stands
- * at the first value of mask[r], and moves p on. SUM adds the numbers of a VECTOR. `careful`: no value behind the end
+ * at the first value of mask[r], and moves p on. SUM adds the numbers of a VECTOR. `careful`: no value past the end
  * of the buffer is read. */
 #define SPARSE_STEP(TARGET, NAME, X, VECTOR, ZERO, SUM, COLUMNS)                                                     \
     TARGET INLINE void NAME(const SparseJob *job, int64_t row, int64_t apart, float *sums, const int R, const int M, \

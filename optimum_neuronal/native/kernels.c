@@ -6,7 +6,7 @@
  *     isa/                               the kernels for one instruction set each
  *
  * Plain C11 for GCC and Clang, with OpenMP where there is one. One thread computes a row of the weight, always in the
- * same order: results depend neither on threads nor on other rows of x. Nothing is read behind the end of a buffer.
+ * same order: results depend neither on threads nor on other rows of x. Nothing is read past the end of a buffer.
  * The caller checks that the arguments fit each other. */
 
 #include "common.h"

@@ -1,4 +1,4 @@
-"""Computing with packed weights on GPUs and other accelerators: by Triton kernels where they work, else in plain torch."""
+"""Compute with packed weights on GPUs and other accelerators: by Triton kernels where they work, else in plain torch."""
 
 import functools
 import os
@@ -46,7 +46,7 @@ def unpack(weight: PackedWeight) -> torch.Tensor:
 
 @functools.cache
 def find_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module with Triton kernels if they work on a device, or None: torch computes. Each device is tried once."""
+    """Return the module with Triton kernels, or None if they don't work on a device. Each device is tried once."""
     if os.environ.get(VARIABLE) == TORCH:
         return None
     reason = f"there are none for {device.type}"

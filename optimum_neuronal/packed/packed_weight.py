@@ -1,6 +1,6 @@
 """A sparse weight as packed files and kernels hold it: a bitmask of the kept elements, and their values row by row.
 
-An element with any bit set is kept, also -0.0 and NaN, so unpacking is exact bit for bit.
+An element with any bit set is kept, including -0.0 and NaN, so unpacking is exact bit for bit.
 """
 
 import math
@@ -94,12 +94,12 @@ class PackedWeight:
         _check_tensors({"mask": self.mask, "values": self.values, "offsets": self.offsets}, self.shape, self.dtype)
 
     def check(self) -> None:
-        """Raise `ValueError` unless all that kernels rely on holds. They check nothing themselves."""
+        """Raise `ValueError` unless everything that kernels rely on holds. They check nothing themselves."""
         self.check_tensors()
         columns = self.shape[-1]
         whole, rest = divmod(columns, 8)
         if (rest and (self.mask[:, whole] >> rest).any()) or self.mask[:, whole + bool(rest) :].any():
-            raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
+            raise ValueError(f"its bitmask has bits set past a row's {columns} elements")
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if (first, last) != (0, len(self.values)):
             raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
@@ -127,9 +127,9 @@ class PackedWeight:
         return math.prod(self.shape[:-1])
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, W (rows, in), x (count, in), bias (rows,), of one dtype and device and contiguous.
+        """Return `x @ W.T + bias`, for W (rows, in), x (count, in) and bias (rows,), which share dtype and device.
 
-        Sums are taken in float32, in a fixed order.
+        x and bias must be contiguous. Sums are taken in float32, in a fixed order.
         """
         kernel = find_kernel() if x.device.type == "cpu" else None
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)

@@ -1,4 +1,4 @@
-"""Multiplying with packed weights on GPUs, by Triton, in the layout of the files.
+"""Triton kernels that multiply with packed weights on GPUs, in the layout of the files.
 
 A row's bits are words of 32. An element's value is found by counting the bits before it: in earlier words by a scan, and in
 its own word under a mask. Imports triton.

@@ -105,10 +105,12 @@ class Saliency(ABC):
 
     def score_of(self, projection: Projection, inputs: Inputs) -> torch.Tensor:
         """Return the saliency of a projection's weights: float32, shape (out, in)."""
-        activation: Any = inputs.activations.get(projection.name)
         # Copies, because a user's saliency may compute in place.
         weight = projection.weight.to(torch.float32, copy=True)
-        score = self.score(weight, None if activation is None else activation.clone())
+        activation: Any = inputs.activations.get(projection.name)
+        if activation is not None:
+            activation = activation.clone()
+        score = self.score(weight, activation)
         if score.shape != projection.shape:
             raise ValueError(
                 f"{type(self).__name__}.score returned shape {list(score.shape)} for {projection.name}: expected "

@@ -24,20 +24,12 @@ if TYPE_CHECKING:
 class PackedConfig(QuantizationConfigMixin):
     """The `quantization_config` of a packed checkpoint."""
 
-    def __init__(self) -> None:
-        super().__init__(quant_method=QUANT_METHOD)  # type: ignore[arg-type]
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
+    def __init__(self, format: str | None = None, version: int | None = None, **_: Any) -> None:
         from ..checkpoint.packed_files import check_version
 
-        check_version(config_dict)
-        return (cls(), kwargs) if return_unused_kwargs else cls()
-
-    def to_dict(self) -> dict[str, Any]:
-        from ..checkpoint.packed_files import QUANTIZATION_CONFIG
-
-        return dict(QUANTIZATION_CONFIG)
+        super().__init__(quant_method=QUANT_METHOD)  # type: ignore[arg-type]
+        self.format, self.version = format, version
+        check_version(vars(self))
 
 
 @register_quantizer(QUANT_METHOD)

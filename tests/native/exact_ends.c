@@ -1,5 +1,5 @@
 /* Computes random weights whose buffers end exactly where they must: under an address sanitizer, or
- * an emulator, every read or write behind an end stops the program. Prints the kernels that ran. */
+ * an emulator, every read or write past an end stops the program. Prints the kernels that ran. */
 
 #include "kernels.c"
 
@@ -13,7 +13,7 @@ static uint32_t draw(void) {
     return (uint32_t)(state >> 16);
 }
 
-/* A buffer of exactly so many bytes: behind its end lies what a sanitizer guards. */
+/* A buffer of exactly so many bytes: past its end lies what a sanitizer guards. */
 static void *exactly(int64_t bytes) { return malloc((size_t)bytes); /* of none too: no byte of it may be touched */ }
 
 static void fail(const char *what, int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken) {

@@ -16,6 +16,6 @@ def asked_anew(monkeypatch):
 def test_why_there_are_no_kernels(asked_anew):
     for module in (environment, library):
         asked_anew.setattr(module, "find_library", lambda: BuildError("no C compiler was found"))
-    found = environment.describe_environment()
-    assert found["kernels that run here"] == "none: no C compiler was found"
-    assert found["kernel in use"].startswith("torch") and found["kernels compiled with threads"] is False
+    described = environment.describe_environment()
+    assert described["kernels that run here"] == "none: no C compiler was found"
+    assert described["kernel in use"].startswith("torch") and described["kernels compiled with threads"] is False

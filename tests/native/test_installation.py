@@ -42,18 +42,18 @@ def test_the_library_lies_where_it_is_looked_for(sources, editable, monkeypatch,
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
-    done, found = install(sources, monkeypatch, str(compiler), *(["--inplace"] if editable else []))
+    done, libraries = install(sources, monkeypatch, str(compiler), *(["--inplace"] if editable else []))
     assert done.returncode == 0, done.stderr[-2000:]
     name = Path("optimum_neuronal", "native", build.installed_library().name)
-    assert found == ([name, "out" / name] if editable else ["out" / name])
-    assert (sources / found[0]).read_text() == "compiled\n"
+    assert libraries == ([name, "out" / name] if editable else ["out" / name])
+    assert (sources / libraries[0]).read_text() == "compiled\n"
 
 
 @pytest.mark.parametrize("compiler, why", [("no-such-compiler", "was not found"), ("false", "failed: exit status 1")])
 def test_without_a_compiler_that_works_it_succeeds_and_says_so(sources, compiler, why, monkeypatch):
     for options in ([], ["--inplace"]):
-        done, found = install(sources, monkeypatch, compiler, *options)
-        assert done.returncode == 0 and not found, done.stderr[-2000:]
+        done, libraries = install(sources, monkeypatch, compiler, *options)
+        assert done.returncode == 0 and not libraries, done.stderr[-2000:]
         assert "the kernels for packed weights are not compiled" in done.stderr + done.stdout
         assert why in done.stderr + done.stdout
 

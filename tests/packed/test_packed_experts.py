@@ -103,11 +103,11 @@ def test_gradients_for_adapters(ids):
     dense = make_zeroed("mixtral")
     packed = sparsify(copy.deepcopy(dense))
     allow_gradients(packed)
-    found = []
+    gradients = []
     for model in (dense, packed):
         x = dense.model.embed_tokens(ids).detach().requires_grad_()
-        found.append(torch.autograd.grad(model(inputs_embeds=x).logits.square().mean(), x)[0])
-    assert_close(*found, 1e-4)
+        gradients.append(torch.autograd.grad(model(inputs_embeds=x).logits.square().mean(), x)[0])
+    assert_close(*gradients, 1e-4)
 
 
 def test_llama4_is_left_dense_and_named(ids):

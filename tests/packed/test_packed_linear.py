@@ -90,9 +90,9 @@ def test_gradients_flow_only_for_adapters():
         output.sum().backward()
     packed.passes_gradients = True
     for module in (packed, torch.compile(packed, fullgraph=True, backend="aot_eager")):
-        (found,) = torch.autograd.grad(module(x).square().sum(), x)
+        (gradient,) = torch.autograd.grad(module(x).square().sum(), x)
         (expected,) = torch.autograd.grad(linear(x).square().sum(), x)
-        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_hooks_and_mode_go_along():

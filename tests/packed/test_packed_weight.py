@@ -105,7 +105,7 @@ def flip(tensor: torch.Tensor, *index: int) -> torch.Tensor:
     "damage, message",
     [
         (lambda w: {"mask": flip(w.mask, 2, 3)}, "its bitmask keeps in row 2"),
-        (lambda w: {"mask": flip(w.mask, 1, 9)}, "bits set behind a row's 68 elements"),
+        (lambda w: {"mask": flip(w.mask, 1, 9)}, "bits set past a row's 68 elements"),
         (lambda w: {"mask": w.mask[:, :8]}, r"its mask have dtype torch.uint8 and shape \[5, 8\]"),
         (lambda w: {"mask": w.mask.int()}, "its mask have dtype torch.int32"),
         (lambda w: {"mask": w.mask.t().contiguous().t()}, "its mask are not contiguous"),

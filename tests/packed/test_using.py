@@ -29,8 +29,8 @@ def test_generate(family):
     one = torch.tensor([[5, 7, 11]])
     assert torch.equal(dense.generate(one, **GREEDY), packed.generate(one, **GREEDY))
     batch, mask = torch.tensor([[0, 0, 3, 9], [4, 8, 15, 16]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    found, expected = (m.generate(batch, attention_mask=mask, **GREEDY) for m in (packed, dense))
-    assert torch.equal(found, expected)
+    tokens, expected = (m.generate(batch, attention_mask=mask, **GREEDY) for m in (packed, dense))
+    assert torch.equal(tokens, expected)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def test_logits_of_a_trained_model(trained):
         packed = sparsify(copy.deepcopy(rounded))
         ids = torch.arange(2, 2 + tokens)[None]
         with torch.no_grad():
-            expected, found = (model(ids).logits.double() for model in (rounded.float(), packed))
-        assert (found - expected).norm() < most * expected.norm()
+            expected, computed = (model(ids).logits.double() for model in (rounded.float(), packed))
+        assert (computed - expected).norm() < most * expected.norm()
 
 
 @pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral"))

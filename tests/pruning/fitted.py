@@ -15,19 +15,24 @@ from optimum_neuronal.saliency.sparsegpt import SparseGPT
 
 
 class Fitted:
-    """A block that was pruned by half at random places, and fitted. `plan` is a larger sparsity that the refit reaches."""
+    """A block, half of whose weights were pruned at random, and its weights after a refit.
 
-    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, plan=None, **chosen):
+    `plan` is a larger sparsity that the refit reaches, or a function of a projection's place and shape that returns it.
+    """
+
+    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, plan=None):
         self.model, self.refit = make_model(family), Refit(epochs, rate, dtype)
         self.before = state(self.model)
         with inference(self.model):
-            self.engine = build_trials(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids))
-            inputs = self.engine.alignment_inputs()
-            self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
-            self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
+            trials = build_trials(find_decoder(self.model), SparseGPT(), ids, len(ids))
+            inputs, self.runner = trials.alignment_inputs(), trials.runner
+            self.block, self.inputs, self.calls = trials.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
+            self.expected = self.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: self.half(p) for p in self.block.pruned}
-            self.plan = plan and Plan({p.name: plan for p in self.block.pruned})
-            self.found = self.refit.fit(*self.given(), self.plan)
+            of_place = plan if callable(plan) else lambda place, shape: plan
+            sparsities = {p.name: of_place(place, p.shape) for place, p in enumerate(self.block.pruned)}
+            self.plan = None if plan is None else Plan(sparsities)
+            self.weights = self.refit.fit(*self.given(), self.plan)
 
     @staticmethod
     def half(projection) -> torch.Tensor:
@@ -40,12 +45,11 @@ class Fitted:
         energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
         return self.block, changes, energies, self.inputs, self.expected, self.calls
 
-    def with_weights(self, weights):
-        return trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name]))
+    def zeros(self, name) -> int:
+        return int((self.weights[name] == 0).sum())
 
-    def error(self, weights, batches=slice(None)) -> float:
-        """Mean squared error of the block's output, on all batches or some."""
-        with inference(self.model), self.with_weights(weights):
-            output = self.engine.runner.output(self.block, self.inputs, self.calls)
-        pairs = list(zip(output.batches, self.expected.batches))[batches]
-        return float(sum((own - expected).square().mean() for own, expected in pairs))
+    def held_out_error(self, weights) -> float:
+        """Mean squared error of the block's output on the last batch."""
+        with inference(self.model), trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name])):
+            output = self.runner.output(self.block, self.inputs, self.calls)
+        return float((output.batches[-1] - self.expected.batches[-1]).square().mean())

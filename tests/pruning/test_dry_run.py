@@ -1,94 +1,114 @@
+import json
+
 import pytest
 import torch
-from conftest import FEW, make_model
+from conftest import FEW, make_model, make_tokenizer
+from trial_helpers import checksums
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import context
-from optimum_neuronal.pruning.dry_run import _one_block, plan_prune
-from optimum_neuronal.pruning.refit import Refit
-from optimum_neuronal.topup import TOPUPS
-
-from .conftest import SMALL, config_of, saved
+from optimum_neuronal.pruning import dry_run as module
+from optimum_neuronal.pruning.dry_run import DryRun, _largest_block, dry_run
 
 
-def test_without_calibration_no_block_runs(tmp_path, llama):
-    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", saliency="magnitude"))
-    assert plan.block_forwards == 0 and plan.hidden_bytes == 0
-    assert all(text in str(plan) for text in ("size in float32", "a rough estimate", "without evaluation"))
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(f"w{i % 60}" for i in range(2000)))
+    return str(path)
+
+
+def saved(folder, family="llama"):
+    """The directory of a model without its weights, and with a tokenizer."""
+    make_model(family, vocab_size=256).save_pretrained(folder / "dense")
+    (folder / "dense" / "model.safetensors").unlink()
+    make_tokenizer().save_pretrained(folder / "dense")
+    return folder / "dense"
+
+
+def config(**fields):
+    return NeuronALConfig(**{"sparsity": 0.7, "saliency": "wanda", "num_samples": 6, "seq_length": 16, **fields})
+
+
+def test_without_calibration_no_block_runs(tmp_path):
+    run = dry_run(saved(tmp_path), config(topup="uniform", saliency="magnitude", dataset="no such file"))
+    assert run.hidden_bytes == 0 and not run.block_seconds
+    assert "size in float32" in str(run) and "hidden states" not in str(run)
+
+
+def test_with_calibration_one_block_is_timed_and_nothing_is_written(tmp_path, text):
+    directory = saved(tmp_path)
+    before = checksums(directory)
+    run = dry_run(directory, config(topup="search", dataset=text))
+    assert len(run.block_seconds) == module.REPEATS and min(run.block_seconds) > 0
+    assert run.hidden_bytes == 6 * 16 * 32 * 4, "sequences, tokens, features, bytes"
+    assert all(words in str(run) for words in ("wanda + search", "70.00% zeros", "one block, one sequence", "beside"))
+    assert checksums(directory) == before
+    refit = config(saliency="alps", topup="uniform", num_samples=16, refit_epochs=3, dataset=text)
+    assert dry_run(directory, refit).hidden_bytes == 2 * 16 * 16 * 32 * 4, "the dense model's stream runs beside"
+
+
+def test_a_busy_machine_is_named(tmp_path):
+    decoder = find_decoder(make_model("llama"))
+    size = dry_run(saved(tmp_path), config(topup="uniform", saliency="magnitude")).size
+    for seconds, expected in (([3.0, 5.9], "3 seconds"), ([3.0, 7.0], "3 seconds to 7 seconds: other work slows")):
+        shown = str(DryRun(decoder, config(), size, 0, seconds))
+        assert expected in shown and ("slows" in shown) == ("slows" in expected)
 
 
 @pytest.mark.parametrize("family", FEW)
-def test_sizes_are_those_of_the_model_and_of_its_prune(family, tmp_path):
-    model, config = make_model(family), config_of(topup="uniform", saliency="magnitude")
-    directory, _ = saved(tmp_path, model)
-    plan = plan_prune(directory, config)
-    assert 0 < plan.bytes_saved < model.get_memory_footprint()
-    pruner = NeuronALPruner(config)
-    pruner.prune(model)
-    assert f"{len(pruner.report.projections)} projections in {len(pruner.report.blocks)} blocks" in str(plan)
-    assert plan.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
+def test_sizes_are_those_of_the_prune(family, tmp_path):
+    pruner = NeuronALPruner(config(topup="uniform", saliency="magnitude"))
+    run = dry_run(saved(tmp_path, family), pruner.config)
+    pruner.prune(make_model(family, vocab_size=256))
+    assert f"{len(pruner.report.projections)} projections in {len(pruner.report.blocks)} blocks" in str(run)
+    assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
-METHODS = [("wanda", name) for name in TOPUPS.names()] + [("alps", name) for name in ("uniform", "search", "neuronal")]
+CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
 
 
-@pytest.mark.parametrize("saliency, topup", METHODS)
-def test_block_forwards_are_roughly_those_of_the_prune(saliency, topup, tmp_path, ids):
-    config = NeuronALConfig(0.5, saliency, topup=topup, num_samples=8, num_alignment_samples=2, seq_length=16)
-    model = make_model("llama")
-    plan = plan_prune(saved(tmp_path, model)[0], config)
-    assert plan.seconds > 0
-    pruner = NeuronALPruner(config)
-    pruner.prune(model, ids[:8])
-    assert plan.block_forwards == pytest.approx(pruner.report.block_forwards, rel=0.4)
+@pytest.mark.parametrize(
+    ("dataset", "options", "error"),
+    [
+        ("chats.json", {}, ValueError),
+        ("chats", {}, ValueError),
+        ("short.txt", {}, ValueError),
+        ("missing.txt", {}, (ValueError, OSError)),
+        ("text.txt", {"seq_length": 65}, ValueError),
+        ("text.txt", {"targets": ["no such projection"]}, ValueError),
+    ],
+)
+@pytest.mark.usefixtures("text")
+def test_what_a_prune_refuses_is_refused(dataset, options, error, tmp_path):
+    """With the same message."""
+    (tmp_path / "chats").mkdir()
+    for path in ("chats.json", "chats/chats.json"):
+        (tmp_path / path).write_text(json.dumps(CHATS))
+    (tmp_path / "short.txt").write_text("w1 w2")
+    own, messages = config(dataset=str(tmp_path / dataset), topup="uniform", num_samples=1, **options), []
+    directory = saved(tmp_path)
+    for attempt in (
+        lambda: dry_run(directory, own),
+        lambda: NeuronALPruner(own, make_tokenizer()).prune(make_model("llama", vocab_size=256)),
+    ):
+        with pytest.raises(error) as caught:
+            attempt()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
 
 
-def test_the_first_block_is_left_out(tmp_path):
-    """In this family, the first two blocks differ."""
-    directory, _ = saved(tmp_path, make_model("gemma4_text"))
-    assert plan_prune(directory, config_of(ignore=[r"layers\.0\."])).seconds > 0
-
-
-def test_the_block_that_is_timed_has_experts_if_any_has():
+def test_the_block_that_is_timed_is_the_largest():
     """The first block of this family is dense."""
-    assert _one_block(find_decoder(make_model("glm4_moe")), torch.device("cpu")).blocks[0].experts
+    decoder = find_decoder(make_model("glm4_moe"))
+    copied = _largest_block(decoder, torch.device("cpu"))
+    assert len(copied.blocks) == 1 and copied.blocks[0].experts
+    assert all(not p.weight.any() for p in copied.blocks[0].pruned) and decoder.blocks[0].pruned[0].weight.any()
 
 
-def test_experts_that_share_a_rate_count_once():
-    decoder = find_decoder(make_model("qwen3_moe"))
-    methods = NeuronALConfig(bits_per_weight=6).methods
-    units = len(decoder.blocks) * (4 + 2)  # projections of attention, and two parameters of experts
-    assert methods.topup.forwards(decoder, methods.saliency, 4, 8) == 4 * len(decoder.blocks) * (1 + units // 2)
-
-
-def test_candidates_that_are_solved_are_counted():
-    alps = config_of(saliency="alps", topup="neuronal").methods
-    assert alps.topup.solves(alps.saliency) == 0, "masks from Wanda's score"
-    search = config_of(saliency="alps", topup="search").methods
-    assert search.topup.solves(search.saliency) == 3, "those of the first stage"
-
-
-def test_bits(tmp_path, llama):
-    fields = {name: value for name, value in SMALL.items() if name != "topup"}
-    plan = plan_prune(saved(tmp_path, llama)[0], NeuronALConfig(bits_per_weight=8, **fields))
-    assert plan.size.bits_per_weight <= 8 and "rates by divergence" in str(plan)
-
-
-def test_a_refit_is_timed_in_its_dtype_and_without_one_none_is(tmp_path, llama, monkeypatch):
-    timed, fit = [], Refit.fit
-
-    def noted(refit, *args, **kwargs):
-        timed.append((refit.dtype, refit.epochs))
-        return fit(refit, *args, **kwargs)
-
-    monkeypatch.setattr(Refit, "fit", noted)
-    monkeypatch.setattr(context, "WIDE", 32)
-    monkeypatch.setattr(context, "multiplies_bfloat16", lambda: True)
-    directory = saved(tmp_path, llama)[0]
-    fields = {"topup": "uniform", "saliency": "sparsegpt", "num_samples": 16}
-    plain = plan_prune(directory, config_of(**fields))
-    assert not timed
-    fitted = plan_prune(directory, config_of(**fields, refit_epochs=40))
-    assert timed == [(torch.bfloat16, 1)] and "sparsegpt + uniform, refit of 40 epochs" in str(fitted)
-    assert fitted.seconds > plain.seconds and fitted.block_forwards > 40 * plain.block_forwards
+@pytest.mark.parametrize(
+    ("family", "ignore"),
+    [("gemma4_text", [r"layers\.0\."]), ("glm4_moe", []), ("bamba", []), ("mixtral", ["experts"])],
+)
+def test_blocks_of_other_families_are_timed(family, ignore, tmp_path, text):
+    assert dry_run(saved(tmp_path, family), config(ignore=ignore, topup="uniform", dataset=text)).block_seconds

@@ -1,28 +1,56 @@
-from dataclasses import replace
+"""What a prune finds: against masks and weights by hand, on disk, whatever the batch."""
 
-from conftest import memory_of
-from trial_helpers import state, unchanged
+from itertools import product
 
-from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.data.calibration import CalibrationSet
-from optimum_neuronal.pruning import prune as finding
-from optimum_neuronal.pruning.context import Clock, check
-from optimum_neuronal.pruning.prune import find_changes
+import pytest
+import torch
+from conftest import FEW, make_model, make_model_on_disk, memory_of
+from profiles import BATCH_SIZES, by_day
+from random_layers import solve
+from trial_helpers import dense_masks, make_trials, same_state, state, unchanged, uniform
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.statistics import Hessian
+from optimum_neuronal.pruning import prune as module
+from optimum_neuronal.pruning.prepare import prepare
+from optimum_neuronal.pruning.prune import BlockPass, changed_weights, find_changes
+from optimum_neuronal.saliency import SALIENCIES
 
 
-def find(model, ids, clock=None, **fields):
-    memory = memory_of(fields)
-    config = NeuronALConfig(
-        0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
-    )
-    calibration = CalibrationSet(ids, "token ids", "token ids")
-    return find_changes(replace(check(model, config, **memory), calibration=calibration, clock=clock or Clock()))
+# Those that prune by their score alone.
+SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updates_weights]
+
+SPARSEGPT = {"saliency": "sparsegpt", "topup": "uniform"}
+METHODS = {
+    "sparsegpt, search": {"saliency": "sparsegpt", "topup": "search", "topup_args": {"budget": 20}},
+    "sparsegpt": SPARSEGPT,
+    "alps": {"saliency": "alps", "saliency_args": {"iterations": 9}, "topup": "uniform"},
+    "wanda, dsnot": {"topup": "dsnot"},
+    "wanda, search": {"topup": "search", "topup_args": {"budget": 20}},
+}
+
+
+def config(sparsity=0.6, **fields):
+    return NeuronALConfig(sparsity, **{"saliency": "wanda", "num_samples": 12, "num_alignment_samples": 4, **fields})
+
+
+def prune(model, ids, fields):
+    memory, pruner = memory_of(fields), NeuronALPruner(config(**fields))
+    pruner.prune(model, ids, **memory)
+    return pruner.report
+
+
+def context_of(model, ids, **fields):
+    return prepare(model, config(0.5, **{"topup": "uniform", **fields}), ids)
 
 
 def test_changes_are_found_and_none_is_made(llama, ids):
-    before, clock = state(llama), Clock()
-    outcome = find(llama, ids, clock)
-    assert unchanged(llama, before) and list(clock.seconds) == ["allocation", "pruning"]
+    before, context = state(llama), context_of(llama, ids)
+    outcome = find_changes(context)
+    assert unchanged(llama, before)
+    assert list(context.clock.seconds) == ["calibration data", "allocation", "pruning"]
     assert set(outcome.allocation.plan.sparsity.values()) == {0.5} and outcome.starved_experts == []
     assert outcome.changes.keys() == outcome.allocation.plan.sparsity.keys()
     for name, change in outcome.changes.items():
@@ -30,22 +58,125 @@ def test_changes_are_found_and_none_is_made(llama, ids):
     assert outcome.block_forwards == 3 + 12 * 5, "the check; what blocks receive, and what all but the last put out"
 
 
+def test_a_model_computes_with_changes_for_a_while(llama, tmp_path, ids):
+    on_disk, logits = make_model_on_disk(tmp_path, "llama"), []
+    for model in (llama, on_disk):
+        context, dense = context_of(model, ids), model(ids).logits
+        changes = find_changes(context).changes
+        with changed_weights(context.decoder, changes):
+            logits.append(model(ids).logits)
+        assert torch.equal(model(ids).logits, dense) and not torch.equal(logits[-1], dense)
+    assert torch.equal(*logits)
+
+
 def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
-    said = []
-    monkeypatch.setattr(finding.logger, "warning", said.append)
-    find(llama, ids[:1, :8], saliency="alps", num_samples=1, num_alignment_samples=1)
-    assert len(said) == 1 and "only 8 calibration tokens for projections of up to 48 inputs" in said[0]
-    find(llama, ids, saliency="alps")
-    find(llama, ids[:1, :8], num_samples=1, num_alignment_samples=1)
-    assert len(said) == 1, "enough; and a saliency that fits nothing"
+    warnings = []
+    monkeypatch.setattr(module.logger, "warning", warnings.append)
+    few = {"num_samples": 1, "num_alignment_samples": 1}
+    find_changes(context_of(llama, ids[:1, :8], saliency="alps", **few))
+    assert len(warnings) == 1 and "only 8 calibration tokens for projections of up to 48 inputs" in warnings[0]
+    find_changes(context_of(llama, ids, saliency="alps"))
+    find_changes(context_of(llama, ids[:1, :8], **few))
+    assert len(warnings) == 1, "enough tokens, and a saliency that fits nothing"
 
 
-def test_a_log_names_and_counts_the_steps(llama, ids, capsys):
-    neuronal = ["comparing sparsities by block", "measuring how rows deviate", "comparing sparsities by row"]
-    final = "changing the weights, block by block"
-    for topup, expected in (
-        ("uniform", [f"step 1 of 1: {final}"]),
-        ("neuronal:steps=both", [*(f"step 1 of 2: {label}" for label in neuronal), f"step 2 of 2: {final}"]),
-    ):
-        find(llama, ids, saliency="wanda", topup=topup)
-        assert capsys.readouterr().err.splitlines() == expected
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({}, []),
+        (
+            {"topup": "neuronal", "topup_args": {"steps": "both"}},
+            ["comparing sparsities by block", "measuring how rows deviate", "comparing sparsities by row"],
+        ),
+    ],
+)
+def test_a_log_names_the_steps(fields, steps, llama, ids, capsys):
+    find_changes(context_of(llama, ids, **fields))
+    assert capsys.readouterr().err.splitlines() == [*steps, "pruning, block by block"]
+
+
+@pytest.mark.usefixtures("batched")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "mixtral"))
+def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):
+    first, *others = [make_model(family) for _ in BATCH_SIZES]
+    expected = prune(first, ids, {**METHODS[method], "batch_size": BATCH_SIZES[0]})
+    assert expected.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+    for model, batch_size in zip(others, BATCH_SIZES[1:]):
+        prune(model, ids, {**METHODS[method], "batch_size": batch_size})
+        assert unchanged(model, state(first))
+    on_disk = make_model_on_disk(tmp_path, family)
+    assert prune(on_disk, ids, {**METHODS[method], "max_hidden_bytes": 0}).projections == expected.projections
+    assert torch.equal(on_disk(ids).logits, first(ids).logits)
+
+
+def test_only_blocks_with_pruned_projections_are_measured(llama, ids, monkeypatch):
+    seen, inputs_of = [], BlockRunner.inputs_of
+    monkeypatch.setattr(
+        BlockRunner, "inputs_of", lambda self, block, *args: seen.append(block.name) or inputs_of(self, block, *args)
+    )
+    prune(llama, ids, {**SPARSEGPT, "ignore": [r"layers\.1\."]})
+    assert seen == ["model.layers.0", "model.layers.2"]
+
+
+def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
+    before = state(llama)
+    failed = (torch.zeros(()), torch.ones((), dtype=torch.int32))
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **kwargs: failed)  # every Hessian fails
+    with pytest.raises(ValueError, match="Hessian of model.layers.0.self_attn.q_proj, .* cannot be inverted"):
+        prune(llama, ids, SPARSEGPT)
+    assert unchanged(llama, before) and getattr(llama.config, "sparsity_config", None) is None
+
+
+def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
+    """A flat Hessian takes the place of an expert's own, which has too few tokens."""
+    model, dense = make_model("mixtral"), make_model("mixtral")
+    report = prune(model, ids, {**SPARSEGPT, "min_expert_tokens": 10_000})
+    assert len(report.starved_experts) == sum("experts" in name for name in report.projections)
+    owner = report.starved_experts[0].rpartition(".experts.")[0] + ".experts"
+    sparse, original = (m.get_submodule(owner).gate_up_proj[0] for m in (model, dense))
+    kept = sparse != 0
+    torch.testing.assert_close(sparse[kept], original[kept])
+    assert original.abs()[kept].min() >= 0.9 * original.abs()[~kept].max()
+
+
+def test_updated_weights_follow_the_pruned_stream(any_model, ids):
+    """Block by block, by hand: every block sees the updated weights before it."""
+    with inference(any_model):
+        trials, before = make_trials(any_model, ids, "sparsegpt"), state(any_model)
+        changes, _ = BlockPass(trials, uniform(trials, 0.6)).find()
+        assert unchanged(any_model, before)
+        for index, block in enumerate(trials.decoder.blocks):
+            inputs = BlockRunner(trials.decoder, 12).capture(ids)
+            hidden = inputs.hidden
+            for earlier, calls in zip(trials.decoder.blocks[: index + 1], inputs.calls):
+                hidden, norms = replay(earlier, hidden, calls, Hessian)
+            for projection in block.pruned:
+                name = projection.name
+                expected = solve(trials.saliency, projection.weight.clone(), norms[name].hessian, 0.6)
+                different = ((expected == 0) != (changes[name].applied(projection.weight) == 0)).sum().item()
+                assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
+            for projection in block.pruned:
+                changes[projection.name].apply_to(projection.weight)
+
+
+# Every family and every saliency; at night each with each.
+@pytest.mark.parametrize(
+    ("family", "saliency"),
+    by_day(product(FEW, SCORING), *product(FEW, ["wanda"]), *product(["gpt2", "mixtral"], SCORING)),
+)
+def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
+    """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
+    model = make_model(family)
+    with inference(model):
+        trials, before = make_trials(model, ids, saliency), state(model)
+        plan = uniform(trials, 0.7)
+        changes, _ = BlockPass(trials, plan).find()
+        assert same_state(model, before)
+        for block in trials.decoder.blocks:
+            pruned = {p.name: p for p in block.pruned}
+            for name, expected in dense_masks(model, ids, trials, plan, pruned).items():
+                different = (expected != changes[name].mask.unpack()).sum().item()
+                assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
+            for name, projection in pruned.items():
+                changes[name].apply_to(projection.weight)

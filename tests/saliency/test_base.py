@@ -1,9 +1,22 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
+from by_hand import make_block, make_experts
+from conftest import make_ids, make_model
 from random_layers import weights
+from torch import nn
 
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.base import solve_dampened
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
+from optimum_neuronal.model.change import NewWeight
+from optimum_neuronal.model.projections import Projection
+from optimum_neuronal.saliency import SALIENCIES, Inputs
+from optimum_neuronal.saliency import base as module
+from optimum_neuronal.saliency.base import WeightUpdate, solve_dampened
+from optimum_neuronal.saliency.magnitude import Magnitude
+from optimum_neuronal.saliency.plan import ColumnPattern, Plan
+from optimum_neuronal.saliency.wanda import Wanda
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())
@@ -18,6 +31,119 @@ def test_contract(name):
     assert torch.equal(saliency.score(-weight, activation), score), "the sign of a weight does not matter"
 
 
+def norms(*values, tokens):
+    return SquaredNorms([torch.tensor([values])], tokens)
+
+
+def hessian_of(*inputs):
+    statistic = Hessian()
+    statistic.update(torch.tensor([inputs]), 1)
+    return statistic
+
+
+class TestInputs:
+    def test_an_activation_is_the_root_of_the_mean_over_sequences(self):
+        projection = Projection("q", "query", nn.Linear(2, 4), True)
+        inputs = Inputs.of([projection], {"q": SquaredNorms([torch.tensor([[1.0, 9.0], [7, 23]])], tokens=1)}, 32)
+        assert inputs.activations["q"].tolist() == [2, 4]
+        assert inputs.starved == [], "few tokens matter only to experts"
+
+    def test_a_starved_expert_gets_the_level_of_the_others_or_one_where_all_starve(self):
+        projections = make_experts(3).pruned
+        statistics = {
+            "experts.0.up": norms(1.0, 9.0, tokens=40),  # mean square 5
+            "experts.1.up": norms(100.0, 0.0, tokens=31),
+            "experts.2.up": norms(4.0, 22.0, tokens=32),  # mean square 13
+        }
+        some = Inputs.of(projections, statistics, 32)
+        assert some.starved == ["experts.1.up"] and some.activations["experts.0.up"].tolist() == [1, 3]
+        assert some.activations["experts.1.up"].tolist() == pytest.approx([3] * 4), "the root of the mean of 5 and 13"
+        assert Inputs.of(projections, statistics, 31).starved == []
+        all_of_them = Inputs.of(projections, statistics, 41)
+        assert all_of_them.starved == list(statistics)
+        assert {values.unique().item() for values in all_of_them.activations.values()} == {1}
+
+
+BLOCK = [[3, 1], [1, -2]]  # saliency 3 2 and 1 4
+WANDA = Inputs(activations={"block.0": torch.tensor([1.0, 2.0])})
+HALF = Plan({"block.0": 0.5})
+
+
+class TestScores:
+    def test_the_least_salient_weights_of_every_row_or_group_are_pruned(self):
+        projections = make_block(BLOCK).pruned
+        for plan, pattern in ((HALF, None), (Plan({"block.0": 0.0}), ColumnPattern(1, 2))):
+            changes = Wanda().changes(projections, WANDA, plan, pattern)
+            assert changes["block.0"].mask.tolist() == [[True, False], [False, True]]
+
+    def test_a_saliency_that_scores_something_else(self):
+        wrong = type("Wrong", (Magnitude,), {"score": lambda self, weight, activation: torch.ones(2)})
+        with pytest.raises(ValueError, match=r"Wrong.score returned shape \[2\] for block.0: expected \[2, 2\]"):
+            wrong().changes(make_block(BLOCK).pruned, Inputs(), HALF)
+
+    def test_a_saliency_may_compute_in_place(self):
+        (projection,) = make_block(BLOCK).pruned
+        score = {"score": lambda self, weight, own: weight.abs_().mul_(own.mul_(2))}
+        in_place = type("InPlace", (Magnitude,), score)()
+        assert in_place.score_of(projection, WANDA).tolist() == [[6, 4], [2, 8]]
+        assert projection.weight.tolist() == BLOCK and WANDA.activations["block.0"].tolist() == [1, 2]
+
+
+@dataclass(frozen=True)
+class Third(WeightUpdate):
+    """Makes every weight 1/3, in place, and notes what it was given."""
+
+    calls: list
+
+    def solve(self, weights, hessian, sparsities, pattern=None):
+        dtypes = {weight.dtype for weight in weights.values()}
+        self.calls.append((dtypes, hessian.tolist(), {name: sparsities[name] for name in weights}, pattern))
+        return {name: weight.fill_(1 / 3) for name, weight in weights.items()}
+
+
+class TestWeightUpdates:
+    def test_the_new_weight_has_the_dtype_of_the_old_one(self):
+        (projection,), saliency, pattern = make_block(BLOCK).pruned, Third([]), ColumnPattern(1, 2)
+        projection.owner.data = projection.owner.data.bfloat16()
+        inputs = Inputs.of([projection], {"block.0": hessian_of([1.0, 0.0], [1.0, 2.0])})
+        change = saliency.changes([projection], inputs, HALF, pattern)["block.0"]
+        assert type(change) is NewWeight and torch.equal(change.weight, torch.full((2, 2), 1 / 3).bfloat16())
+        assert projection.weight.tolist() == BLOCK, "the solver computed in place in a copy"
+        assert saliency.calls == [({torch.float32}, [[2, 2], [2, 4]], {"block.0": 0.5}, pattern)]
+
+    def test_a_starved_experts_hessian_is_flat(self):
+        """Expert 1 received one token of the two that it needs: expert 0's mean square, 5, stands for its inputs."""
+        projections, saliency = make_experts(2, (4, 2)).pruned, Third([])
+        statistics = {"experts.0.up": hessian_of([1.0, 3.0], [0.0, 0.0]), "experts.1.up": hessian_of([7.0, 7.0])}
+        inputs = Inputs.of(projections, statistics, 2)
+        saliency.changes(projections, inputs, Plan.uniform(statistics, 0.5))
+        first, second = (hessian for _, hessian, *_ in saliency.calls)
+        assert first == [[1, 3], [3, 9]] and sum(second, []) == pytest.approx([5, 0, 0, 5])
+
+    def test_projections_with_the_same_input_are_solved_together(self):
+        """One call for each input, in the order in which the inputs come."""
+        names = {"q": 2, "o": 3, "k": 2}
+        projections = [Projection(name, name, nn.Linear(columns, 2), True) for name, columns in names.items()]
+        shared, other, saliency = hessian_of([1.0, 2.0]), hessian_of([1.0, 2.0, 3.0]), Third([])
+        inputs = Inputs.of(projections, {"q": shared, "o": other, "k": shared})
+        changes = saliency.changes(projections, inputs, Plan.uniform(names, 0.5))
+        assert [list(sparsities) for _, _, sparsities, _ in saliency.calls] == [["q", "k"], ["o"]]
+        assert set(changes) == set(names)
+
+    @pytest.mark.parametrize("saliency", ["sparsegpt", "alps"])
+    def test_a_prune_factorizes_once_for_projections_with_the_same_input(self, saliency, monkeypatch):
+        names = []
+
+        def noted(hessian, dampening, name, attempt):
+            names.append([each.rpartition(".")[2].removesuffix("_proj") for each in name.split(", ")])
+            return solve_dampened(hessian, dampening, name, attempt)
+
+        monkeypatch.setattr(f"optimum_neuronal.saliency.{saliency}.solve_dampened", noted)
+        config = NeuronALConfig(0.5, saliency, topup="uniform", num_samples=12)
+        NeuronALPruner(config).prune(make_model("llama"), make_ids())
+        assert names == 3 * [["q", "k", "v"], ["o"], ["gate", "up"], ["down"]]
+
+
 class TestSolveDampened:
     def test_a_share_of_the_mean_diagonal_is_added(self):
         hessian = torch.tensor([[2.0, 1.0], [1.0, 4.0]])
@@ -25,13 +151,14 @@ class TestSolveDampened:
         torch.testing.assert_close(dampened, torch.tensor([[2.3, 1.0], [1.0, 4.3]]))
         assert hessian.tolist() == [[2.0, 1.0], [1.0, 4.0]], "not changed"
 
-    def test_dead_inputs_count_as_one(self):
-        for diagonal, expected in (([2.0, 0.0, 4.0], [3.0, 2.0, 5.0]), ([0.0, 0.0], [1.5, 1.5])):
-            dampened = solve_dampened(torch.diag(torch.tensor(diagonal)), 0.5, "fc1", torch.clone)
-            assert dampened.diagonal().tolist() == expected
+    @pytest.mark.parametrize(("diagonal", "expected"), [([2.0, 0.0, 4.0], [3, 2, 5]), ([0.0, 0.0], [1.5, 1.5])])
+    def test_dead_inputs_count_as_one(self, diagonal, expected):
+        dampened = solve_dampened(torch.diag(torch.tensor(diagonal)), 0.5, "fc1", torch.clone)
+        assert dampened.diagonal().tolist() == expected
 
-    def test_dampening_is_raised_tenfold_until_an_attempt_succeeds_or_it_gives_up(self, said):
-        diagonals = []
+    def test_dampening_is_raised_tenfold_until_an_attempt_succeeds_or_it_gives_up(self, monkeypatch):
+        diagonals, warnings = [], []
+        monkeypatch.setattr(module.logger, "warning", warnings.append)
 
         def attempt(matrix):
             diagonals.append(matrix[0, 0].item())
@@ -39,14 +166,11 @@ class TestSolveDampened:
 
         assert solve_dampened(2 * torch.eye(2), 0.01, "fc1", attempt) == "found"
         assert diagonals == pytest.approx([2.02, 2.2, 4])
-        assert said[1] == "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1."
+        assert warnings[1] == "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1."
         with pytest.raises(ValueError, match="Hessian of fc1 cannot be inverted, even with dampening 1000.*num_samp"):
             solve_dampened(2 * torch.eye(2), 0.01, "fc1", lambda matrix: None)
 
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_is_an_error(bad):
-    matrix = torch.eye(4)
-    matrix[1, 1] = bad
-    with pytest.raises(ValueError, match="The Hessian of model.fc1 is not finite: load the model in"):
-        solve_dampened(matrix, 0.01, "model.fc1", torch.clone)
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    def test_what_is_not_finite_is_an_error(self, bad):
+        with pytest.raises(ValueError, match="The Hessian of model.fc1 is not finite: load the model in"):
+            solve_dampened(torch.diag(torch.tensor([1.0, bad])), 0.01, "model.fc1", torch.clone)

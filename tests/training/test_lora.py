@@ -80,9 +80,9 @@ def test_a_merge_that_keeps_zeros_is_otherwise_that_of_peft(case, ids):
         train(each, ids, steps=1)
     assert torch.equal(logits(model, ids), logits(kept, ids)), "the forward is PEFT's"
     expected = model.merge_and_unload().state_dict()
-    found = kept.merge_and_unload().state_dict()
+    merged = kept.merge_and_unload().state_dict()
     for key, value in expected.items():
-        assert torch.equal(found[key], value.masked_fill(zeros[key], 0) if key in zeros else value), key
+        assert torch.equal(merged[key], value.masked_fill(zeros[key], 0) if key in zeros else value), key
 
 
 OTHERS = {
@@ -119,10 +119,10 @@ def test_gradients_are_those_of_the_masked_update(ids):
     weight = layer.get_base_layer().weight
     expected = linear(x, weight + (weight != 0) * (b @ a) * 2)  # lora_alpha / r = 8 / 4
     torch.testing.assert_close(layer(x), expected)
-    found = torch.autograd.grad(layer(x).square().sum(), (a, b))
-    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), (a, b)))
+    gradients = torch.autograd.grad(layer(x).square().sum(), (a, b))
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), (a, b)))
     checkpointed = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-    torch.testing.assert_close(torch.autograd.grad(checkpointed.square().sum(), (a, b)), found)
+    torch.testing.assert_close(torch.autograd.grad(checkpointed.square().sum(), (a, b)), gradients)
 
 
 def test_a_base_model_in_bfloat16(ids):

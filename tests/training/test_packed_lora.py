@@ -45,10 +45,10 @@ def gradients(model, ids):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def assert_same(found, expected, relative=1e-5):
-    assert found.keys() == expected.keys() and all("lora_" in name for name in found)
+def assert_same(gradients, expected, relative=1e-5):
+    assert gradients.keys() == expected.keys() and all("lora_" in name for name in gradients)
     for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= relative * gradient.norm(), name
+        assert (gradients[name] - gradient).norm() <= relative * gradient.norm(), name
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -75,9 +75,9 @@ def test_with_another_head(tmp_path):
     sparsify(model)
     assert isinstance(model.lm_head, PackedLinear)
     save_pretrained(model, tmp_path, format="packed")
-    found = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    assert found.score.weight.shape[0] == 3
-    assert_same(found.model, model.model)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert loaded.score.weight.shape[0] == 3
+    assert_same(loaded.model, model.model)
 
 
 def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):

@@ -1,39 +1,72 @@
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
+from by_hand import make_block
 from conftest import FEW, make_model
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
-from trial_helpers import build_trials, make_trials, state, unchanged, uniform
+from trial_helpers import build_trials, dense_masks, make_trials, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
-from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.final_pass import FinalPruning
+from optimum_neuronal.pruning.prune import BlockPass
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import mask_rows
+from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials import trials as module
+from optimum_neuronal.trials.alignment import AlignmentErrors
+from optimum_neuronal.trials.block_scores import ActivationScores, RowSaliency
+from optimum_neuronal.trials.deviation import Deviations
+from optimum_neuronal.trials.output_errors import OutputErrors
+
+
+class TestChanges:
+    """The zeros of candidates, for weights 3 1 and 1 -2 with activations 1 2, so saliencies 3 2 and 1 4."""
+
+    NORMS = {"block.0": SquaredNorms([torch.tensor([[1.0, 4.0]])], tokens=3)}
+    ONE_OF_TWO = [[[True, False], [False, True]]]
+
+    def masks(self, *sparsities, saliency=None, pattern=None, norms=NORMS, **options):
+        block = make_block([[3, 1], [1, -2]])
+        trials = build_trials(
+            SimpleNamespace(blocks=[block]), saliency or Wanda(), torch.zeros(1, 1), 1, pattern=pattern
+        )
+        changes = trials.changes(block, norms, [Plan({"block.0": sparsity}) for sparsity in sparsities], **options)
+        return [change_of(block.pruned[0]).mask.tolist() for change_of in changes]
+
+    def test_plans_cut_every_row_from_one_ranking(self, monkeypatch):
+        ranked, sort_rows = [], module.sort_rows
+        monkeypatch.setattr(module, "sort_rows", lambda score: ranked.append(1) or sort_rows(score))
+        masks = self.masks(0.5, 0.0, torch.tensor([1.0, 0.0], dtype=torch.float64))
+        assert masks == [*self.ONE_OF_TWO, [[True, True], [True, True]], [[False, False], [True, True]]]
+        assert len(ranked) == 1
+
+    def test_a_pattern_decides_instead_of_the_plan(self):
+        assert self.masks(0.0, 0.9, pattern=ColumnPattern(1, 2)) == 2 * self.ONE_OF_TWO
+
+    def test_for_a_trial_the_score_of_a_saliency_that_updates_weights_may_do(self, monkeypatch):
+        monkeypatch.setattr(SparseGPT, "solve", lambda *_args: 1 / 0)
+        assert self.masks(0.5, saliency=SparseGPT(), updates=False) == self.ONE_OF_TWO
 
 
 @pytest.mark.parametrize("family", by_day(FEW, "gpt2", "llama4_text", "mixtral"))
-def test_abandoning_does_not_change_the_decision(family, ids, monkeypatch):
+@pytest.mark.parametrize("scope", ["sequence", "pooled"])
+def test_abandoning_does_not_change_the_decision(scope, family, ids, monkeypatch):
     lambdas = {"block_lambdas": (0.05, 0.1, 0.2, 0.25), "row_lambdas": (0.0, 0.1, 0.3)}
-    model = make_model(family)
-    for scope in ["sequence", "pooled"]:
-        decisions = []
-        for abandons in (True, False):
-            monkeypatch.setattr(Trials, "can_abandon", abandons)
-            with inference(model):
-                allocation = NeuronAL(alignment_scope=scope, **lambdas).allocate(make_trials(model, ids), 0.7)
-            chosen = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
-            plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
-            decisions.append((chosen, plan))
-        assert decisions[0] == decisions[1]
+    model, allocations = make_model(family), []
+    for abandons in (True, False):
+        monkeypatch.setattr(Trials, "can_abandon", abandons)
+        with inference(model):
+            allocations.append(NeuronAL(alignment_scope=scope, **lambdas).allocate(make_trials(model, ids), 0.7))
+    first, second = allocations
+    assert first.plan.key() == second.plan.key()
+    assert all(first.decisions[step]["lambda"] == second.decisions[step]["lambda"] for step in ("block", "row"))
 
 
 # Every family and every saliency; at night each with each.
@@ -51,104 +84,131 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
         with inference(model):
             trials = make_trials(model, ids, saliency, batch_size)
             plan = block_plan(trials.decoder, 0.7, 0.1)
-            errors = trials.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            weights = trials.decoder.projections
-            found = FinalPruning(trials, plan).find()[0]
-            results.append((errors, {name: change.applied(weights[name].weight) for name, change in found.items()}))
-    for errors, sparse in results[1:]:
+            errors, changes = (
+                trials.measure(AlignmentErrors("sparse-stream"), [plan]),
+                BlockPass(trials, plan).find()[0],
+            )
+            weights = {name: changes[name].applied(p.weight) for name, p in trials.decoder.projections.items()}
+            results.append((errors, weights))
+    for errors, weights in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
-        assert all(torch.equal(weight, results[0][1][name]) for name, weight in sparse.items())
+        assert all(torch.equal(weight, results[0][1][name]) for name, weight in weights.items())
+
+
+def test_dense_output_is_the_models_own(any_model, ids):
+    """Whatever a head does with the last block's output: scales, caps, norms."""
+    with inference(any_model):
+        trials = make_trials(any_model, ids)
+        (hidden,) = trials.dense()[1].batches
+        torch.testing.assert_close(
+            trials.runner.logits(ids[:4], hidden), any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4
+        )
+        assert trials.measure(OutputErrors("kl"), [uniform(trials, 0.0)]) == pytest.approx([0], abs=1e-6)
+
+
+@pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
+def test_a_plans_own_stream_runs_through_sparse_blocks(llama, ids, saliency):
+    """By hand, one block after the other. Weights that would be updated are pruned by their score alone."""
+    with inference(llama):
+        trials, before = make_trials(llama, ids, saliency), state(llama)
+        plan = uniform(trials, 0.6)
+        per_block, output = trials.stream_of(plan)
+        assert unchanged(llama, before)
+        for block, norms in zip(trials.decoder.blocks, per_block):
+            pruned = {p.name: p for p in block.pruned}
+            expected = squared_norms(llama, ids[:4], pruned)
+            for name, mask in dense_masks(llama, ids[:4], trials, plan, pruned).items():
+                torch.testing.assert_close(norms[name].value, expected[name], rtol=1e-4, atol=1e-4)
+                pruned[name].weight.masked_fill_(~mask, 0)
+        expected = llama.model(ids[:4]).last_hidden_state
+        torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_blocks_without_pruned_projections_have_no_scores(llama, ids):
     with inference(llama):
         trials = make_trials(llama, ids, ignore=[r"layers\.1\."])
-        assert trials.dense_scores(lambda block, _: block.name, "Names") == ["model.layers.0", "model.layers.2"]
+        names = trials.measure_once(ActivationScores("names", lambda block, _: block.name))
+    assert names == ["model.layers.0", "model.layers.2"]
 
 
-class Interrupt(SALIENCIES.get("wanda")):
+class Interrupt(Wanda):
     """Raises at its n-th score."""
 
     countdown = 0
 
-    def score(self, weight, activations):
+    def score(self, weight, activation):
         type(self).countdown -= 1
         if type(self).countdown == 0:
             raise KeyboardInterrupt
-        return super().score(weight, activations)
+        return super().score(weight, activation)
 
 
-def test_an_interrupt_restores_weights_and_hooks(llama, ids):
-    measured_on, before = (
-        {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None},
-        state(llama),
-    )
-    for work in [
-        lambda trials: trials.alignment_errors([uniform(trials)], **measured_on),
-        lambda trials: trials.deviation(uniform(trials), **measured_on),
-        lambda trials: FinalPruning(trials, uniform(trials)).find(),
-    ]:
-        for moment in [1, 5, 12, 20, 33, 41]:
-            Interrupt.countdown = moment
-            with pytest.raises(KeyboardInterrupt), inference(llama):
-                trials = build_trials(find_decoder(llama), Interrupt(), ids, 4)
-                while True:
-                    work(trials)
-            assert unchanged(llama, before)
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda trials: trials.measure(AlignmentErrors("sparse-stream"), [uniform(trials)]),
+        lambda trials: trials.measure(Deviations("sparse-stream"), [uniform(trials)]),
+        lambda trials: BlockPass(trials, uniform(trials)).find(),
+    ],
+)
+def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
+    before = state(llama)
+    for moment in [1, 5, 12, 20, 33, 41]:
+        Interrupt.countdown = moment
+        with pytest.raises(KeyboardInterrupt), inference(llama):
+            trials = build_trials(find_decoder(llama), Interrupt(), ids, 4)
+            while True:
+                work(trials)
+        assert unchanged(llama, before)
 
 
-def test_activations_that_are_not_finite_raise(ids):
-    model = make_model("llama")
-    with inference(model):
-        make_trials(model, ids).runner.check_replay(ids[:1])
-        model.model.embed_tokens.weight.data[:] = float("inf")
-        with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
-            make_trials(model, ids).runner.check_replay(ids[:1])
-        with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
-            trials = make_trials(model, ids)
-            FinalPruning(trials, uniform(trials)).find()[0]
-        with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
-            trials = make_trials(model, ids)
-            trials.alignment_errors([uniform(trials)], "dense", "sequence", "l2", label=None)
-        with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
-            make_trials(model, ids).dense_scores(lambda *_: None, "Scores")
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (
+            lambda trials, ids: trials.runner.check_replay(ids[:1]),
+            "infinity on the first calibration sequence.*float32",
+        ),
+        (
+            lambda trials, _: BlockPass(trials, uniform(trials)).find(),
+            r"saliency of .*\.0\.self_attn\.q_proj is not fin",
+        ),
+        (
+            lambda trials, _: trials.measure(AlignmentErrors("dense"), [uniform(trials)]),
+            r"Activations in model\.layers\.0 are not finite",
+        ),
+        (lambda trials, _: trials.measure(ActivationScores("", lambda *_: 0)), r"saliency of .*q_proj is not finite"),
+    ],
+)
+def test_activations_that_are_not_finite_raise(work, message, llama, ids):
+    llama.model.embed_tokens.weight.data[:] = float("inf")
+    with inference(llama), pytest.raises(ValueError, match=message):
+        work(make_trials(llama, ids), ids)
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, llama, ids):
-    """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else.
-    Where the plan's stream has been run, it costs nothing."""
-    projections = trials.decoder.projections
+    """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else."""
+    projections, plans = trials.decoder.projections, [uniform(trials, share) for share in (0.0, 0.6)]
     dense = squared_norms(llama, ids[:4], projections)
-    plans = [uniform(trials, share) for share in (0.0, 0.6)]
-    untouched, pruned = (trials.row_saliency(plan, None) for plan in plans)
-    trials.stream_of(plans[0])
-    before = trials.runner.block_forwards
-    trials.row_saliency(plans[0], None)
-    assert trials.runner.block_forwards == before
+    untouched, pruned = (trials.measure(RowSaliency(), [plan]) for plan in plans)
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)
         torch.testing.assert_close(untouched[name], expected, rtol=1e-4, atol=1e-4)
         first = name.startswith("model.layers.0.")
         assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
+    before = trials.runner.block_forwards
+    trials.measure(RowSaliency(), plans[1:])
+    assert trials.runner.block_forwards == before, "the latest plan's stream is cached"
 
 
-def test_each_statistic_of_the_dense_model_is_cached_by_itself(llama, ids):
-    trials = make_trials(llama, ids)
-    with inference(llama):
-        for kind in (SquaredNorms, Hessian, SquaredNorms):
-            assert {type(norm) for norms in trials.dense(kind)[0] for norm in norms.values()} == {kind}
-
-
-def test_a_plans_own_stream_is_pruned_by_score_alone(llama, ids, monkeypatch):
-    trials = build_trials(find_decoder(llama), SparseGPT(), ids, 4)
-    monkeypatch.setattr(SparseGPT, "prune", lambda *_args, **_named: 1 / 0)
-    with inference(llama):
-        assert len(trials.stream_of(uniform(trials))[0]) == len(trials.decoder.blocks)
+def test_each_statistic_of_the_dense_model_is_cached_by_itself(trials):
+    for kind in (SquaredNorms, Hessian, SquaredNorms):
+        assert {type(norm) for norms in trials.dense(kind)[0] for norm in norms.values()} == {kind}
 
 
 def test_candidates_prune_starved_experts_by_magnitude(ids):
-    """As the final pass does; here all experts are starved."""
+    """As the final pass does. Here all experts are starved."""
     model = make_model("mixtral")
     with inference(model):
         trials = build_trials(find_decoder(model), Wanda(), ids, 4, min_expert_tokens=10**6)
@@ -156,11 +216,3 @@ def test_candidates_prune_starved_experts_by_magnitude(ids):
         (change_of,) = trials.changes(block, trials.dense()[0][0], [plan])
         for p in (p for p in block.pruned if p.expert is not None):
             assert torch.equal(change_of(p).mask, mask_rows(p.weight.abs(), plan.row_counts(p.name, p.shape)))
-
-
-def test_every_plan_and_question_has_a_record_of_its_own(llama, ids, tmp_path):
-    trials = build_trials(find_decoder(llama), Wanda(), ids, 4, records=Records(tmp_path))
-    asked = [([uniform(trials, sparsity)], (question,)) for sparsity in (0.5, 0.6) for question in ("l2", "kl")]
-    for _ in range(2):
-        found = [trials.measured(*one, lambda number=number: (number, {}))[0] for number, one in enumerate(asked)]
-        assert found == [0, 1, 2, 3]

@@ -43,14 +43,14 @@ def test_other_versions_give_a_warning(install, caplog, monkeypatch, versions):
         monkeypatch.setitem(sys.modules, f"optimum_neuronal.vllm_plugin.{module}", None)
     with caplog.at_level(logging.WARNING):
         registration.register()
-    found = f"vLLM {next(iter(versions.values()), '(not installed)')}"
+    installed = f"vLLM {next(iter(versions.values()), '(not installed)')}"
     (record,) = caplog.records
-    assert f"with {found}: it was tested with <0.33,>=0.32. Install such a vLLM" in record.message
+    assert f"with {installed}: it was tested with <0.33,>=0.32. Install such a vLLM" in record.message
 
 
 @pytest.mark.skipif(not SETUP.exists(), reason="the package is installed without its setup.cfg")
 def test_vllm_finds_the_entry_point():
     setup = configparser.ConfigParser()
     setup.read(SETUP)
-    found = EntryPoint(*setup["options.entry_points"]["vllm.general_plugins"].split(" = "), "vllm.general_plugins")
-    assert found.name.strip() == "optimum_neuronal" and found.load() is registration.register
+    entry = EntryPoint(*setup["options.entry_points"]["vllm.general_plugins"].split(" = "), "vllm.general_plugins")
+    assert entry.name.strip() == "optimum_neuronal" and entry.load() is registration.register

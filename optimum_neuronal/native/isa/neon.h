@@ -19,7 +19,7 @@ INLINE uint8x16_t neon_spread16(uint8_t mask, const uint16_t *p, const uint16_t 
     return vqtbl1q_u8(vld1q_u8(from), vld1q_u8(SHUFFLE16[mask]));
 }
 
-/* Eight columns of 32 bits: a lane's bytes are four times its number and 0 to 3; of -1 they lie behind the table,
+/* Eight columns of 32 bits: a lane's bytes are four times its number and 0 to 3; of -1 they lie past the table,
  * which gives 0. */
 INLINE uint8x16x2_t neon_spread32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
     uint32_t last[8];

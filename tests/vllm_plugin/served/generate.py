@@ -19,9 +19,11 @@ def main(folder: str, arguments: dict) -> None:
     model = LLM(folder, **{"dtype": "bfloat16", "max_model_len": 256, "enforce_eager": True, **more, **arguments})
     request = LoRARequest("adapter", 1, adapter) if adapter else None
     sampling = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
-    found = model.generate(PROMPTS, sampling, use_tqdm=False, lora_request=request)
-    outputs = [list(one.outputs[0].token_ids) for one in found]
-    print("RESULT " + json.dumps({"prompts": [one.prompt_token_ids for one in found], "outputs": outputs}), flush=True)
+    results = model.generate(PROMPTS, sampling, use_tqdm=False, lora_request=request)
+    outputs = [list(one.outputs[0].token_ids) for one in results]
+    print(
+        "RESULT " + json.dumps({"prompts": [one.prompt_token_ids for one in results], "outputs": outputs}), flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def generate(folder: Path, **arguments) -> tuple[dict | None, str]:
         command, env={**SETTINGS, **os.environ, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    found = json.loads(lines[0].removeprefix("RESULT ")) if lines and not done.returncode else None
-    return found, done.stdout + done.stderr
+    generated = json.loads(lines[0].removeprefix("RESULT ")) if lines and not done.returncode else None
+    return generated, done.stdout + done.stderr
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Server:
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=STARTS_WITHIN) as answer:
-            (found,) = json.load(answer)["choices"]
-        return found["prompt_token_ids"], found["token_ids"]
+            (choice,) = json.load(answer)["choices"]
+        return choice["prompt_token_ids"], choice["token_ids"]
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""The context of a prune: batches, records of an unfinished prune, and threads."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import make_model
+from trial_helpers import same_state
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.compat import hf_private
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.prepare import exclusive, identity, prepare
+
+
+def config(**fields):
+    return NeuronALConfig(0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, **fields})
+
+
+@pytest.mark.parametrize(("device", "given", "expected"), [("cpu", 3, 1), ("cuda", None, 512), ("cuda", 3, 3)])
+def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
+    device, given, expected, llama, ids, monkeypatch
+):
+    monkeypatch.setattr(hf_private, "execution_device", lambda _: torch.device(device))
+    assert prepare(llama, config(), ids, batch_size=given).runner.batch_size == expected, "of 8192 tokens in all"
+
+
+def test_a_second_prune_of_the_same_model_raises(llama, ids):
+    pruner = NeuronALPruner(config())
+    with exclusive(llama.model):
+        with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
+            pruner.prune(llama, ids)
+        pruner.prune(copy.deepcopy(llama), ids)
+    pruner.prune(llama, ids)
+
+
+def test_two_prunes_at_once_are_as_each_alone(ids):
+    """With the random state, the number of threads and the models' hooks as they were."""
+    configs = {
+        "llama": config(saliency="alps"),
+        "mixtral": config(topup="neuronal", topup_args={"block_lambdas": [0.1, 0.2]}, num_alignment_samples=4),
+    }
+
+    def prune(family):
+        model = NeuronALPruner(configs[family]).prune(make_model(family), ids)
+        assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        return model
+
+    alone = {family: prune(family) for family in configs}
+    before = torch.get_num_threads(), torch.random.get_rng_state()
+    with ThreadPoolExecutor(2) as executor:
+        for family, model in zip(configs, executor.map(prune, configs)):
+            assert same_state(model, alone[family].state_dict()), family
+    assert torch.get_num_threads() == before[0] and torch.equal(torch.random.get_rng_state(), before[1])
+
+
+def test_a_prune_is_recognized_by_checksums(llama):
+    ids = torch.arange(12).view(3, 4)
+
+    def checksums(model=llama, ids=ids, **selection):
+        return identity(find_decoder(model, **selection), ids)
+
+    def changed(after):
+        return [name for name in before if before[name] != after[name]]
+
+    before = checksums()
+    llama.config._name_or_path, llama.config.transformers_version = "elsewhere", "0.0"
+    assert checksums(make_model("llama")) == checksums() == before
+    assert before["device"] == "cpu" and {len(before[name]) for name in ("model", "calibration data")} == {64}
+    assert checksums(ids=ids.T.contiguous().T) == before, "however they lie in memory"
+    assert changed(checksums(ids=ids + (ids == 11))) == ["calibration data"]
+    for row in (0, -1):
+        model = make_model("llama")
+        model.model.layers[2].mlp.down_proj.weight.data[row, 0] += 1
+        assert changed(checksums(model)) == ["model"]
+    for name in ("model.embed_tokens", "model.norm", "lm_head"):
+        model = make_model("llama")
+        model.get_submodule(name).weight.data *= 2
+        assert changed(checksums(model)) == ["model"]
+    assert changed(checksums(ignore=["k_proj"])) == changed(checksums(make_model("llama").bfloat16())) == ["model"]
+    llama.config.rms_norm_eps *= 2
+    assert changed(checksums()) == ["model"]
