@@ -16,23 +16,15 @@ from optimum_neuronal.compat.hf_private import is_offloaded
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
-FIELDS = {
-    "topup": "neuronal",
-    "num_samples": 12,
-    "num_alignment_samples": 4,
-    "topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]},
-}
+LAMBDAS = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+CONFIG = NeuronALConfig(0.7, "wanda", topup_args=LAMBDAS, num_samples=12, num_alignment_samples=4)
 FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
-
-
-def config(**fields):
-    return NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields})
 
 
 @functools.cache
 def pruned(family):
     """A model pruned in memory, and the report of it."""
-    pruner = NeuronALPruner(config())
+    pruner = NeuronALPruner(CONFIG)
     return pruner.prune(make_model(family), make_ids()), pruner.report
 
 
@@ -40,7 +32,7 @@ def pruned(family):
 def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids, tmp_path):
     model = make_model_on_disk(tmp_path, family)
     assert all(parameter.is_meta for parameter in model.parameters())
-    before, pruner = checksums(tmp_path / "dense"), NeuronALPruner(config())
+    before, pruner = checksums(tmp_path / "dense"), NeuronALPruner(CONFIG)
     pruner.prune(model, ids)
     expected, report = pruned(family)
     assert pruner.report.decisions["block"]["candidates"] == report.decisions["block"]["candidates"]
@@ -57,7 +49,7 @@ def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids,
 def test_weights_in_cpu_memory(ids, tmp_path):
     model = make_model("llama")
     cpu_offload(model, execution_device=torch.device("cpu"))
-    pruner = NeuronALPruner(config())
+    pruner = NeuronALPruner(CONFIG)
     pruner.prune(model, ids)
     pruner.save(model, tmp_path / "sparse")
     assert not hasattr(model, "hf_device_map"), "as it was"
@@ -71,7 +63,7 @@ def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypa
     expected = model(ids).logits
     monkeypatch.setattr("optimum_neuronal.trials.alignment.total_error", lambda *_args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        NeuronALPruner(config()).prune(model, ids)
+        NeuronALPruner(CONFIG).prune(model, ids)
     assert torch.equal(model(ids).logits, expected)
     offloaded = [module for module in model.modules() if is_offloaded(module)]
     assert offloaded and not any(isinstance(module._hf_hook.weights_map, ChangedWeights) for module in offloaded)
@@ -107,7 +99,7 @@ def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
     assert projection.module(torch.ones(1, 32)).any(), "what was changed is gone"
 
 
-def test_hidden_states_may_wait_in_cpu_memory(ids):
-    for limit in [0, 10**6]:
-        model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
-        assert unchanged(model, state(pruned("mixtral")[0]))
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_hidden_states_may_wait_in_cpu_memory(limit, ids):
+    model = NeuronALPruner(CONFIG).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
+    assert unchanged(model, state(pruned("mixtral")[0]))

@@ -11,10 +11,12 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.load_model import (
     PIPELINE_TAGS,
     find_loader,
+    hub_id,
     load_model,
     load_skeleton,
     loading_class,
     loading_code,
+    public_name,
     streamed_device_map,
 )
 
@@ -105,3 +107,28 @@ def test_loaded_with_its_head_and_as_a_skeleton(tmp_path):
     assert type(loaded) is type(skeleton) is type(model)
     assert torch.equal(loaded.score.weight, model.score.weight)
     assert all(parameter.is_meta for parameter in skeleton.parameters())
+
+
+@pytest.mark.parametrize(
+    ("origin", "on_the_hub", "name"),
+    [
+        ("meta/llama", "meta/llama", "meta/llama"),
+        ("gpt2", "gpt2", "gpt2"),
+        ("", None, "LlamaForCausalLM"),
+        ("a/b/c", None, "c"),
+        ("/gone/dense", None, "dense"),
+        ("../my dense/", None, "my dense"),
+        ("here", None, "here"),
+        (".", None, "own"),
+        ("models--meta--llama-3/snapshots/0123abc", "meta/llama-3", "meta/llama-3"),
+        ("models--gpt2/snapshots/0123abc", "gpt2", "gpt2"),
+    ],
+)
+def test_names_hold_no_folder_and_what_lies_here_is_on_the_hub_only_in_its_cache(
+    origin, on_the_hub, name, llama, tmp_path, monkeypatch
+):
+    for folder in ("here", "models--meta--llama-3/snapshots/0123abc", "models--gpt2/snapshots/0123abc"):
+        (tmp_path / "own" / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "own")
+    llama.config._name_or_path = origin
+    assert (hub_id(llama), public_name(llama)) == (on_the_hub, name)

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from by_hand import make_experts
 from conftest import make_model
 from sparse_checkpoints import tensors_of
 from torch import nn
-from transformers import AutoModel
 
 from optimum_neuronal.model.architectures import Architecture
 from optimum_neuronal.model.change import Zeros
@@ -21,7 +21,6 @@ from optimum_neuronal.model.projections import (
     every_projection,
     kind_of,
     stored_names,
-    token_weights,
     trial_tensors,
     trial_weights,
     with_stars,
@@ -32,10 +31,10 @@ def linear(name, role, features=(3, 2), pruned=True):
     return Projection(name, role, nn.Linear(*features), pruned)
 
 
-def expert(number, role="up", parameter="up_proj", shape=(4, 5, 6), transposed=False):
+def expert(number, transposed=False):
     module = nn.Module()
-    setattr(module, parameter, nn.Parameter(torch.arange(float(torch.tensor(shape).prod())).view(shape)))
-    return Projection(f"b.mlp.experts.{number}.{parameter}", role, module, True, parameter, number, transposed)
+    module.up_proj = nn.Parameter(torch.arange(4.0 * 5 * 6).view(4, 5, 6))
+    return Projection(f"b.mlp.experts.{number}.up_proj", "up", module, True, "up_proj", number, transposed)
 
 
 def block(*projections, experts=()):
@@ -126,39 +125,38 @@ def everything(projection):
 
 
 class TestTrialWeights:
-    def test_they_take_their_places_again_and_again_and_are_put_back(self, any_model):
+    def test_they_take_their_places_and_are_put_back(self, any_model):
         decoder = find_decoder(any_model)
         before = {name: (p.owner.data, p.owner.data.clone()) for name, p in decoder.projections.items()}
         pruned, asked = decoder.blocks[0].pruned, []
-        made = trial_tensors(pruned, lambda p: asked.append(p.name) or everything(p))
+
+        def change_of(projection):
+            asked.append(projection.name)
+            return everything(projection)
+
+        trials = trial_tensors(pruned, change_of)
         assert asked == [p.name for p in pruned], "once and at once"
-        assert all(torch.equal(made[p.owner], torch.zeros_like(p.owner)) for p in pruned)
+        assert all(torch.equal(trials[p.owner], torch.zeros_like(p.owner)) for p in pruned)
         for _ in range(2):
-            asked.clear()
-            with (
-                pytest.raises(KeyboardInterrupt),
-                trial_weights(pruned, lambda p: asked.append(p.name) or everything(p)),
-            ):
+            with pytest.raises(KeyboardInterrupt), trial_weights(pruned, change_of):
                 assert all(not p.weight.any() for p in pruned)
                 raise KeyboardInterrupt
             for name, projection in decoder.projections.items():
                 original, copy = before[name]
                 assert projection.owner.data.data_ptr() == original.data_ptr()
                 assert torch.equal(projection.owner.data, copy)
-            assert len(asked) == len(pruned)
+        assert len(asked) == 3 * len(pruned)
 
-    def test_only_the_experts_that_are_asked_for_change(self):
-        for transposed in (False, True):
-            module = nn.Module()
-            module.up = nn.Parameter(torch.ones(3, 2, 4))
-            experts = [Projection(f"experts.{e}.up", "up", module, True, "up", e, transposed) for e in range(3)]
-            row = torch.zeros(experts[0].shape, dtype=torch.bool)
-            row[1] = True
-            original = module.up.data
-            with trial_weights(experts[1:], lambda p, row=row: Zeros(~row if p.expert == 1 else row)):
-                assert experts[0].weight.bool().all()
-                assert torch.equal(experts[1].weight == 0, row) and torch.equal(experts[2].weight == 0, ~row)
-            assert module.up.data.data_ptr() == original.data_ptr() and original.bool().all()
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_only_the_experts_that_are_asked_for_change(self, transposed):
+        first, *others = make_experts(3, transposed=transposed).pruned
+        row = torch.zeros(first.shape, dtype=torch.bool)
+        row[1] = True
+        original = first.owner.data
+        with trial_weights(others, lambda p: Zeros(~row if p.expert == 1 else row)):
+            assert first.weight.bool().all()
+            assert torch.equal(others[0].weight == 0, row) and torch.equal(others[1].weight == 0, ~row)
+        assert first.owner.data.data_ptr() == original.data_ptr() and original.bool().all()
 
     def test_one_change_exists_at_a_time(self):
         layers = [Projection(str(i), None, nn.Linear(2, 2), True) for i in range(3)]
@@ -193,24 +191,3 @@ def test_names_are_those_of_the_files(family, tmp_path):
     assert set(recorded) <= {with_stars(name) for name in stored} and len(recorded) == len(set(recorded))
     size = sum(tensor.numel() for name, tensor in stored.items() if with_stars(name) in recorded)
     assert size == sum(math.prod(projection.shape) for projection in decoder.projections.values())
-
-
-def test_embeddings_and_head_by_their_names_in_the_files():
-    for family, overrides, expected in (
-        ("llama", {}, ["model.embed_tokens.weight", "lm_head.weight"]),
-        ("llama", {"tie_word_embeddings": True}, ["model.embed_tokens.weight"]),
-        ("gpt2", {}, ["transformer.wte.weight"]),
-        ("mixtral", {}, ["lm_head.weight", "model.embed_tokens.weight"]),
-        ("gemma3_text", {}, ["model.embed_tokens.weight"]),
-    ):
-        model = make_model(family, **overrides)
-        found = token_weights(model)
-        assert sorted(found) == sorted(expected) and any(
-            weight is model.get_input_embeddings().weight for weight in found.values()
-        )
-        with torch.device("meta"):
-            assert token_weights(type(model)(model.config)).keys() == found.keys()
-
-
-def test_embeddings_of_a_model_without_a_head(llama):
-    assert list(token_weights(AutoModel.from_config(llama.config))) == ["embed_tokens.weight"]

@@ -8,7 +8,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model import sources
 from optimum_neuronal.model.load_model import load_model
 from optimum_neuronal.model.sources import locate
-from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.dry_run import dry_run
 
 
 CONFIG = NeuronALConfig(0.5, saliency="magnitude", topup="uniform")
@@ -51,7 +51,7 @@ def gguf_file(tmp_path):
 
 
 def test_a_gguf_file_is_pruned_and_report_and_card_say_what_it_was(gguf_file, tmp_path):
-    assert "2 blocks" in str(plan_prune(gguf_file, CONFIG))
+    assert "2 blocks" in str(dry_run(gguf_file, CONFIG))
     for path in (gguf_file, gguf_file.parent):
         pruner = NeuronALPruner.from_pretrained(path, config=CONFIG)
         pruner.quantize(tmp_path / "sparse")
@@ -89,7 +89,7 @@ def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         for use in (
             lambda: NeuronALPruner.from_pretrained(tmp_path, config=CONFIG),
-            lambda: plan_prune(tmp_path, CONFIG),
+            lambda: dry_run(tmp_path, CONFIG),
         ):
             with pytest.raises(ValueError, match=rf"is quantized already \({method}\): prune the original model"):
                 use()
