@@ -225,9 +225,7 @@ class NeuronALPruner(OptimumQuantizer):
             self._remember(context, prune_model(context))
         return model
 
-    def _prepare(
-        self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any
-    ) -> PruneContext:
+    def _prepare(self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any) -> PruneContext:
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
 

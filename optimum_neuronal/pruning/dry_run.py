@@ -17,9 +17,8 @@ from ..data.calibration import resolve_seq_length
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
 from ..report import method_text
-from .checks import check_prune
+from .checks import check_prune, with_refit_dtype
 from .prepare import draw_calibration
-from .refit import with_refit_dtype
 from .reporting import PackedSize, packed_size
 
 

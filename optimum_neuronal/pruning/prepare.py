@@ -28,8 +28,7 @@ from ..files.records import Records
 from ..model.load_model import own_tokenizer
 from ..model.projections import Decoder
 from ..trials import Cache
-from .checks import check_prune
-from .refit import with_refit_dtype
+from .checks import check_prune, with_refit_dtype
 
 
 _in_use: set[nn.Parameter] = set()

@@ -16,11 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
-from ..common.device import multiplies_bfloat16
-from ..compat.hf_private import execution_device
 from ..config.neuronal_config import NeuronALConfig
 from ..model.change import Change
-from ..model.projections import Block, Decoder, Projection, trial_tensors
+from ..model.projections import Block, Projection, trial_tensors
 from ..saliency.plan import Plan, differs_by_row, mask_rows, mask_whole, pruned_count
 
 
@@ -33,9 +31,6 @@ ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its 
 MEASURED = 8  # batches of which it learns where the output suffers the least
 NO_CURVATURE = 1e-18  # of projections that do not reach the output: above 0, so that magnitude still ranks them
 LEAST_CURVATURE = 1e-6  # curvature of a row or a column, as a share of their mean
-BFLOAT16_WIDTH = (
-    512  # hidden size from which a block runs twice as fast with bfloat16 products on the CPU's matrix units
-)
 FLOAT16_SCALE = 2.0**16  # of the error, whose gradients would underflow
 RUNS = 3  # of a block for each sequence of an epoch; a gradient counts as two
 
@@ -120,21 +115,6 @@ class Refit:
             if error < least:
                 least, best = error, weights.snapshot()
         return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
-
-
-def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
-    """Return a config that names the dtype of its refit of float32 weights, for the report and for a resumed prune."""
-    projections = decoder.projections.values()
-    weights_dtype = str(next(iter(projections)).owner.dtype).removeprefix("torch.")
-    if weights_dtype != "float32":
-        if config.refit_dtype not in (None, weights_dtype):
-            raise ValueError(
-                f"refit_dtype is {config.refit_dtype!r}, but the weights are {weights_dtype}: leave it out, or load the model in float32."
-            )
-        return replace(config, refit_dtype=None)  # blocks compute in the weights' own dtype, without autocast
-    on_cpu = all(execution_device(p.module).type == "cpu" for p in projections)
-    gains = on_cpu and decoder.config.hidden_size >= BFLOAT16_WIDTH and multiplies_bfloat16()
-    return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))
 
 
 def zeros_due(taken: int, total: int) -> float:

@@ -12,6 +12,7 @@ from trial_helpers import same_state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning import checks
 from optimum_neuronal.pruning import refit as module
 from optimum_neuronal.pruning.refit import Refit, _product, _Weights, column_steps, first_zeros, relative_error
 from optimum_neuronal.saliency.plan import Plan, row_counts
@@ -191,11 +192,11 @@ class TestDtype:
     def test_it_is_bfloat16_where_the_cpu_multiplies_it_faster(self, llama, ids, monkeypatch):
         def chosen(model=llama, **fields):
             decoder = find_decoder(model)
-            return module.with_refit_dtype(config(**fields), decoder).refit_dtype
+            return checks.with_refit_dtype(config(**fields), decoder).refit_dtype
 
-        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda: True)
         assert chosen() == "float32", "a narrow model would gain little"
-        monkeypatch.setattr(module, "BFLOAT16_WIDTH", 32)
+        monkeypatch.setattr(checks, "BFLOAT16_WIDTH", 32)
         assert chosen() == "bfloat16" and chosen(refit_dtype="float32") == "float32"
         report = prune(make_model("llama"), ids)
         assert report.config["refit_dtype"] == "bfloat16", "so that another machine repeats the prune"
@@ -203,7 +204,7 @@ class TestDtype:
         assert chosen(half) is None and chosen(half, refit_dtype="bfloat16") is None, "without autocast"
         with pytest.raises(ValueError, match="refit_dtype is 'float32', but the weights are bfloat16: leave it out"):
             chosen(half, refit_dtype="float32")
-        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda: False)
         assert chosen() == "float32" and chosen(refit_dtype="bfloat16") == "bfloat16"
 
     def test_products_are_computed_in_it(self, ids, monkeypatch):

@@ -14,7 +14,7 @@ from .conftest import config, used_as_plain
 
 def test_pruning_at_load_is_pruning(dense):
     """The same bits as from NeuronALPruner, from both of its sides, and the same sparsity_config."""
-    cfg = config(dense, topup="neuronal:steps=block,block_lambdas=[0.1,0.2]")
+    cfg = config(dense, topup="neuronal", topup_args={"steps": "block", "block_lambdas": [0.1, 0.2]})
     before = copy.deepcopy(cfg)
     model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg, dtype=torch.bfloat16)
     assert cfg == before
