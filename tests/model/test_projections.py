@@ -49,23 +49,12 @@ ATTENTION = [linear(f"b.attn.{letter}", role) for letter, role in [("q", "query"
 MLP = [linear("b.mlp.up", "up", (7, 9)), linear("b.mlp.down", "down", (9, 7))]
 
 
-class TestProjection:
-    def test_a_layers_weight_is_its_own(self):
-        q = ATTENTION[0]
-        assert (q.parent, q.group, q.shape) == ("b.attn", None, (2, 3))
-        assert q.owner is q.module.weight and q.weight.data_ptr() == q.owner.data_ptr()
-
-    def test_an_experts_weight_is_a_part(self):
-        up = expert(2)
-        assert (up.parent, up.group, up.shape) == ("b.mlp.experts.2", "b.mlp.experts.up_proj", (5, 6))
-        assert torch.equal(up.weight, up.module.up_proj[2])
-
-    def test_a_transposed_weight_is_seen_as_out_by_in(self):
-        up = expert(1, transposed=True)
-        assert up.shape == (6, 5) and torch.equal(up.weight, up.module.up_proj[1].T)
-        up.weight[0] = -1
-        assert up.module.up_proj[1, :, 0].tolist() == [-1] * 5
-        assert torch.equal(up.view(torch.zeros(4, 5, 6)), torch.zeros(6, 5))
+def test_a_transposed_weight_is_seen_as_out_by_in():
+    up = expert(1, transposed=True)
+    assert up.shape == (6, 5) and torch.equal(up.weight, up.module.up_proj[1].T)
+    up.weight[0] = -1
+    assert up.module.up_proj[1, :, 0].tolist() == [-1] * 5
+    assert torch.equal(up.view(torch.zeros(4, 5, 6)), torch.zeros(6, 5))
 
 
 class TestBlock:
@@ -86,32 +75,20 @@ class TestBlock:
 
 class TestDecoder:
     @pytest.mark.parametrize("parallel", [False, True])
-    def test_what_only_feeds_the_next_block(self, parallel):
-        whole = block(*ATTENTION, *MLP)
-        fed = [
-            p.name for p in whole.projections.values() if decoder(whole, parallel=parallel).feeds_next_block(whole, p)
-        ]
-        assert fed == ["b.attn.o"] * parallel + ["b.mlp.down"]
-
-    def test_an_attention_without_an_mlp_feeds_the_next_block(self):
-        alone = block(*ATTENTION)
-        assert decoder(alone).feeds_next_block(alone, ATTENTION[1])
-        assert not decoder(alone).feeds_next_block(alone, ATTENTION[0])
-
-    def test_places(self):
+    def test_what_rows_feed(self, parallel):
         whole = block(*ATTENTION, *MLP, linear("b.extra", None))
-        found = [decoder(whole).place_fed_by(whole, p) for p in whole.projections.values()]
-        output, mlp, following = Place("b.attn.o", 3), Place("b.mlp.up", 7), Place("b", 7)
-        assert found == [output, mlp, Place("b.mlp.down", 9), following, None]
+        places = [decoder(whole, parallel=parallel).place_fed_by(whole, p) for p in whole.projections.values()]
+        after_attention = Place("b", 2) if parallel else Place("b.mlp.up", 7)
+        assert places == [Place("b.attn.o", 3), after_attention, Place("b.mlp.down", 9), Place("b", 7), None]
+        alone = block(*ATTENTION)
+        assert decoder(alone).feeds_next_block(alone, ATTENTION[1]), "without an MLP"
 
-    def test_rows_that_nothing_reads(self):
+    def test_rows_that_nothing_reads_or_that_do_not_fit_are_named(self):
         lonely = block(ATTENTION[0])
         with pytest.raises(
-            ValueError, match="b.attn has no projection of role 'output', .* b.attn.q writes.*steps='block'"
+            ValueError, match="b.attn has no projection of role 'output', .* b.attn.q wr.*steps='block'"
         ):
             decoder(lonely).place_fed_by(lonely, ATTENTION[0])
-
-    def test_rows_that_do_not_fit_are_named(self):
         whole = block(linear("b.mlp.up", "up", (7, 8)), MLP[1])
         with pytest.raises(
             ValueError, match=r"does not understand b\.mlp\.up: 8 rows.*ignore=\['b\\\\\.mlp\\\\\.up'\]"

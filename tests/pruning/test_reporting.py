@@ -51,15 +51,11 @@ def test_what_was_requested_and_what_was_found():
 
 
 def test_what_is_published_names_no_folder(tmp_path):
-    (tmp_path / "own.txt").write_text("text")
-    calibration = CalibrationSet(torch.zeros(3, 16, dtype=torch.int64), "own.txt", "documents")
-    report = report_of({}, calibration, f"{tmp_path}/own.txt")
-    assert report.config["dataset"] == "own.txt" and report.calibration["num_samples"] == 3
+    own = tmp_path / "own.jsonl"
+    own.write_text("{}")
+    report = report_of({}, CalibrationSet(torch.zeros(3, 16, dtype=torch.int64), "own.jsonl", "documents"), str(own))
+    assert report.config["dataset"] == "own.jsonl" and report.calibration["num_samples"] == 3
     assert str(tmp_path) not in str(report.to_dict())
-
-
-def test_a_file_keeps_only_its_name(tmp_path):
-    (tmp_path / "own.jsonl").write_text("{}")
     for folder, column in product([tmp_path, "/no/such/folder"], ["", ":text"]):
         assert without_folders(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
     for dataset in ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000]:

@@ -1,7 +1,6 @@
 """ALPS against a plain loop in float64, all supports, an exact least-squares solver, and SparseGPT."""
 
 from functools import lru_cache
-from itertools import combinations
 
 import pytest
 import torch
@@ -125,16 +124,6 @@ def test_projections_with_the_same_input_keep_their_own_sparsities():
         assert loss(weight, found[name], hessian) == pytest.approx(loss(weight, alone, hessian), rel=0.03)
 
 
-def correlation(features: int, seed: int = 0) -> torch.Tensor:
-    """A Hessian whose diagonal is 1."""
-    return torch.corrcoef(inputs(features, 300, seed).T) * 0.99 + 0.01 * torch.eye(features)
-
-
-def error(weight: torch.Tensor, sparse: torch.Tensor, matrix: torch.Tensor) -> float:
-    missing = weight - sparse
-    return float(((missing @ matrix) * missing).sum())
-
-
 class Counted:
     """Iterations up to a limit, of which those that were run are known."""
 
@@ -145,34 +134,15 @@ class Counted:
         return (self.seen.append(number) or number for number in range(1, self.limit + 1))
 
 
-class TestFindSupport:
-    def test_among_the_best_of_all_supports_of_a_row(self):
-        """By trying them all, of a row of eight weights of which three stay."""
-        total, by_size, hits = 0.0, 0.0, 0
-        for seed in range(10):
-            weight, matrix = weights(1, 8, seed), correlation(8, seed)
-            target, support = weight @ matrix, Unstructured(3)
-
-            def fitted(mask, weight=weight, matrix=matrix, target=target):
-                return error(weight, fit_support(matrix, target, weight, mask, 8), matrix)
-
-            masks = (torch.isin(torch.arange(8), torch.tensor(kept))[None] for kept in combinations(range(8), 3))
-            errors = [fitted(mask) for mask in masks]
-            mine = fitted(support(find_support(matrix, target, weight, support, range(1, 301)), True))
-            assert sum(other < 0.999 * mine for other in errors) <= 3, "of 56"
-            hits += mine <= 1.001 * min(errors)
-            total, by_size = total + mine, by_size + fitted(support(weight, True))
-        assert hits >= 5 and total < 0.9 * by_size, (total, by_size)
-
-    def test_it_ends_when_the_support_has_settled_or_at_the_limit(self):
-        weight, matrix = weights(4, 6), torch.eye(6)
-        for count, last in ((24, 3), (10, 60)):
-            counted = Counted()
-            find_support(matrix, weight @ matrix, weight, Unstructured(count), counted)
-            assert counted.seen[-1] % 3 == 0 and counted.seen[-1] <= last, "where all stay, no change is found"
-        weight, matrix, counted = weights(40, 30), correlation(30), Counted(7)
-        found = find_support(matrix, weight @ matrix, weight, Unstructured(300), counted)
-        assert counted.seen == [1, 2, 3, 4, 5, 6, 7] and torch.isfinite(found).all()
+def test_iterations_end_when_the_support_has_settled_or_at_the_limit():
+    weight, matrix = weights(4, 6), torch.eye(6)
+    for count, last in ((24, 3), (10, 60)):
+        counted = Counted()
+        find_support(matrix, weight @ matrix, weight, Unstructured(count), counted)
+        assert counted.seen[-1] % 3 == 0 and counted.seen[-1] <= last, "where all stay, no change is found"
+    weight, matrix, counted = weights(40, 30), torch.corrcoef(inputs(30).T), Counted(7)
+    find_support(matrix, weight @ matrix, weight, Unstructured(300), counted)
+    assert counted.seen == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_rows_without_weights_or_with_nothing_to_gain_stay_finite():
