@@ -6,6 +6,7 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import by_day
 from transformers import AutoModelForCausalLM
+from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import block_outputs, first_output, inference
@@ -63,11 +64,11 @@ SAVED = ("gpt2", "llama", "llama4_text", "mixtral", "phi", "qwen3_5_moe_text")  
 @pytest.mark.parametrize("family", by_day(FAMILIES, *SAVED))
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
     model = make_model(family)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    lambdas = {"topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}}
-    fields = lambdas if topup == "neuronal" else {"topup_args": {"budget": 24}}  # both kinds of rounds, and rows
-    fields |= {"num_samples": 12, "num_alignment_samples": 4}
-    pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **{"saliency": "wanda", **fields}))
+    before, arguments = state(model), {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+    if topup == "search":
+        arguments = {"budget": 24}  # both kinds of rounds, and rows
+    sizes = {"num_samples": 12, "num_alignment_samples": 4, "min_expert_tokens": 8}
+    pruner = NeuronALPruner(NeuronALConfig(0.7, "wanda", topup=topup, topup_args=arguments, **sizes))
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
 

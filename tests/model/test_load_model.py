@@ -12,7 +12,6 @@ from optimum_neuronal.model.load_model import (
     PIPELINE_TAGS,
     find_loader,
     hub_id,
-    load_model,
     load_skeleton,
     loading_class,
     loading_code,
@@ -98,15 +97,6 @@ def test_code_that_comes_with_a_model_needs_trust():
     config.auto_map = {"os": "own.OwnReward"}
     with pytest.raises(ValueError, match="no Auto class for text makes it"):
         find_loader(config, trust_remote_code=True)
-
-
-def test_loaded_with_its_head_and_as_a_skeleton(tmp_path):
-    model = make_kind("LlamaForSequenceClassification")
-    model.save_pretrained(tmp_path)
-    loaded, skeleton = load_model(tmp_path), load_skeleton(tmp_path)
-    assert type(loaded) is type(skeleton) is type(model)
-    assert torch.equal(loaded.score.weight, model.score.weight)
-    assert all(parameter.is_meta for parameter in skeleton.parameters())
 
 
 @pytest.mark.parametrize(
