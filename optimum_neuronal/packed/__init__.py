@@ -1,1 +1,1 @@
-"""Packed weights: their formats, modules that compute with them, and kernels for accelerators."""
+"""Packed weights, modules that compute with them, and kernels for accelerators."""

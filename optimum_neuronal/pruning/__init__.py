@@ -1,6 +1,6 @@
-"""One prune, from a config to the changes of all weights.
+"""One prune of a model that is in memory.
 
-`context.py` checks model and config, and makes the context that every step receives. `prune.py` is the way through: the
-calibration data, the top-up's plan, the final pass (`final_pass.py`, `refit.py`), the report (`reporting.py`); then the
-weights change.
+`prepare.py` checks model, config and weights (`checks.py`), draws the calibration data, and returns the context that every
+step receives. `prune.py` is the way through: the top-up's plan, the blocks one by one (`refit.py`), the report
+(`reporting.py`); at the very end the weights change. `dry_run.py` shows what a prune would do.
 """
