@@ -156,7 +156,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
         known = [entry.name for entry in fields(cls)]
         unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
-        values = with_fields(config_dict, kwargs)
+        values = {**config_dict, **kwargs}
+        for method in ("saliency", "topup"):
+            if kwargs.get(method, config_dict.get(method)) != config_dict.get(method):
+                values[f"{method}_args"] = kwargs.get(f"{method}_args", {})
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")
@@ -171,16 +174,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 if NeuronALConfig.__doc__:  # python -OO has none
     _lines = (f"        {entry.name}: {explain(entry)}." for entry in fields(ConfigFields))
     NeuronALConfig.__doc__ += "\n".join(["\n    Args:", *_lines, "    "])
-
-
-def with_fields(config_dict: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config, some of them replaced. Hyper-parameters of a method that is replaced are dropped."""
-    values = {**config_dict, **given}
-    for method in ("saliency", "topup"):
-        replaced = method in given and given[method] != config_dict.get(method)
-        if replaced and f"{method}_args" not in given:
-            values[f"{method}_args"] = {}
-    return values
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
