@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import optimum_neuronal
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,31 @@ def test_the_layout():
         nodes = ast.walk(ast.parse(path.read_text("utf-8")))
         used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
         assert not used & {"print", "torch.cuda"}, path
+
+
+@pytest.mark.parametrize(
+    "fields, most_files",
+    [
+        ({"saliency": "wanda", "topup": "neuronal", "topup_args": {"steps": "both"}}, 29),
+        ({"saliency": "magnitude", "topup": "uniform"}, 23),
+    ],
+)
+def test_a_prune_can_be_read_in_few_files(fields, most_files, llama, ids):
+    """Each file more that every prune enters is one more that its reader has to open."""
+    pruner = NeuronALPruner(NeuronALConfig(0.5, num_samples=12, num_alignment_samples=4, **fields))
+    package, entered = str(ROOT / "optimum_neuronal"), {}
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.setdefault(frame.f_code.co_filename, frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        pruner.prune(llama, ids)
+    finally:
+        sys.setprofile(before)
+    assert 0 < len([name for name in entered.values() if name != "<module>"]) <= most_files, sorted(entered)
 
 
 @pytest.fixture(scope="module")

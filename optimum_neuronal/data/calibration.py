@@ -1,10 +1,8 @@
 """Calibration sequences: drawn from text with a seed, or taken from token ids."""
 
 import hashlib
-import os
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -163,10 +161,3 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
         allowed = f"2 to {most}" if most else "at least 2"
         raise ValueError(f"Sequences of {seq_length} tokens do not fit: this model allows {allowed} tokens.")
     return seq_length
-
-
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

@@ -14,9 +14,9 @@ from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
-from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize, without_folders
+from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
-from ..model.load_model import find_tokenizer, load_model
+from ..model.load_model import find_tokenizer, load_model, without_folders
 
 
 def evaluate_perplexity(

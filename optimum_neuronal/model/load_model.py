@@ -244,3 +244,10 @@ def public_name(model: PreTrainedModel) -> str:
     """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
     origin = model.config.name_or_path
     return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
+
+
+def without_folders(dataset: str) -> str:
+    """Return the name of a dataset for a report, which is published, without folders of this machine."""
+    # os.path.exists returns False for names that are too long and for paths that cannot be read.
+    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
+    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

@@ -39,7 +39,8 @@ def check_prune(
     decoder = find_decoder(model, config.targets, config.ignore)
     _check_topup(decoder, config.methods.topup)
     _check_pattern(decoder.projections, config.methods.pattern)
-    resolve_seq_length(model.config, config.seq_length)
+    if config.methods.needs_calibration:
+        resolve_seq_length(model.config, config.seq_length)
     if loaded:
         check_weights(model, decoder.projections)
     return decoder

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY, VERSION
 from ..common.memory import peak_memory
-from ..data.calibration import without_folders
 from ..model.change import Change
-from ..model.load_model import hub_id
+from ..model.load_model import hub_id, without_folders
 from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
 from ..report import PruningReport
 from ..topup import Allocation

@@ -9,8 +9,9 @@ from by_hand import make_block
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.data.calibration import CalibrationSet, without_folders
+from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.change import NewWeight, Zeros
+from optimum_neuronal.model.load_model import without_folders
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import Clock
