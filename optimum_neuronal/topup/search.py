@@ -13,8 +13,8 @@ from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
 from ..trials import Trials
 from ..trials.alignment import AlignmentErrors
-from ..trials.block_scores import RowSaliency
 from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
+from ..trials.row_saliency import RowSaliency
 from .base import Allocation, TopUp, register_topup
 from .spread import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
 

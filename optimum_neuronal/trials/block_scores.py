@@ -1,4 +1,4 @@
-"""Scores of the dense model's blocks and rows, for top-ups that compare no candidates."""
+"""Scores of the dense model's blocks, for top-ups that compare no candidates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,6 @@ from ..blocks.block_inputs import Call, Streams
 from ..blocks.statistics import SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block
-from ..saliency.base import check_finite
 from ..saliency.plan import Plan
 from .trials import Question, Trials
 
@@ -51,25 +50,3 @@ class ActivationScores(Question):
 
         trials.runner.run(trials.capture_all(SquaredNorms), 1, visit, self.label, release=True)
         return scores, {}
-
-
-@dataclass(frozen=True)
-class RowSaliency(Question):
-    """The sum of every row's saliency on one plan's own stream: name -> float64, shape (out,)."""
-
-    def answer(self, value: None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return tensors
-
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        rows: dict[str, torch.Tensor] = {}
-        norms, _ = trials.stream_of(*plans)
-
-        def add(index: int, block: Block) -> None:
-            inputs = trials.inputs(block, norms[index])
-            for projection in block.pruned:
-                score = trials.saliency.score_of(projection, inputs)
-                rows[projection.name] = score.double().sum(dim=1).cpu()
-
-        trials.runner.for_each_block(add)
-        check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
-        return None, rows

@@ -21,9 +21,10 @@ from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials import trials as module
 from optimum_neuronal.trials.alignment import AlignmentErrors
-from optimum_neuronal.trials.block_scores import ActivationScores, RowSaliency
+from optimum_neuronal.trials.block_scores import ActivationScores
 from optimum_neuronal.trials.deviation import Deviations
 from optimum_neuronal.trials.output_errors import OutputErrors
+from optimum_neuronal.trials.row_saliency import RowSaliency
 
 
 class TestChanges:
