@@ -13,7 +13,6 @@ from ..blocks.runner import BlockRunner
 from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import resolve_seq_length
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
 from ..report import method_text
@@ -69,7 +68,8 @@ def dry_run(
 ) -> DryRun:
     """Return what a prune would do. Of the checkpoint, only config and tokenizer are read.
 
-    One calibration sequence is drawn, as a check of the data, and the largest block runs on it, with weights of zero.
+    The calibration sequences are drawn, as a check of the data, and the largest block runs on the first one, with weights of
+    zero.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the dense model.
@@ -89,13 +89,11 @@ def dry_run(
     size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
     if not config.methods.needs_calibration:
         return DryRun(decoder, config, size, 0, [])
-    first = draw_calibration(
-        model, replace(config, num_samples=1, refit_epochs=0), tokenizer, None, options.get("revision")
-    )
-    tokens = resolve_seq_length(model.config, config.seq_length)
+    calibration = draw_calibration(model, config, tokenizer, None, options.get("revision"))
+    ids = calibration.ids
     streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
-    hidden_bytes = streams * config.num_samples * tokens * decoder.config.hidden_size * model.dtype.itemsize
-    return DryRun(decoder, config, size, hidden_bytes, _time_block(decoder, first.ids, device or default_device()))
+    hidden_bytes = streams * ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
+    return DryRun(decoder, config, size, hidden_bytes, _time_block(decoder, ids[:1], device or default_device()))
 
 
 def _time_block(decoder: Decoder, ids: torch.Tensor, device: torch.device) -> list[float]:

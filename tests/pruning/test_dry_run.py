@@ -74,6 +74,7 @@ CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
         ("chats.json", {}, ValueError),
         ("chats", {}, ValueError),
         ("short.txt", {}, ValueError),
+        ("text.txt", {"num_samples": 1000}, ValueError),  # enough for some sequences
         ("missing.txt", {}, (ValueError, OSError)),
         ("text.txt", {"seq_length": 65}, ValueError),
         ("text.txt", {"targets": ["no such projection"]}, ValueError),
@@ -86,7 +87,7 @@ def test_what_a_prune_refuses_is_refused(dataset, options, error, tmp_path):
     for path in ("chats.json", "chats/chats.json"):
         (tmp_path / path).write_text(json.dumps(CHATS))
     (tmp_path / "short.txt").write_text("w1 w2")
-    own, messages = config(dataset=str(tmp_path / dataset), topup="uniform", num_samples=1, **options), []
+    own, messages = config(dataset=str(tmp_path / dataset), topup="uniform", **options), []
     directory = saved(tmp_path)
     for attempt in (
         lambda: dry_run(directory, own),
