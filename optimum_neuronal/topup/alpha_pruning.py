@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from ..common.validation import hyper
@@ -41,16 +42,16 @@ class AlphaPruning(TopUp):
 
         label = f"measuring spectra of weights ({self.bins} bins, {self.variant})"
         alphas = block_alphas([block for block in trials.measure_once(WeightScores(label, exponents)) if block])
-        plan = self.plan(trials, sparsity, scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread))
+        plan = self.plan(trials, sparsity, torch.tensor(alphas, dtype=torch.float64))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
     def exponent(self, eigenvalues: torch.Tensor) -> float | None:
         """Return the exponent of a spectrum's tail, or None if it has none. eigenvalues: shape (n,), in any order."""
         return hill_exponent(eigenvalues, self.bins)
 
-    def plan(self, trials: Trials, sparsity: float, factors: torch.Tensor) -> Plan:
-        """Return the plan of block sparsities in proportion to factors, float64 of shape (blocks,)."""
-        blocks = pruned_blocks(trials.decoder)
+    def plan(self, trials: Trials, sparsity: float, alphas: torch.Tensor) -> Plan:
+        """Return the plan that prunes blocks with a larger alpha, float64 of shape (blocks,), more."""
+        blocks, factors = pruned_blocks(trials.decoder), scale_factors(alphas, self.spread)
         return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
 
 
@@ -78,9 +79,8 @@ def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
 def block_alphas(exponents: list[list[float | None]]) -> list[float]:
     """Return the mean of every block's known exponents; where none is known, the mean of the other blocks."""
     known = [[exponent for exponent in block if exponent is not None] for block in exponents]
-    means = [sum(block) / len(block) for block in known if block]
-    others = sum(means) / len(means) if means else 1.0
-    return [sum(block) / len(block) if block else others for block in known]
+    others = float(np.mean([np.mean(block) for block in known if block] or [1.0]))
+    return [float(np.mean(block)) if block else others for block in known]
 
 
 def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:

@@ -112,9 +112,11 @@ class NeuronAL(TopUp):
         return plans, {index: deviation.error for index, lam in enumerate(self.row_lambdas) if not lam}
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        base, decisions, saliency = Plan.uniform(trials.decoder.projections, sparsity), {}, trials.saliency
+        decisions, saliency = {}, trials.saliency
         trials = self.candidate_trials(trials)
-        if self.steps != "row":
+        if self.steps == "row":
+            base = self.block_plan(trials.decoder, sparsity, 0.0)
+        else:
             base, decisions["block"] = self._block_step(trials, sparsity)
         plan, problem = self.as_pruned(trials, base), rows_problem(trials.decoder, saliency)
         if self.steps != "block" and problem is None:

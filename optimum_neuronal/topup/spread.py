@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from ..model.projections import Block, Decoder, Projection
@@ -23,7 +24,7 @@ def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
     return torch.tensor([block.numel for block in blocks], dtype=torch.float64)
 
 
-def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Plan:
+def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor | np.ndarray) -> Plan:
     """Return the plan that gives every projection the sparsity of its block, shape (blocks,)."""
     return Plan({name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names})
 

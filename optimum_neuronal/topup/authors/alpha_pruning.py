@@ -1,14 +1,16 @@
 """AlphaPruning as in the authors' code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ...model.projections import Block
 from ...saliency.plan import Plan
 from ...trials import Trials
 from ..alpha_pruning import AlphaPruning
 from ..base import register_topup
-from ..spread import block_sizes, plan_of_blocks, pruned_blocks
+from ..spread import plan_of_blocks, pruned_blocks
 from .plans import rounded
 
 
@@ -20,11 +22,23 @@ class AuthorsAlphaPruning(AlphaPruning):
     def exponent(self, eigenvalues: torch.Tensor) -> float | None:
         return fitted_exponent(eigenvalues, self.bins)
 
-    def plan(self, trials: Trials, sparsity: float, factors: torch.Tensor) -> Plan:
+    def plan(self, trials: Trials, sparsity: float, alphas: torch.Tensor) -> Plan:
         blocks = pruned_blocks(trials.decoder)
-        sizes = block_sizes(blocks)
-        sparsities = (factors * (sizes.sum() * sparsity / (sizes * factors).sum())).clamp(max=1)
-        return rounded(trials, plan_of_blocks(blocks, sparsities))
+        return rounded(trials, plan_of_blocks(blocks, block_sparsities(blocks, alphas, sparsity, self.spread)))
+
+
+def block_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, spread: float) -> torch.Tensor:
+    """Return sparsities in proportion to factors from `1 - spread` to `1 + spread`, float64 of shape (blocks,).
+
+    Their code sums over projections. Sizes are integers there, whose product with a Python number is float32.
+    """
+    least, most = 1.0 - spread, 1.0 + spread
+    span = (alphas.max() - alphas.min()) or 1
+    counts = torch.tensor([len(block.pruned) for block in blocks])
+    sizes = torch.tensor([projection.numel for block in blocks for projection in block.pruned])
+    factors = (alphas - alphas.min()) / span * (most - least) + least
+    scale = sizes.sum() * sparsity / (sizes * factors.repeat_interleave(counts)).sum()
+    return (factors * scale).clamp(max=1)
 
 
 def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:

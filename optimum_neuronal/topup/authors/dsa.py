@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from ...saliency.plan import Plan
 from ...trials import Trials
 from ..base import register_topup
 from ..dsa import DSA, Function, Statistics
-from .plans import rounded, spread_over_blocks
+from ..spread import plan_of_blocks, pruned_blocks
+from .plans import rounded, spread
 
 
 HALF_WIDTH = 0.08
@@ -20,6 +21,7 @@ class AuthorsDSA(DSA):
     """Ignores a function's own half-width. An infinite importance counts as -1 and does not rule the function out."""
 
     def plan(self, trials: Trials, sparsity: float, function: Function, statistics: Statistics) -> Plan:
-        values = -function.importances(statistics)
-        values = torch.where(values.isinf(), 1, values)
-        return rounded(trials, spread_over_blocks(trials.decoder, sparsity, HALF_WIDTH, values))
+        importances = function.importances(statistics).numpy()
+        importances = np.where(np.isinf(importances), -1, importances)
+        scaled = (importances - importances.min()) / (np.ptp(importances) or 1)
+        return rounded(trials, plan_of_blocks(pruned_blocks(trials.decoder), spread(1 - scaled, sparsity, HALF_WIDTH)))

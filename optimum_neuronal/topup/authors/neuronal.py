@@ -13,8 +13,8 @@ from ...trials import Trials
 from ...trials.deviation import Deviation
 from ..base import register_topup
 from ..neuronal import LAMBDAS, NeuronAL
-from ..spread import LEAST_SPARSITY, MOST_SPARSITY, pruned_blocks, rise
-from .plans import rounded, shifted
+from ..spread import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
+from .plans import rounded, spread
 
 
 @register_topup("neuronal", variant="authors")
@@ -39,10 +39,11 @@ class AuthorsNeuronAL(NeuronAL):
 
     def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
         blocks = pruned_blocks(decoder)
-        last = max(len(blocks) - 1, 1)
-        rises = np.round(last * rise(len(blocks), self.schedule).numpy(), 12)  # 0, 1, 2, ... if linear
-        values = (len(blocks) - rises) * (2 * lam / last)
-        return shifted(blocks, values - values.min(), sparsity)
+        if self.schedule == "linear":
+            values = np.arange(1, len(blocks) + 1)
+        else:
+            values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
+        return plan_of_blocks(blocks, spread(values, sparsity, lam)[::-1])  # rising, as their code sorts densities
 
     def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
         return rounded(trials, plan)
@@ -72,12 +73,16 @@ class RunningNorms(SquaredNorms):
 
 
 def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> Plan:
-    """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block."""
-    plan = {}
+    """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block.
+
+    Rows of q, k and v of Mistral models are alike.
+    """
+    plan, is_mistral = {}, decoder.config.model_type == "mistral"
     for block in decoder.blocks:
         for projection in block.pruned:
             place = decoder.place_fed_by(block, projection)
             alike = place is None or place.name == block.name or block is decoder.blocks[-1]
+            alike = alike or (is_mistral and any(name in projection.name for name in ("q_proj", "k_proj", "v_proj")))
             values = np.zeros(1) if alike else deviation.places[place.name].numpy()
             plan[projection.name] = rows_of(projection.shape, base.sparsity[projection.name], lam, values)
     return Plan(plan, keeps_first=True)
@@ -88,9 +93,13 @@ def rows_of(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndar
 
     Rows of q, k and v, and of fused projections, take the values in order: the first ones, or all of them repeatedly.
     """
-    spread = np.zeros_like(values)
     if np.ptp(values) > 0:
-        spread = (values - values.min()) / (values.max() - values.min()) * lam * 2
-    density = np.resize(spread - (np.mean(spread) - (1 - sparsity)), shape[0])
-    kept = ((1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)) * shape[1]).astype(np.int64)
+        density = (values - values.min()) / (values.max() - values.min()) * lam * 2
+        density -= np.mean(density) - (1 - sparsity)
+        shares = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
+    else:
+        # A sparsity at a bound is a Python number in their code, which torch takes for float32.
+        is_bound = sparsity in (LEAST_SPARSITY, MOST_SPARSITY)
+        shares = np.array([1 - sparsity], np.float32 if is_bound else np.float64)
+    kept = (np.resize(shares, shape[0]) * shape[1]).astype(np.int64)
     return torch.from_numpy((shape[1] - kept) / shape[1])

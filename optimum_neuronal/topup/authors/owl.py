@@ -8,7 +8,8 @@ from ...saliency.plan import Plan
 from ...trials import Trials
 from ..base import register_topup
 from ..owl import OWL
-from .plans import rounded, spread_over_blocks
+from ..spread import plan_of_blocks, pruned_blocks
+from .plans import rounded, spread
 
 
 @register_topup("owl", variant="authors")
@@ -17,4 +18,5 @@ class AuthorsOWL(OWL):
     """Clips sparsities without keeping their mean, and rounds them down to whole weights of a row."""
 
     def plan(self, trials: Trials, sparsity: float, ratios: torch.Tensor) -> Plan:
-        return rounded(trials, spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios))
+        sparsities = spread(100 * ratios.numpy(), sparsity, self.half_width)  # in percent, which rounds differently
+        return rounded(trials, plan_of_blocks(pruned_blocks(trials.decoder), sparsities))

@@ -3,15 +3,11 @@
 Masks depend on the last bit of these numbers, so the order of operations is that of their numpy code.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import torch
 
-from ...model.projections import Block, Decoder
 from ...saliency.plan import Plan
 from ...trials import Trials
-from ..spread import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks
+from ..spread import LEAST_SPARSITY, MOST_SPARSITY
 
 
 def rounded(trials: Trials, plan: Plan) -> Plan:
@@ -22,15 +18,11 @@ def rounded(trials: Trials, plan: Plan) -> Plan:
     return Plan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
-def shifted(blocks: Sequence[Block], density: np.ndarray, sparsity: float) -> Plan:
-    """Return the plan of densities that are shifted to the target. The mean moves again if sparsities leave (0, 1)."""
-    values = 1 - (density - np.mean(density) + (1 - sparsity))
-    values = np.where(values <= 0, LEAST_SPARSITY, np.where(values >= 1, MOST_SPARSITY, values))
-    return plan_of_blocks(blocks, torch.from_numpy(values))
+def spread(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
+    """Return sparsities in a window of `2 * lam`, lower where values are larger, all of shape (blocks,).
 
-
-def spread_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> Plan:
-    """Return the plan that prunes blocks with large values less. The authors weight blocks equally."""
-    array = values.numpy()
-    density = (array - array.min()) * (1 / (np.ptp(array) or 1) * lam * 2)
-    return shifted(pruned_blocks(decoder), density, sparsity)
+    Blocks weigh equally. The mean leaves `sparsity` if a sparsity leaves (0, 1).
+    """
+    density = (values - values.min()) * (1 / (np.ptp(values) or 1) * lam * 2)
+    sparsities = 1 - (density - np.mean(density) + (1 - sparsity))
+    return np.where(sparsities <= 0, LEAST_SPARSITY, np.where(sparsities >= 1, MOST_SPARSITY, sparsities))
