@@ -106,8 +106,8 @@ class PruningReport:
 def calibration_text(calibration: Mapping[str, Any]) -> str:
     """Return what a prune was calibrated on, in a few words: `"128 x 2048 tokens of c4, seed 0"`."""
     samples, length, source = (calibration.get(name, "?") for name in ("num_samples", "seq_length", "source"))
-    seed = calibration.get("seed")
-    return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}")
+    seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
+    return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}")
 
 
 def method_text(config: Mapping[str, Any]) -> str:

@@ -129,7 +129,7 @@ def _checksums(folder: str | Path | None) -> dict[str, str]:
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:
     """Return what decides the calibration data of a combination."""
-    return result.setting.get("dataset"), config.seed, config.num_samples, config.seq_length
+    return result.setting.get("dataset"), config.seed, config.sampling, config.num_samples, config.seq_length
 
 
 class TimedCache(Cache):

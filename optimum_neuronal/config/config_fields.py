@@ -62,6 +62,12 @@ class ConfigFields:
         32, "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active", least=1
     )
     seed: int = _field(0, "seed for drawing the calibration sequences", least=0)
+    sampling: str = _field(
+        "distinct",
+        "how calibration sequences are drawn. distinct: no document twice before all that are long enough were drawn; "
+        "authors: the draw of NeuronAL's authors, with replacement",
+        choices=("distinct", "authors"),
+    )
     targets: Sequence[str] | None = _field(
         None,
         "regular expressions, searched in module names: only projections that match one are pruned, and sparsity is "

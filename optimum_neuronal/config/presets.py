@@ -9,6 +9,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "saliency": "wanda",
         "topup": "neuronal",
         "topup_args": {"variant": "authors"},
+        "sampling": "authors",
         "dataset": "c4",
         "num_samples": 128,
         "num_alignment_samples": 8,

@@ -24,7 +24,8 @@ class CalibrationSet:
     ids: torch.Tensor  # int64, shape (num_samples, seq_length), on the CPU
     source: str  # the dataset
     drawn_from: str  # "documents", "stream" (the joined text) or "token ids" (from the caller)
-    seed: int | None = None  # of the draw; None if nothing was drawn
+    seed: int | None = None  # of the draw; None, here and below, if nothing was drawn
+    sampling: str | None = None  # see [`draw_windows`]
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)  # that made the ids
     held_out: torch.Tensor | None = field(default=None, repr=False, compare=False)  # other windows, or None
 
@@ -35,6 +36,7 @@ class CalibrationSet:
             "source": self.source,
             "drawn_from": self.drawn_from,
             "seed": self.seed,
+            "sampling": self.sampling,
             "num_samples": num_samples,
             "seq_length": seq_length,
             "sha256": hashlib.sha256(self.ids.numpy().astype("<i8").tobytes()).hexdigest(),
@@ -51,31 +53,84 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Cali
 
 
 def draw_windows(
-    dataset, tokenizer, *, num_samples: int, seq_length: int, seed: int, vocab_size: int
+    dataset, tokenizer, *, num_samples: int, seq_length: int, seed: int, vocab_size: int, sampling: str = "distinct"
 ) -> CalibrationSet:
     """Draw calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
 
-    Documents are visited in random order. Each one that is long enough gives one random window. If these are too few,
-    the long documents give further windows, provided that they hold `num_samples * seq_length` tokens together.
-    Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give
-    equal ids. In each of the three cases the first sequences do not depend on `num_samples`. Further windows that overlap
-    with none of these are `held_out`.
+    Datasets of lines (wikitext2, ptb, .txt) are joined to one text, from which all windows come. Otherwise `sampling`
+    decides about the documents:
+
+    - `"distinct"`: Documents are visited in random order. Each one that is long enough gives one window. If these are too
+      few, the long documents give further windows, provided that they hold `num_samples * seq_length` tokens together.
+      If they do not, windows come from the joined text.
+    - `"authors"`: The loop of NeuronAL's authors, which draws documents with replacement until one is longer than a
+      window. With the same text, tokenizer and seed, the ids are those of their code.
+
+    Equal arguments give equal ids, whose first sequences do not depend on `num_samples`. Further windows that overlap with
+    none of these are `held_out`.
     """
-    documents, windows, route = load_documents(dataset), None, "documents"
-    if not documents.joined:
-        windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
-    if windows is None:
-        route, stream = "stream", tokenize(documents.join(), tokenizer)
-        if len(stream) < num_samples * seq_length:
-            raise ValueError(
-                f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
-                f"need {num_samples * seq_length}: give more text, or lower num_samples or seq_length."
-            )
-        rng = random.Random(seed)
-        windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples + EXTRA_WINDOWS)]
+    documents, count = load_documents(dataset), num_samples + EXTRA_WINDOWS
+    if sampling == "authors":
+        route = "stream" if documents.joined else "documents"
+        windows = draw_as_authors(documents, tokenizer, count, seq_length, seed)
+    else:
+        route, windows = _draw_distinct(documents, tokenizer, num_samples, seq_length, seed)
     ids, others = torch.tensor(windows).split([num_samples, EXTRA_WINDOWS])
     check_vocabulary(torch.cat([ids, others]), vocab_size)
-    return CalibrationSet(ids, documents.source, route, seed, tokenizer, _apart(others, ids))
+    return CalibrationSet(ids, documents.source, route, seed, sampling, tokenizer, _apart(others, ids))
+
+
+def draw_as_authors(documents: Documents, tokenizer, count: int, seq_length: int, seed: int) -> list[list[int]]:
+    """Return `count` windows that the code of NeuronAL's authors (lib/data.py) draws. Lines are joined by a space."""
+    rng = random.Random(seed)
+    long: dict[int, list[int] | None] = {}  # token ids of documents that were drawn; None if they are too short
+
+    def draw() -> list[int]:
+        if documents.joined:
+            return stream
+        while True:
+            index = rng.randint(0, len(documents) - 1)
+            if index not in long:
+                ids = tokenize(documents[index], tokenizer)
+                long[index] = ids if len(ids) > seq_length else None
+            if (drawn := long[index]) is not None:
+                return drawn
+            if len(long) == len(documents) and not any(long.values()):
+                raise ValueError(
+                    f"No document of the dataset ({documents.source}) has more than {seq_length} tokens, as sampling='authors' "
+                    "needs: lower seq_length, or set sampling='distinct', which joins documents."
+                )
+
+    stream = tokenize(" ".join(documents), tokenizer) if documents.joined else []
+    if documents.joined and len(stream) <= seq_length:
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, but sampling='authors' needs more than {seq_length}: "
+            "give more text, or lower seq_length."
+        )
+    windows = []
+    for _ in range(count):
+        ids = draw()
+        start = rng.randint(0, len(ids) - seq_length - 1)  # the last window is never drawn
+        windows.append(ids[start : start + seq_length])
+    return windows
+
+
+def _draw_distinct(
+    documents: Documents, tokenizer, num_samples: int, seq_length: int, seed: int
+) -> tuple[str, list[list[int]]]:
+    """Return what windows are drawn from, and `num_samples + EXTRA_WINDOWS` of them."""
+    if not documents.joined:
+        windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
+        if windows is not None:
+            return "documents", windows
+    stream = tokenize(documents.join(), tokenizer)
+    if len(stream) < num_samples * seq_length:
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
+            f"need {num_samples * seq_length}: give more text, or lower num_samples or seq_length."
+        )
+    rng = random.Random(seed)
+    return "stream", [_random_window(stream, seq_length, rng) for _ in range(num_samples + EXTRA_WINDOWS)]
 
 
 def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:

@@ -168,7 +168,8 @@ def draw_calibration(
     if ids is not None:
         return take_sequences(ids, **options)
     tokenizer = tokenizer or own_tokenizer(model, revision)
-    return draw_windows(dataset, tokenizer, seq_length=seq_length, seed=config.seed, **options)
+    options |= {"seed": config.seed, "sampling": config.sampling}
+    return draw_windows(dataset, tokenizer, seq_length=seq_length, **options)
 
 
 @contextmanager
