@@ -20,6 +20,7 @@ class PruningReport:
 
     Args:
         config (`dict`): the `NeuronALConfig`.
+        method (`str`): the methods with their variants and steps: `"wanda + neuronal, authors, block and row steps"`.
         requested_sparsity (`float`): requested share of zeros, in [0, 1).
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
@@ -30,6 +31,7 @@ class PruningReport:
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
         block_forwards (`int`): number of forward passes of a block on one sequence.
+        resumed (`bool`): True if an earlier run had been interrupted; seconds and forwards are those of the last one.
         starved_experts (`list[str]`): projections of experts that received fewer than `min_expert_tokens` tokens.
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
@@ -43,6 +45,7 @@ class PruningReport:
     """
 
     config: dict[str, Any]
+    method: str
     requested_sparsity: float
     achieved_sparsity: float
     blocks: dict[str, float]
@@ -57,6 +60,7 @@ class PruningReport:
     peak_memory: dict[str, int]
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
+    resumed: bool = False
     bits_per_weight: float | None = None
     dtype: str | None = None
     gguf_file: str | None = None
@@ -86,7 +90,9 @@ class PruningReport:
         yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
         if self.gguf_file:
             yield ["dense model", f"{self.gguf_file}, whose weights had been quantized before"]
-        yield ["method", method_text(self.config)]
+        yield ["method", self.method]
+        if "note" in self.decisions:
+            yield ["note", self.decisions["note"]]
         for step, chosen in (("block", self.block_lambda), ("row", self.row_lambda)):
             if chosen is not None:
                 yield [f"lambda of the {step} step", f"{chosen:g}"]
@@ -99,7 +105,10 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", windows of {values['window']} tokens" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
-        yield ["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())]
+        yield [
+            "seconds, resumed" if self.resumed else "seconds",
+            ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items()),
+        ]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
 
 
@@ -108,9 +117,3 @@ def calibration_text(calibration: Mapping[str, Any]) -> str:
     samples, length, source = (calibration.get(name, "?") for name in ("num_samples", "seq_length", "source"))
     seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
     return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}")
-
-
-def method_text(config: Mapping[str, Any]) -> str:
-    """Return how fields of a `NeuronALConfig` prune a model, in a few words."""
-    epochs = config.get("refit_epochs")
-    return f"{config['saliency']} + {config['topup']}" + (f", refit of {epochs} epochs" if epochs else "")

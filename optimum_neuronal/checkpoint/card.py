@@ -47,9 +47,7 @@ def make_card(
     title, loader = escaped(title), loading_class(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    # A method of the user's own may not be registered in this process.
-    used = ((TOPUPS, report.config["topup"]), (SALIENCIES, report.config["saliency"]))
-    papers = [registry.get(name).paper for registry, name in used if name in registry.names()]
+    methods = _methods(report)
     saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
     command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
     command += ["--dtype", report.dtype or saved, "--output", folder]
@@ -76,10 +74,23 @@ def make_card(
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
         command=shlex.join(command),
-        papers=[paper for paper in papers if paper],
+        summary=" ".join(method.summary for method in reversed(methods) if method.summary),
+        papers=[method.paper for method in methods if method.paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
+
+
+def _methods(report: PruningReport) -> list[type]:
+    """Return the classes of top-up and saliency. A method of the user's own may not be registered in this process."""
+    classes = []
+    for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
+        name = report.config[kind]
+        if name in registry.names():
+            variants = registry.variants(name)
+            chosen = report.config[f"{kind}_args"].get("variant")
+            classes.append(variants.get(chosen, registry.get(name)))
+    return classes
 
 
 def may_write_card(directory: Path) -> bool:

@@ -196,9 +196,8 @@ def _table(title: str, shares: Mapping[str, Share]) -> str:
 
 def _about(sparsity_config: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows of a table that say how a model was pruned."""
-    config = sparsity_config.get("config", {})
-    methods = [str(config[kind]) for kind in ("saliency", "topup") if config.get(kind) is not None]
-    rows = [["method", " + ".join(methods)]] if methods else []
+    method = sparsity_config.get("method")
+    rows = [["method", method]] if method else []
     rows.append(["target", f"{sparsity_config['sparsity']:.2%}, {sparsity_config['achieved_sparsity']:.4%} achieved"])
     if calibration := sparsity_config.get("calibration"):
         rows.append(["calibration", calibration_text(calibration)])

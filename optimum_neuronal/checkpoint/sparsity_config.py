@@ -18,6 +18,7 @@ Number = int | float
 class _SparsityConfig(TypedDict, total=False):
     """What this package reads."""
 
+    method: str
     sparsity: Number
     achieved_sparsity: Number
     block_sparsity: dict[str, Number]

@@ -9,7 +9,7 @@ from ..common.figure_style import check_matplotlib
 from ..comparing.combinations import find_combinations
 from ..comparing.comparing import compare
 from ..comparing.comparison import check_tables_directory
-from ..comparing.experiments import EXPERIMENTS
+from ..comparing.experiments import EXPERIMENTS, experiment
 from ..comparing.means import merge
 from ..config.config_fields import DATASETS
 from ..config.presets import PRESETS
@@ -91,8 +91,9 @@ class CompareCommand(Command):
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments of `compare`: of the experiment, replaced by flags."""
-        given = dict(EXPERIMENTS.get(self.args.preset, {}))
-        sweep = dict(given.pop("sweep", {}))
+        preset = EXPERIMENTS.get(self.args.preset, {})
+        given: dict[str, Any] = {}
+        sweep = dict(preset.get("sweep", {}))
         for name, value in flags.given_fields(self.args).items():
             if name in SWEPT:
                 sweep.pop(name, None)
@@ -102,7 +103,8 @@ class CompareCommand(Command):
                 (value,) = value
             given[SEVERAL[name][0] if name in SEVERAL else name] = value
         given |= {name: value for name in OTHERS if (value := getattr(self.args, name)) is not None}
-        return given | {"sweep": sweep}
+        given["sweep"] = sweep
+        return experiment(self.args.preset, **given) if preset else given
 
     def after_interrupt(self) -> str:
         return f": the same command resumes from what is finished in {self.args.output}"

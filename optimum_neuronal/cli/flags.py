@@ -14,15 +14,13 @@ from ..common.connection import is_connected
 from ..common.device import default_device
 from ..common.registry import parse_method
 from ..config.config_fields import ConfigFields, value_type
+from ..config.presets import REGISTRIES
 from ..files.records import weights_directory
 from ..model.load_model import check_unquantized, find_tokenizer, load_model, load_streamed
-from ..saliency import SALIENCIES
-from ..topup import TOPUPS
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 DTYPES = ("float32", "bfloat16", "float16")
-REGISTRIES = {"saliency": SALIENCIES, "topup": TOPUPS}
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 
 
@@ -56,17 +54,13 @@ def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
 
 
-def split_methods(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return given fields with hyper-parameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`.
-
-    `fields` are those that the given ones replace. A method that stays keeps its hyper-parameters there.
-    """
+def split_methods(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return given fields with hyper-parameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`."""
     split = dict(given)
     for kind in REGISTRIES:
         if isinstance(given.get(kind), str):
             name, hyper_parameters = parse_method(given[kind])
-            kept = fields.get(f"{kind}_args", {}) if name == fields.get(kind) else {}
-            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", kept), **hyper_parameters}}
+            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", {}), **hyper_parameters}}
     return split
 
 

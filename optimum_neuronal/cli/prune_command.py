@@ -11,7 +11,7 @@ from ..checkpoint.hub import check_push
 from ..checkpoint.saving import check_model_directory
 from ..common.processes import process_group
 from ..config.neuronal_config import NeuronALConfig, read_config_file
-from ..config.presets import PRESETS
+from ..config.presets import PRESETS, replace_fields
 from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..model.load_model import checkpoint_dtype, loading_code
@@ -89,7 +89,7 @@ class PruneCommand(Command):
         fields: dict[str, Any] = PRESETS.get(self.args.preset, {})
         in_file = {} if self.args.config is None else read_config_file(self.args.config)
         for given in (in_file, flags.given_fields(self.args)):
-            fields = {**fields, **flags.split_methods(given, fields)}
+            fields = replace_fields(fields, flags.split_methods(given), self.args.preset)
         config = NeuronALConfig.from_dict(fields)
         check_datasets([config.dataset])
         return config

@@ -3,8 +3,9 @@
 import ast
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from .validation import check_choice, did_you_mean, make_checked
@@ -12,6 +13,8 @@ from .validation import check_choice, did_you_mean, make_checked
 
 Method = TypeVar("Method")
 Registered = TypeVar("Registered", bound=type)
+
+OWN = "corrected"  # the variant that is this package's own
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -35,6 +38,26 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return ast.unparse(node)
+
+
+def format_method(name: str, hyper_parameters: Mapping[str, Any]) -> str:
+    """Return the text that [`parse_method`] splits."""
+    given = ",".join(f"{key}={value}" for key, value in hyper_parameters.items())
+    return f"{name}:{given}" if given else name
+
+
+def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = {}) -> str:
+    """Return what tables call a method: its name, its variant unless it is this package's own, and what is not as usual.
+
+    `parts` are other words for some of it, and `usual` are values of fields whose defaults depend on the variant.
+    """
+    changed = {}
+    for entry in fields(method):
+        value = getattr(method, entry.name)
+        if value != usual.get(entry.name, entry.default):
+            changed[entry.name] = list(value) if isinstance(value, tuple) else value
+    variant = [] if method.variant == OWN else [method.variant]
+    return ", ".join([method.name, *variant, *parts, *(f"{key}={value}" for key, value in changed.items())])
 
 
 class Registry(Generic[Method]):
@@ -86,15 +109,19 @@ class Registry(Generic[Method]):
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
         return self._classes[name, None]
 
+    def variants(self, name: str) -> dict[str, type[Method]]:
+        """Return the classes of a method by variant, the default one first."""
+        method = self.get(name)
+        return {cls.variant: cls for (known, _), cls in self._classes.items() if known == method.name}
+
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
         """Return a method with hyper-parameters. If it has variants, the value `variant` chooses one of them.
 
         `argument` is the caller's name of the hyper-parameters, such as `"topup_args"`.
         """
         method, title, values = self.get(name), f"the {self.kind} {name!r}", dict(values)
-        classes = [cls for (known, _), cls in self._classes.items() if known == method.name]
-        if len(classes) > 1:
-            variants = {cls.variant: cls for cls in classes}
+        variants = self.variants(name)
+        if len(variants) > 1:
             variant = values.pop("variant", method.variant)
             check_choice("variant", variant, list(variants))
             method = variants[variant]

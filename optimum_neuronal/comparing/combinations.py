@@ -65,12 +65,20 @@ def find_combinations(
         for result in wanted:
             result = replace(result, setting=setting)
             try:
-                combinations.append((result, _make_config(result, others | setting)))
+                made = _make_config(result, others | setting)
+                combinations.append((_titled(result, made), made))
             except ValueError as error:
                 combinations.append((replace(result, error=" ".join(str(error).split())), None))
     if all(config is None for _, config in combinations):
         raise ValueError(f"No combination is possible: {combinations[0][0].error}")
-    return combinations
+    return list({(result.method, result.error): (result, config) for result, config in combinations}.values())
+
+
+def _titled(result: Result, config: NeuronALConfig) -> Result:
+    """Return a combination with the titles of its methods, which name variants and steps, in place of what was given."""
+    if result.saliency == PRESET:
+        return replace(result, topup=f"{result.topup} ({config.title})")
+    return replace(result, saliency=config.methods.saliency.title, topup=config.methods.topup.title())
 
 
 def _pair(saliency: str, topup: str) -> tuple[str, str]:

@@ -47,6 +47,7 @@ def compare(
     tasks: Sequence[str] = (),
     limit: int | None = None,
     include_path: str | Path | None = None,
+    accuracy_over: Sequence[str] | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     batch_size: int | None = None,
@@ -56,7 +57,7 @@ def compare(
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is as before.
 
     Combinations share work on the dense model; the seconds of each include all that it needs. A combination that fails is
-    a result with its error. `comparing/experiments.py` has arguments for the paper's experiments.
+    a result with its error. [`experiment`] has arguments for the paper's experiments.
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
@@ -72,6 +73,7 @@ def compare(
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
+        accuracy_over (`Sequence[str]`, *optional*): saliencies that AccRet is over. None: those of PPLFac.
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables that no comparison wrote.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
@@ -94,11 +96,16 @@ def compare(
     runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
     runs.load_tests(tests, window, max_windows)
     with exclusive(runs.model):
-        return _run_all(runs, combinations, as_json(config), output, overwrite)
+        return _run_all(runs, combinations, as_json(config), as_json(accuracy_over), output, overwrite)
 
 
 def _run_all(
-    runs: Runs, combinations: Combinations, fields: dict[str, Any], output: str | Path | None, overwrite: bool
+    runs: Runs,
+    combinations: Combinations,
+    fields: dict[str, Any],
+    accuracy_over: list[str] | None,
+    output: str | Path | None,
+    overwrite: bool,
 ) -> Comparison:
     """Measure the dense model and each combination. The tables are written after each."""
     folder = None if output is None else Path(output) / FINISHED
@@ -107,8 +114,8 @@ def _run_all(
     records = Records(folder)
     dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
-    drawn = next((calibration.to_dict() for calibration in runs.calibrations.values() if calibration is not None), {})
-    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows, fields)
+    drawn = _in_common([one.to_dict() for one in runs.calibrations.values() if one is not None])
+    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows, fields, accuracy_over)
     for result, config in progress(combinations, "comparing", "combination"):
         if config is not None:
             depends_on = [result.method, config.to_dict(), runs.depends_on(runs.calibration_of(result, config))]
@@ -119,6 +126,14 @@ def _run_all(
         if output is not None:
             comparison.save(output, overwrite)
     return comparison
+
+
+def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what calibration data have in common, and "several" for what they have not."""
+    first = calibrations[0] if calibrations else {}
+    return {
+        name: value if all(one[name] == value for one in calibrations) else "several" for name, value in first.items()
+    }
 
 
 def _recorded(records: Records, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:

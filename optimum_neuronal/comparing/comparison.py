@@ -44,6 +44,7 @@ class Comparison:
     versions: dict[str, str]  # of this package, transformers, torch and Python
     windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
     config: dict[str, Any] = field(default_factory=dict)  # fields that all combinations were given
+    accuracy_over: list[str] | None = None  # saliencies of AccRet, see [`aggregate`]
 
     @classmethod
     def load(cls, directory: str | Path) -> "Comparison":
@@ -63,7 +64,7 @@ class Comparison:
 
     def aggregates(self) -> list[Aggregate]:
         """Return an aggregate over the saliencies for each sparsity and top-up or preset."""
-        return aggregate([(self.dense, self.results)])
+        return aggregate([(self.dense, self.results)], self.accuracy_over)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, with the aggregates, JSON-serializable."""

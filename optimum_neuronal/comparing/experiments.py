@@ -1,6 +1,11 @@
 """Experiments: arguments of [`compare`] by name."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from ..common.registry import format_method, parse_method
+from ..common.validation import check_choice, check_texts
+from ..config.presets import authors_variant
 
 
 UNIFORM, DSNOT, OWL, ALPHA, NEURONAL = (
@@ -28,6 +33,16 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "saliencies": ["magnitude", "multiflow", "wanda", "sparsegpt:variant=authors"],
         "without": ["sparsegpt+dsnot", "sparsegpt+alpha_pruning", "sparsegpt+besa", "sparsegpt+dsa"],
         "tasks": ["paper"],
+        "accuracy_over": ["multiflow", "wanda"],  # as Table 6
+    },
+    # How sparsity rises with depth, at one lambda (Table 2).
+    "paper-schedules": SETUP
+    | {
+        "topups": [
+            UNIFORM,
+            OWL,
+            *(f"{STEP},block_lambdas=[0.08],schedule={name}" for name in ("exponential", "logarithmic", "linear")),
+        ]
     },
     # Seconds, with BESA and DSA, which hit the target here: as in its authors' code, BESA does not at high sparsities.
     "paper-runtime": ONLY_WIKITEXT2
@@ -52,3 +67,33 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         ]
     },
 }
+
+
+def experiment(name: str, **given: Any) -> dict[str, Any]:
+    """Return the arguments of [`compare`] for an experiment of the paper, with the given ones in their place.
+
+    A method that is named without hyper-parameters has the experiment's own, or the variant of the paper's tables.
+
+    ```python
+    compare(model, **experiment("paper", topups=["uniform", "neuronal"], sparsities=[0.7]))
+    ```
+
+    Args:
+        name (`str`): a name in `EXPERIMENTS`.
+        given: arguments of [`compare`]. Hyper-parameters of a method are merged into the experiment's.
+    """
+    check_choice("experiment", name, list(EXPERIMENTS))
+    arguments = {**EXPERIMENTS[name], **given}
+    for argument, kind in (("saliencies", "saliency"), ("topups", "topup")):
+        if argument in given:
+            texts = check_texts(argument, given[argument], "['wanda']")
+            arguments[argument] = [_resolved(text, EXPERIMENTS[name][argument], kind) for text in texts]
+    return arguments
+
+
+def _resolved(text: str, known: Sequence[str], kind: str) -> str:
+    """Return a method's text with the hyper-parameters that it has in an experiment whose methods are known."""
+    name, hyper_parameters = parse_method(text)
+    usual = [list(parse_method(one)[1].items()) for one in known if parse_method(one)[0] == name]
+    common = dict(item for item in usual[0] if all(item in items for items in usual)) if usual else None
+    return format_method(name, {**(authors_variant(kind, name) if common is None else common), **hyper_parameters})

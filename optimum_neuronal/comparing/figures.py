@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ..common import figure_style as style
-from ..common.registry import parse_method
-from .results import Result, group_by
+from .results import PRESET, Result, group_by
 
 
 PERPLEXITY, MEAN = "Perplexity (lower is better)", "Geometric mean of perplexities"
@@ -49,7 +49,9 @@ def _draw_perplexities(
     """Draw mean perplexity by seconds and, of three sparsities or more, by sparsity."""
     names = ", ".join(sorted(dense.perplexity))
     title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
-    paths = [plot_by_seconds(folder, title, dense, results, styles)]
+    paths = []
+    if len(styles) <= len(style.COLORS):  # more could not be told apart
+        paths.append(plot_by_seconds(folder, title, dense, results, styles))
     if len({result.sparsity for result in results}) > 2:
         lines: dict[str, list[tuple[float, float]]] = {}
         for run in results:
@@ -60,20 +62,25 @@ def _draw_perplexities(
 
 
 def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[Result], styles: Styles) -> Path:
-    """Draw mean perplexity by seconds: a panel per sparsity. Colors show the top-up, markers the saliency."""
+    """Draw mean perplexity by seconds: a panel per sparsity. Colors show the top-up, markers the saliency.
+
+    Over one saliency, the seconds are those of the top-up alone, as in the paper's Figure 1.
+    """
     panels = list(group_by(sorted(results, key=lambda result: result.sparsity), "sparsity").values())
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), cycle(style.MARKERS)))
-    path = folder / "perplexity-by-seconds.png"
+    path, together = folder / "perplexity-by-seconds.png", len(markers) > 1 or PRESET in markers
+    xlabel = "Seconds: allocation and pruning" if together else "Seconds of the top-up"
     with style.new_figure(path, 1 + 3.2 * len(panels), title) as figure:
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
             for run in members:
                 look = styles[run.label] | POINT | {"marker": markers[run.saliency]}
-                axes.plot(run.seconds, run.mean_perplexity, **look)
+                axes.plot(run.seconds if together else run.allocation_seconds, run.mean_perplexity, **look)
             infinite = [f"infinite: {run.method}" for run in members if math.isinf(run.mean_perplexity)]
             axes.set_title("\n".join([members[0].target, *infinite]), loc="left")
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
-            axes.set(xscale="log", xlabel="Seconds: allocation and pruning", yscale="log", ylabel=PERPLEXITY)
+            axes.set(xlabel=xlabel, yscale="log", ylabel=PERPLEXITY)
+            axes.set_xscale("symlog", linthresh=1)  # uniform sparsity takes no time to decide
             axes.margins(0.06, 0.12)
             axes.label_outer()
             style.show_round_numbers(axes.yaxis)
@@ -97,7 +104,7 @@ def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _numbers(result: Result) -> dict[str, float]:
     """Return the hyper-parameters and swept fields of a result that are numbers, and the lambda of the block step alone."""
-    values = parse_method(result.topup)[1] | result.setting
+    values = result.config.get("topup_args", {}) | result.setting
     numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and key != "seed"}
     if result.block_lambda is not None and result.row_lambda is None:
         numbers[BLOCK_LAMBDA] = result.block_lambda
@@ -108,7 +115,8 @@ def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str,
     """Yield a name, lines, labels of the axes and marks for every top-up with three values of a number or more."""
     methods: dict[str, list[tuple[Result, dict[str, float]]]] = {}
     for result in results:
-        methods.setdefault(parse_method(result.topup)[0], []).append((result, _numbers(result)))
+        name = result.topup.partition(" (" if result.saliency == PRESET else ",")[0]
+        methods.setdefault(name, []).append((result, _numbers(result)))
     for name, runs in methods.items():
         keys = dict.fromkeys(key for _, numbers in runs for key in numbers)
         values = {key: {numbers[key] for _, numbers in runs if key in numbers} for key in keys}
@@ -135,6 +143,9 @@ def _across(
             if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
                 by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
                 marks.setdefault(f"chosen by the {by}", []).append((numbers[across], value))
+    if across != BLOCK_LAMBDA:
+        best = min((point for points in lines.values() for point in points), key=itemgetter(1))
+        marks["best"] = [best]
     return {line: _means(points) for line, points in lines.items()}, xlabel, ylabel, marks
 
 

@@ -24,13 +24,30 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     if (folder / PAGE).exists() and MEANS not in (folder / PAGE).read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{folder / PAGE} was not written by a comparison: choose another directory.")
     comparisons = [Comparison.load(directory) for directory in directories]
-    means = aggregate((one.dense, one.results) for one in comparisons)
+    _check_alike(comparisons)
+    means = aggregate(((one.dense, one.results) for one in comparisons), comparisons[0].accuracy_over)
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
     side_by_side = format_markdown(*_side_by_side(comparisons))
     text = "\n\n".join([*notes, side_by_side, aggregate_caption(means), format_markdown(*aggregate_table(means))])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / PAGE, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
     return text
+
+
+def _check_alike(comparisons: Sequence[Comparison]) -> None:
+    """Raise `ValueError` unless all comparisons have the same test sets, tasks and saliencies of AccRet."""
+    first = comparisons[0]
+    for one in comparisons[1:]:
+        for kind, measured in (
+            ("test sets", lambda each: sorted(each.dense.perplexity)),
+            ("tasks", lambda each: sorted(each.dense.accuracy)),
+            ("saliencies of AccRet", lambda each: each.accuracy_over and sorted(each.accuracy_over)),
+        ):
+            if measured(one) != measured(first):
+                raise ValueError(
+                    f"The comparisons of {first.model} and {one.model} have different {kind}, {measured(first)} and "
+                    f"{measured(one)}: measure both on the same."
+                )
 
 
 def _side_by_side(comparisons: Sequence[Comparison]) -> Table:

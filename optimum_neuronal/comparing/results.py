@@ -1,6 +1,7 @@
 """Results of single combinations of methods, and the paper's aggregates over several."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -8,6 +9,7 @@ from typing import Any
 
 
 DENSE = "dense"
+UNIFORM = "uniform"
 PRESET = "preset"  # in place of a saliency; the name of the preset is then in place of the top-up
 
 
@@ -16,8 +18,8 @@ class Result:
     """Result of one combination."""
 
     sparsity: float  # requested share of zeros, in [0, 1); 0 for the dense model
-    saliency: str  # with hyper-parameters; or "dense" or "preset"
-    topup: str  # with hyper-parameters; or "dense" or the name of the preset
+    saliency: str  # its title; or "dense" or "preset"
+    topup: str  # its title, which names variant and steps; or "dense", or name and methods of the preset
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
@@ -35,7 +37,7 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset paper, 70% sparsity"`."""
+        """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset fast (alps + uniform), 70% sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
         methods = self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
@@ -43,13 +45,17 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The name among top-ups: `"owl"`, or `"preset paper"`."""
+        """The name among top-ups: `"owl"`, or `"preset fast (alps + uniform)"`."""
         return f"{PRESET} {self.topup}" if self.saliency == PRESET else self.topup
 
     @property
     def target(self) -> str:
         """The requested sparsity in words: `"70% sparsity"`."""
         return f"{100 * self.sparsity:.4g}% sparsity"
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.topup.partition(",")[0] == UNIFORM
 
     @property
     def seconds(self) -> float:
@@ -85,31 +91,66 @@ class Aggregate:
     topup: str
     perplexity_factor: float | None  # PPLFac: geometric mean of perplexity over the dense model's; None: no result
     accuracy_retention: float | None  # AccRet: geometric mean of mean accuracy over the dense model's
-    saliencies: list[str]
+    improvement: float | None  # mean share of perplexity below uniform sparsity (paper, Table 2)
+    saliencies: list[str]  # of PPLFac; with a number of models where it is not all of them
+    accuracy_saliencies: list[str]  # of AccRet
 
 
-def aggregate(models: Iterable[tuple[Result, Sequence[Result]]]) -> list[Aggregate]:
-    """Return the aggregates over models, each with the dense result and all others."""
+Pair = tuple[Result, Result]  # of the dense model and of a combination
+Runs = dict[tuple[int, str], list[Pair]]  # by the number of the model and the saliency
+
+
+def aggregate(
+    models: Iterable[tuple[Result, Sequence[Result]]], accuracy_over: Sequence[str] | None = None
+) -> list[Aggregate]:
+    """Return the aggregates over models, each with the dense result and all others.
+
+    `accuracy_over` are the saliencies that AccRet is over. None, or none of them has results: those of PPLFac.
+    """
     entries = [(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
+    count = 1 + max((number for number, *_ in entries), default=0)
     aggregates = []
     for sparsity in dict.fromkeys(result.sparsity for _, _, result in entries):
-        # label -> number of the model and saliency -> pairs of dense and pruned result
-        runs: dict[str, dict[tuple[int, str], list[tuple[Result, Result]]]] = {}
+        by_label: dict[str, Runs] = {}
         for number, dense, result in entries:
             if result.sparsity == sparsity and result.error is None:
-                pairs = runs.setdefault(result.label, {}).setdefault((number, result.saliency), [])
-                pairs.append((dense, result))
-        methods = [set(by_saliency) for by_saliency in runs.values() if all(s != PRESET for _, s in by_saliency)]
+                runs = by_label.setdefault(result.label, {})
+                runs.setdefault((number, result.saliency), []).append((dense, result))
+        methods = [set(runs) for runs in by_label.values() if all(saliency != PRESET for _, saliency in runs)]
         shared = set.intersection(*methods) if methods else set()
-        for label, by_saliency in runs.items():
-            kept = shared & by_saliency.keys() or by_saliency.keys()
-            used = [pair for key, pairs in by_saliency.items() if key in kept for pair in pairs]
-            factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in used for name in r.perplexity]
-            retained = [r.mean_accuracy / dense.mean_accuracy for dense, r in used if dense.mean_accuracy]
-            saliencies = list(dict.fromkeys(result.saliency for _, result in used))
-            means = geometric_mean(factors), geometric_mean(retained)
-            aggregates.append(Aggregate(sparsity, label, *means, saliencies))
+        for label, runs in by_label.items():
+            kept = [key for key in runs if key in shared] or list(runs)
+            asked = [key for key in kept if key[1].partition(",")[0] in (accuracy_over or ())] or kept
+            pairs = [pair for key in kept for pair in runs[key]]
+            factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in pairs for name in r.perplexity]
+            answered = [pair for key in asked for pair in runs[key]]
+            retained = [r.mean_accuracy / dense.mean_accuracy for dense, r in answered if dense.mean_accuracy]
+            means = geometric_mean(factors), geometric_mean(retained), _improvement(pairs, entries)
+            aggregates.append(Aggregate(sparsity, label, *means, _names(kept, count), _names(asked, count)))
     return aggregates
+
+
+def _improvement(pairs: Sequence[Pair], entries: Iterable[tuple[int, Result, Result]]) -> float | None:
+    """Return the mean share by which perplexities lie below those of uniform sparsity, or None without any."""
+    uniform = {_twin(dense, result): result for _, dense, result in entries if result.is_uniform}
+    shares = [
+        1 - result.perplexity[name] / uniform[_twin(dense, result)].perplexity[name]
+        for dense, result in pairs
+        for name in result.perplexity
+        if _twin(dense, result) in uniform and not result.is_uniform
+    ]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _twin(dense: Result, result: Result) -> tuple:
+    """Return what a result has in common with that of uniform sparsity."""
+    return id(dense), result.sparsity, result.saliency, repr(result.setting)
+
+
+def _names(keys: Sequence[tuple[int, str]], count: int) -> list[str]:
+    """Return the saliencies of keys, with the number of models where it is not all of them."""
+    numbers = Counter(saliency for _, saliency in keys)
+    return [name if own == count else f"{name} ({own} of {count} models)" for name, own in numbers.items()]
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

@@ -10,7 +10,7 @@ from ..common.display import Column, Table
 from .results import DENSE, Aggregate, Result, group_by
 
 
-MEANS = "Geometric means relative to the dense model, of perplexity (PPLFac) and of mean accuracy (AccRet), over"
+MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
 
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
@@ -28,7 +28,7 @@ def result_table(dense: Result, results: Sequence[Result]) -> Table:
         column("top-up seconds", rows, lambda result: result.allocation_seconds or None, "{:.1f}"),
         column("seconds", rows, lambda result: result.seconds or None, "{:.1f}"),
         column("peak GB", rows, lambda r: max(r.peak_memory.values(), default=0) / 1e9 or None, "{:.2f}"),
-        Column("lambda block / row", ["; ".join(dict.fromkeys(map(_chosen, row))) for row in rows]),
+        Column("lambdas", [_lambdas(row) for row in rows]),
     ]
     return Table.of(columns, [None, *(head.sparsity for head in heads[1:])])
 
@@ -40,6 +40,8 @@ def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
     measures: list[tuple] = [("PPLFac", "perplexity_factor", _short, min)]
     if any(entry.accuracy_retention is not None for entry in aggregates):
         measures.append(("AccRet", "accuracy_retention", "{:.1%}".format, max))
+    if any(entry.improvement is not None for entry in aggregates):
+        measures.append(("improvement", "improvement", "{:+.1%}".format, max))
     columns = [Column("top-up", topups)]
     for title, attribute, text, best in measures:
         for sparsity in dict.fromkeys(entry.sparsity for entry in aggregates):
@@ -51,7 +53,23 @@ def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
 
 def aggregate_caption(aggregates: Sequence[Aggregate]) -> str:
     """Return what the columns of [`aggregate_table`] mean."""
-    return f"{MEANS} {', '.join(dict.fromkeys(name for entry in aggregates for name in entry.saliencies))}."
+    text = f"{MEANS} {_over(aggregates, 'saliencies')}"
+    if any(entry.accuracy_retention is not None for entry in aggregates):
+        text += f"; of mean accuracy (AccRet) over {_over(aggregates, 'accuracy_saliencies')}"
+    if any(entry.improvement is not None for entry in aggregates):
+        text += ". Improvement: by how much perplexity is lower than with uniform sparsity, on average"
+    return f"{text}."
+
+
+def _over(aggregates: Sequence[Aggregate], attribute: str) -> str:
+    """Return the saliencies of aggregates, by sparsity if they differ: `"wanda, ria (60%); wanda (70%)"`."""
+    by_sparsity: dict[float, dict[str, None]] = {}
+    for entry in aggregates:
+        by_sparsity.setdefault(entry.sparsity, {}).update(dict.fromkeys(getattr(entry, attribute)))
+    texts = {sparsity: ", ".join(names) for sparsity, names in by_sparsity.items()}
+    if len(set(texts.values())) < 2:
+        return next(iter(texts.values()), "")
+    return "; ".join(f"{text} ({100 * sparsity:.4g}%)" for sparsity, text in texts.items())
 
 
 def measured_columns(
@@ -97,10 +115,15 @@ def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) 
     return mean, statistics.stdev(known) if len(known) > 1 and math.isfinite(mean) else None
 
 
-def _chosen(result: Result) -> str:
-    if result.error is not None:
-        return f"failed: {result.error}"
-    return " / ".join(f"{value:g}" for value in (result.block_lambda, result.row_lambda) if value is not None)
+def _lambdas(row: Sequence[Result]) -> str:
+    """Return the chosen lambdas by step, in the order of the results, and why results are missing."""
+    parts = list(dict.fromkeys(f"failed: {result.error}" for result in row if result.error is not None))
+    for step in ("block", "row"):
+        chosen = [getattr(result, f"{step}_lambda") for result in row]
+        known = [f"{value:.2f}" if value == round(value, 2) else f"{value:g}" for value in chosen if value is not None]
+        parts += [f"{step} {', '.join(known)}"] if known else []
+    parts += dict.fromkeys(note for result in row if (note := result.decisions.get("note")))
+    return "; ".join(parts)
 
 
 def _short(value: float) -> str:

@@ -21,7 +21,7 @@ from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
 from ..topup.dsnot import DSnoT
 from .config_fields import ConfigFields, as_json, explain
-from .presets import PRESETS
+from .presets import PRESETS, replace_fields
 
 
 REFIT_SAMPLES = 16  # calibration sequences that a refit needs at least: it holds some out
@@ -42,6 +42,11 @@ class Methods:
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
         return self.saliency.uses_activations or self.topup.uses_calibration
+
+    @property
+    def title(self) -> str:
+        """What reports call the methods: `"wanda + neuronal, authors, block and row steps"`."""
+        return f"{self.saliency.title} + {self.topup.title(self.saliency)}"
 
 
 @dataclass
@@ -106,6 +111,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"refit_epochs is {self.refit_epochs}, but the saliency {saliency.name!r} does not update weights: choose one "
                 "that does, such as 'alps', or leave refit_epochs out."
             )
+        if self.refit_epochs and topup.scores_dense:
+            raise ValueError(
+                f"refit_epochs is {self.refit_epochs}, but {topup.title()} scores the weights of the dense model: set its "
+                "final_scores='sparse-stream', or leave refit_epochs out."
+            )
         if self.refit_epochs and self.num_samples < REFIT_SAMPLES:
             raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {REFIT_SAMPLES}.")
         if pattern is not None and topup.decides:
@@ -118,6 +128,13 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: set "
                 f"sparsity={pattern.sparsity:g}."
             )
+
+    @property
+    def title(self) -> str:
+        """How the config prunes, in a few words: methods with their variants and steps, pattern and refit."""
+        pattern = [f"pattern {self.pattern}"] if self.pattern else []
+        refit = [f"refit of {self.refit_epochs} epochs"] if self.refit_epochs else []
+        return ", ".join([self.methods.title, *pattern, *refit])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serializable; `from_dict` makes an equal config of them."""
@@ -133,10 +150,12 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
         Args:
             name (`str`): `"paper"`, `"fast"`, `"best"` or `"two-four"`.
-            overrides: fields that are added or replaced.
+            overrides:
+                Fields that are added or replaced. Hyper-parameters are merged into the preset's. Under `"paper"`, another
+                method has the variant `"authors"` too, if there is one.
         """
         check_choice("preset", name, list(PRESETS))
-        return cls.from_dict(PRESETS[name], **overrides)
+        return cls.from_dict(replace_fields(PRESETS[name], overrides, name))
 
     @classmethod
     def from_json_file(cls, path: str | Path, **overrides: Any) -> "NeuronALConfig":

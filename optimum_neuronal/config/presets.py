@@ -1,15 +1,23 @@
 """Presets: fields of a `NeuronALConfig` by name."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from ..common.registry import Registry
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
 
+
+REGISTRIES: dict[str, Registry] = {"saliency": SALIENCIES, "topup": TOPUPS}
+AUTHORS = "authors"  # variant of methods, as in the code behind the paper's tables
+PAPER = "paper"
 PRESETS: dict[str, dict[str, Any]] = {
     # NeuronAL as its authors ran it for the tables of the paper.
-    "paper": {
+    PAPER: {
         "saliency": "wanda",
         "topup": "neuronal",
-        "topup_args": {"variant": "authors"},
-        "sampling": "authors",
+        "topup_args": {"variant": AUTHORS},
+        "sampling": AUTHORS,
         "dataset": "c4",
         "num_samples": 128,
         "num_alignment_samples": 8,
@@ -20,3 +28,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     "best": {"saliency": "alps", "topup": "uniform", "refit_epochs": 6},
     "two-four": {"sparsity": 0.5, "pattern": "2:4", "saliency": "alps", "topup": "uniform"},
 }
+
+
+def authors_variant(kind: str, method: str) -> dict[str, Any]:
+    """Return the hyper-parameter that makes a method, by kind and name, the one of the paper's tables; or none."""
+    return {"variant": AUTHORS} if AUTHORS in REGISTRIES[kind].variants(method) else {}
+
+
+def replace_fields(fields: Mapping[str, Any], given: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """Return fields, of a preset or not, with the given ones in their place.
+
+    Hyper-parameters are merged into those of a method that stays. Another method starts from what the preset has for it:
+    under `"paper"`, its variant `"authors"` if there is one.
+    """
+    replaced = {**fields, **given}
+    for kind in REGISTRIES:
+        args, method = f"{kind}_args", replaced.get(kind)
+        if method == fields.get(kind):
+            known = fields.get(args, {})
+        else:
+            known = authors_variant(kind, method) if preset == PAPER else {}
+        if (kind in given or args in given) and isinstance(given.get(args, {}), Mapping):
+            replaced[args] = {**known, **given.get(args, {})}
+    return replaced

@@ -44,6 +44,7 @@ class Records:
         processes: Processes | None = None,
     ):
         self.processes = processes or Processes()
+        self.resumed = False  # True once a record of an earlier run was read
         self.directory = None if directory is None else Path(directory)
         if self.directory is not None:
             _begin(self.directory, json.loads(json.dumps(dict(identity or {}))))
@@ -54,7 +55,9 @@ class Records:
             return None
         try:
             tensors = load(self._path(name).read_bytes())
-            return json.loads(bytes(tensors.pop(VALUE).tolist())), tensors
+            value = json.loads(bytes(tensors.pop(VALUE).tolist()))
+            self.resumed = True
+            return value, tensors
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             logger.warning(f"{self._path(name)} is damaged ({error}): its result is computed again.")
             return None

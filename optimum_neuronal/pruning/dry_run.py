@@ -15,7 +15,6 @@ from ..common.display import format_bytes, format_count, format_duration, format
 from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
-from ..report import method_text
 from .checks import check_prune, with_refit_dtype
 from .prepare import draw_calibration
 from .reporting import PackedSize, packed_size
@@ -43,7 +42,7 @@ class DryRun:
         projections = f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks"
         rows = [
             ["model", f"{decoder.config.model_type}, {weights} weights"],
-            ["method", method_text(config.to_dict())],
+            ["method", config.title],
             ["pruned", f"{projections}: {config.sparsity:.2%} zeros"],
             [f"size in {dtype.removeprefix('torch.')}", f"{format_bytes(in_memory)}, packed {packed}"],
         ]

@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from ..saliency import Inputs
 from ..saliency.base import check_finite
 from ..saliency.plan import Plan
 from ..trials import Trials
-from .prepare import PruneContext
+from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
 
@@ -64,7 +64,9 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         allocation = methods.topup.allocate(trials, config.sparsity)
         context.clock.lap("allocation")
         refit = Refit.of(config) if config.refit_epochs else None
-        changes, starved = BlockPass(replace(trials, norms=allocation.norms), allocation.plan, refit).find()
+        final = replace(trials, norms=allocation.norms)
+        scores_dense = methods.topup.scores_dense
+        changes, starved = BlockPass(final, allocation.plan, refit, scores_dense, context.clock).find()
         context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)
 
@@ -84,12 +86,15 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
 class BlockPass:
     """Finds the changes of a plan: masks, and new weights if the saliency makes them. No weight is changed.
 
-    For a refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
+    Each block receives the outputs of the pruned blocks before it; with `scores_dense`, those of the dense model. For a
+    refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
 
     trials: Trials
     plan: Plan
     refit: Refit | None = None
+    scores_dense: bool = False
+    clock: Clock = field(default_factory=Clock)
 
     def find(self) -> tuple[dict[str, PackedChange], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
@@ -108,6 +113,8 @@ class BlockPass:
                 take(index, block, partial(self._prune_block, block, calls, *streams[:1], *dense))
             if block is trials.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
+            if self.scores_dense:
+                return [trials.runner.output(block, streams[0], calls)]
             with trial_weights(block.pruned, lambda p: changes[p.name]):
                 return [trials.runner.output(block, streams[0], calls), *dense]
 
@@ -145,6 +152,9 @@ class BlockPass:
         """Return the starved experts of a block, and the tensors of its changes."""
         trials = self.trials
         changes = trials.saliency.changes(block.pruned, inputs, plan, trials.pattern)
+        self.clock.lap("pruning")
+        changes = trials.saliency.adjusted(changes, block.pruned, inputs)
+        self.clock.lap("allocation")
         check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
         tensors: dict[str, torch.Tensor] = {}
         for name, change in changes.items():

@@ -41,6 +41,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,
+        method=config.title,
         requested_sparsity=config.sparsity,
         achieved_sparsity=achieved,
         blocks=blocks,
@@ -52,6 +53,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
         seconds=dict(context.clock.seconds),
         block_forwards=outcome.block_forwards,
         starved_experts=outcome.starved_experts,
+        resumed=context.records.resumed,
         peak_memory=peak_memory(),
         versions=versions(),
         bits_per_weight=size.bits_per_weight,
@@ -98,6 +100,7 @@ def make_sparsity_config(
         "version": VERSION,
         "quant_method": "neuronal",
         "base_model": hub_id(decoder.model),
+        "method": report.method,
         "sparsity": report.requested_sparsity,
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),

@@ -40,6 +40,7 @@ class ALPS(WeightUpdate):
     paper: ClassVar[str] = (
         "Meng et al., ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for LLMs, NeurIPS 2024"
     )
+    summary: ClassVar[str] = "ALPS chose the weights, and gave those that are left new values."
 
     iterations: int = hyper(300, 1)
     refinements: int = hyper(10, 0)

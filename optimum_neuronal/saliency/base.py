@@ -9,7 +9,7 @@ import torch
 
 from ..blocks.statistics import Hessian, Norms, SquaredNorms, activation
 from ..common.notes import get_logger
-from ..common.registry import Registry
+from ..common.registry import OWN, Registry, title_of
 from ..model.change import Change, NewWeight, Zeros
 from ..model.projections import Projection
 from .plan import ColumnPattern, Plan, mask_groups, mask_rows
@@ -59,14 +59,23 @@ class Saliency(ABC):
         knows_rows (`bool`): False if the rows of a weight cannot differ in sparsity.
         statistic (`type[SquaredNorms]`): the statistic to measure on the inputs of every projection.
         paper (`str`): what to cite; the model card does. Empty: nothing.
+        variant (`str`): which of the method's variants the class is; users choose one by this name.
+        summary (`str`): what the method does, in a sentence for the model card. Empty: nothing.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
+    variant: ClassVar[str] = OWN
+    summary: ClassVar[str] = ""
     uses_activations: ClassVar[bool] = True
     updates_weights: ClassVar[bool] = False
     knows_rows: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
+
+    @property
+    def title(self) -> str:
+        """What tables call the method."""
+        return title_of(self)
 
     @abstractmethod
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
@@ -97,6 +106,12 @@ class Saliency(ABC):
             changes[projection.name] = Zeros(mask_of(projection, score, plan, pattern))
             finite[projection.name] = torch.isfinite(score).all()
         check_finite(finite)
+        return changes
+
+    def adjusted(
+        self, changes: dict[str, Change], projections: Sequence[Projection], inputs: Inputs
+    ) -> dict[str, Change]:
+        """Return changes as the final pass makes them, for top-ups that edit masks. Its time counts as the top-up's."""
         return changes
 
     def zeros(self, projection: Projection, inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None) -> Zeros:

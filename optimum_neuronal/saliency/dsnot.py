@@ -10,7 +10,6 @@ from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..model.change import Change, Zeros
 from ..model.projections import Projection
 from .base import Inputs, Saliency
-from .plan import ColumnPattern, Plan
 
 
 SORTED_ROWS = 1024  # bounds the memory of sorting; rows are independent of each other
@@ -43,18 +42,22 @@ class Exchanged(Saliency):
     def name(self) -> str:
         return self.base.name
 
+    @property
+    def title(self) -> str:
+        return self.base.title
+
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         return self.base.score(weight, activation)
 
-    def changes(
-        self, projections: Sequence[Projection], inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None
+    def adjusted(
+        self, changes: dict[str, Change], projections: Sequence[Projection], inputs: Inputs
     ) -> dict[str, Change]:
-        changes = super().changes(projections, inputs, plan, pattern)
+        adjusted = dict(changes)
         for projection in projections:
             name, statistic = projection.name, inputs.statistics.get(projection.name)
             if self.cycles and statistic and statistic.tokens and name not in inputs.starved:
-                changes[name] = Zeros(self.exchange(projection, changes[name].mask, statistic))
-        return changes
+                adjusted[name] = Zeros(self.exchange(projection, changes[name].mask, statistic))
+        return adjusted
 
     def exchange(self, projection: Projection, mask: torch.Tensor, statistic: InputSums) -> torch.Tensor:
         """Return the mask of a projection after the exchange: boolean, shape (out, in), True where kept."""

@@ -25,7 +25,7 @@ class SparseGPT(WeightUpdate):
     paper: ClassVar[str] = (
         "Frantar and Alistarh, SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot, ICML 2023"
     )
-    variant: ClassVar[str] = "corrected"
+    summary: ClassVar[str] = "SparseGPT chose the weights, and gave those that are left new values."
     knows_rows: ClassVar[bool] = False
 
     block_size: int = hyper(128, 1)

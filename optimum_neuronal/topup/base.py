@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..blocks.statistics import SquaredNorms
-from ..common.registry import Registry
+from ..common.registry import OWN, Registry, title_of
+from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..trials import Trials
 
@@ -31,19 +32,29 @@ class TopUp(ABC):
     Class attributes:
         paper (`str`): what to cite; the model card does. Empty: nothing.
         variant (`str`): which of the method's variants the class is; users choose one by this name.
+        summary (`str`): what the method does, in a sentence for the model card. Empty: nothing.
         decides (`bool`): False if every weight matrix gets the config's sparsity, as an N:M pattern demands.
         uses_calibration (`bool`): False if `allocate` never measures anything.
         needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the kept weights.
+        scores_dense (`bool`):
+            True if the final pass scores the weights of the dense model on its own hidden states. By default each block
+            receives the outputs of the pruned blocks before it.
         compares_outputs (`bool`): True if `allocate` needs a language-model head, to compare next-token distributions.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
-    variant: ClassVar[str] = "corrected"
+    variant: ClassVar[str] = OWN
+    summary: ClassVar[str] = ""
     decides: ClassVar[bool] = True
     uses_calibration: ClassVar[bool] = True
     needs_fixed_weights: ClassVar[bool] = False
+    scores_dense: ClassVar[bool] = False
     compares_outputs: ClassVar[bool] = False
+
+    def title(self, saliency: Saliency | None = None) -> str:
+        """Return what tables call the method, over a saliency if one is given."""
+        return title_of(self)
 
     @abstractmethod
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:

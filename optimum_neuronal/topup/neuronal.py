@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..blocks.statistics import SquaredNorms
+from ..common.registry import title_of
 from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency import Saliency
@@ -47,6 +48,9 @@ class NeuronAL(TopUp):
         alignment_scope (`str`, *optional*): `"sequence"` or `"pooled"`, see [`alignment_error`].
         block_lambdas, row_lambdas (`tuple[float, ...]`, *optional*): half-widths of the sparsity window to try, in
             [0, 1]. One number forces a published choice.
+        final_scores (`str`, *optional*):
+            `"sparse-stream"` or `"dense"`: the hidden states on which weights are scored for the final masks, those of
+            the pruned blocks or of the dense model, as Algorithm 1 has it.
         metric (`str`):
             Distance between normalized activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
@@ -62,12 +66,16 @@ class NeuronAL(TopUp):
     )
 
     variant: ClassVar[str] = "sequence"
+    summary: ClassVar[str] = (
+        "NeuronAL decided where the sparsity goes, in this package's variant of the paper's method."
+    )
     variant_fields: ClassVar[Mapping[str, Any]] = {  # instead of None
         "steps": "block",
         "reference": "sparse-stream",
         "alignment_scope": "sequence",
         "block_lambdas": LAMBDAS,
         "row_lambdas": (0.0, *LAMBDAS),
+        "final_scores": "sparse-stream",
     }
     deviation_kind: ClassVar[str] = "signed"
 
@@ -76,6 +84,7 @@ class NeuronAL(TopUp):
     alignment_scope: str | None = hyper(None, choices=SCOPES)
     block_lambdas: tuple[float, ...] | None = hyper(None, 0, 1)
     row_lambdas: tuple[float, ...] | None = hyper(None, 0, 1)
+    final_scores: str | None = hyper(None, choices=REFERENCES)
     metric: str = hyper("l2", choices=(*METRICS, RECONSTRUCTION))
     schedule: str = hyper("linear", choices=tuple(SCHEDULES))
 
@@ -85,6 +94,16 @@ class NeuronAL(TopUp):
         for name, value in self.variant_fields.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+
+    def title(self, saliency: Saliency | None = None) -> str:
+        with_rows = self.steps != "block" and (saliency is None or saliency.knows_rows)
+        steps = [name for name, taken in (("block", self.steps != "row"), ("row", with_rows)) if taken]
+        text = f"{' and '.join(steps)} step{'s' if len(steps) > 1 else ''}" if steps else "no step"
+        return title_of(self, [text], {**self.variant_fields, "steps": self.steps})
+
+    @property
+    def scores_dense(self) -> bool:
+        return self.final_scores == "dense"
 
     def candidate_trials(self, trials: Trials) -> Trials:
         """Return the trials that measure candidates."""

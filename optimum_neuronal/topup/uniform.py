@@ -13,6 +13,7 @@ from .base import Allocation, TopUp, register_topup
 class Uniform(TopUp):
     """The baseline of the literature; costs nothing."""
 
+    summary: ClassVar[str] = "Every projection has the same sparsity."
     decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False
 

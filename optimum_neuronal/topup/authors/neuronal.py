@@ -26,6 +26,7 @@ class AuthorsNeuronAL(NeuronAL):
     of a row, the row step rounds them up. Rows of `down` and of the last block are alike.
     """
 
+    summary = "NeuronAL decided where the sparsity goes, as in the code behind its paper's tables."
     variant_fields = {**NeuronAL.variant_fields, "steps": "both", "alignment_scope": "pooled"}
 
     def candidate_trials(self, trials: Trials) -> Trials:
