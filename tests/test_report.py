@@ -8,6 +8,7 @@ from optimum_neuronal.report import PruningReport
 def report(**more):
     values = {
         "config": {"saliency": "wanda", "topup": "neuronal", "min_expert_tokens": 32},
+        "method": "wanda + neuronal, authors, block step",
         "requested_sparsity": 0.7,
         "achieved_sparsity": 0.69998,
         "blocks": {"layers.0": 0.625, "layers.1": 0.775},
@@ -42,7 +43,7 @@ def test_the_table_of_the_least():
     assert {name: value.strip() for name, value in lines(report()).items()} == {
         "sparsity": "69.9980% (requested: 70.00%)",
         "by block": "62.50% to 77.50%",
-        "method": "wanda + neuronal",
+        "method": "wanda + neuronal, authors, block step",
         "seconds": "block step 1.2, pruning 2.0",
         "peak memory": "host 1.50 GB",
     }
@@ -52,9 +53,15 @@ def test_the_table_of_the_least():
     "more, line",
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
+        ({"decisions": {"note": "no row step: x"}}, "note  no row step: x"),
+        ({"resumed": True}, "seconds, resumed  block step 1.2, pruning 2.0"),
         (
             {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}},
             "calibration  8 x 16 tokens of c4, seed 3",
+        ),
+        (
+            {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3, "sampling": "authors"}},
+            "calibration  8 x 16 tokens of c4, seed 3 (the authors' draw)",
         ),
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
     ],

@@ -10,13 +10,12 @@ def document(start, length):
     return " ".join(f"w{(start + i) % (VOCAB - 1)}" for i in range(length))
 
 
-def draw(dataset, tokenizer, num_samples=4, seq_length=8, seed=0, vocab_size=VOCAB):
+def draw(dataset, tokenizer, num_samples=4, seq_length=8, seed=0, vocab_size=VOCAB, **how):
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
         return take_sequences(ids, num_samples, vocab_size)
-    return draw_windows(
-        dataset, tokenizer, num_samples=num_samples, seq_length=seq_length, seed=seed, vocab_size=vocab_size
-    )
+    sizes = {"num_samples": num_samples, "seq_length": seq_length, "seed": seed, "vocab_size": vocab_size}
+    return draw_windows(dataset, tokenizer, **sizes, **how)
 
 
 # Documents of 3 words ("short") lie between those of 20 words, which start at multiples of 20.

@@ -88,7 +88,7 @@ def _methods(report: PruningReport) -> list[type]:
         name = report.config[kind]
         if name in registry.names():
             variants = registry.variants(name)
-            chosen = report.config[f"{kind}_args"].get("variant")
+            chosen = report.config.get(f"{kind}_args", {}).get("variant")
             classes.append(variants.get(chosen, registry.get(name)))
     return classes
 

@@ -87,7 +87,7 @@ def experiment(name: str, **given: Any) -> dict[str, Any]:
     for argument, kind in (("saliencies", "saliency"), ("topups", "topup")):
         if argument in given:
             texts = check_texts(argument, given[argument], "['wanda']")
-            arguments[argument] = [_resolved(text, EXPERIMENTS[name][argument], kind) for text in texts]
+            arguments[argument] = [_resolved(text, EXPERIMENTS[name].get(argument, ()), kind) for text in texts]
     return arguments
 
 

@@ -124,7 +124,9 @@ def aggregate(
             pairs = [pair for key in kept for pair in runs[key]]
             factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in pairs for name in r.perplexity]
             answered = [pair for key in asked for pair in runs[key]]
-            retained = [r.mean_accuracy / dense.mean_accuracy for dense, r in answered if dense.mean_accuracy]
+            retained = [
+                r.mean_accuracy / dense.mean_accuracy for dense, r in answered if dense.accuracy and r.accuracy
+            ]
             means = geometric_mean(factors), geometric_mean(retained), _improvement(pairs, entries)
             aggregates.append(Aggregate(sparsity, label, *means, _names(kept, count), _names(asked, count)))
     return aggregates

@@ -33,6 +33,25 @@ def pruned(tmp_path):
     return save_pruned(tmp_path / "llama-70", ignore=[r"layers\.0\..*q_proj"])
 
 
+@pytest.mark.parametrize(
+    ("given", "said", "papers"),
+    [
+        ({}, "alps + neuronal, sequence, block step.\n\nALPS chose the weights, and gave those that are left new values. NeuronAL decided where the sparsity goes, in this package's variant of the paper's method.", ["Cunegatti", "Meng"]),
+        ({"saliency": "wanda", "topup_args": {"variant": "authors"}}, "wanda + neuronal, authors, block and row steps.\n\nWanda chose the weights, by their magnitude and that of their inputs. NeuronAL decided where the sparsity goes, as in the code behind its paper's tables.", ["Cunegatti", "Sun"]),
+        ({"saliency": "sparsegpt", "topup_args": {"variant": "authors"}}, "sparsegpt + neuronal, authors, block step. No row step: 'sparsegpt' updates all rows of a weight together.", ["Cunegatti", "Frantar"]),
+    ],
+)  # fmt: skip
+def test_it_says_which_method_ran_and_cites_it(given, said, papers, ids):
+    config = NeuronALConfig(0.5, num_samples=8, num_alignment_samples=2, **given)
+    pruner, model = NeuronALPruner(config), make_model("llama")
+    pruner.prune(model, ids[:8])
+    card = make_card(model, pruner.report, "me/llama-50")
+    assert f"without retraining by `optimum_neuronal`: {said}" in card
+    cited = card.partition("## Cite")[2]
+    assert [line.split()[1] for line in cited.splitlines() if line.startswith("- ")] == papers
+    assert model.config.sparsity_config["method"] == pruner.report.method == config.title
+
+
 @pytest.mark.parametrize("format", ["dense", "packed"])
 def test_the_example_generates(format, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -53,7 +72,9 @@ def test_what_it_says(pruned, monkeypatch):
     assert data.base_model == "me/dense" and data.base_model_relation == "quantized" and data.license == "llama3"
     assert data.tags == ["sparse", "pruned", "optimum_neuronal"] and data.pipeline_tag == "text-generation"
     body = re.sub(" +", " ", text)
-    assert "70.0% of the weights" in body and "saliency: magnitude, top-up: uniform" in body
+    assert (
+        "70.0% of the weights" in body and "`optimum_neuronal`: magnitude + uniform.\n\nEvery projection has" in body
+    )
     assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.2` |" in body
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
 

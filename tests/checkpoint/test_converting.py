@@ -78,7 +78,7 @@ def test_reports_of_other_methods_and_damaged_ones(tmp_path):
     save_pruned(tmp_path / "model")
     report = tmp_path / "model" / "neuronal_report.json"
     values = json.loads(report.read_text())
-    report.write_text(json.dumps({**values, "config": {**values["config"], "topup": "mine"}}))
+    report.write_text(json.dumps({**values, "method": "mine", "config": {**values["config"], "topup": "mine"}}))
     convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
     assert "mine" in (tmp_path / "packed" / "README.md").read_text()
     del values["calibration"]

@@ -147,13 +147,16 @@ def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
         ((), {}, ("wanda", {}, "neuronal", {"variant": "authors"})),
         (("--saliency", "ria:power=1.0"), {}, ("ria", {"power": 1.0}, "neuronal", {"variant": "authors"})),
         (("--topup", "neuronal:steps=block"), {}, ("wanda", {}, "neuronal", {"variant": "authors", "steps": "block"})),
-        (("--topup", "owl"), {}, ("wanda", {}, "owl", {})),
-        ((), {"topup": "owl:half_width=0.1"}, ("wanda", {}, "owl", {"half_width": 0.1})),
-        (("--topup", "owl:half_width=0.2"), {"topup": "owl", "topup_args": {"outlier_factor": 7}}, ("wanda", {}, "owl", {"outlier_factor": 7, "half_width": 0.2})),
+        (("--topup", "owl"), {}, ("wanda", {}, "owl", {"variant": "authors"})),
+        (("--topup", "dlp"), {}, ("wanda", {}, "dlp", {})),
+        (("--saliency", "sparsegpt"), {}, ("sparsegpt", {"variant": "authors"}, "neuronal", {"variant": "authors"})),
+        (("--topup", "owl:variant=corrected"), {}, ("wanda", {}, "owl", {"variant": "corrected"})),
+        ((), {"topup": "owl:half_width=0.1"}, ("wanda", {}, "owl", {"variant": "authors", "half_width": 0.1})),
+        (("--topup", "owl:half_width=0.2"), {"topup": "owl", "topup_args": {"outlier_factor": 7}}, ("wanda", {}, "owl", {"variant": "authors", "outlier_factor": 7, "half_width": 0.2})),
     ],
 )  # fmt: skip
 def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods, tmp_path):
-    """A method that stays keeps its hyper-parameters."""
+    """A method that stays keeps its hyper-parameters. Another one has the paper's variant, if there is one."""
     (tmp_path / "own.json").write_text(json.dumps(in_file))
     words = ["prune", "--model", "x", "--sparsity", "0.5", "--preset", "paper", "--config", str(tmp_path / "own.json")]
     config = PruneCommand(make_parser().parse_args([*words, *flags])).config()

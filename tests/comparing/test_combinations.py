@@ -25,7 +25,11 @@ def test_each_occurs_once_methods_first_then_presets():
     assert [result.method for result, _ in found] == [
         "wanda + uniform, 50% sparsity",
         "wanda + uniform, 60% sparsity",
-        *(f"preset {name}, {amount}% sparsity" for name in ("fast", "best") for amount in (50, 60)),
+        *(
+            f"preset {name} (alps + uniform{refit}), {amount}% sparsity"
+            for name, refit in (("fast", ""), ("best", ", refit of 6 epochs"))
+            for amount in (50, 60)
+        ),
     ]
     assert all(config.num_samples == 16 and config.seed == 3 for _, config in found)
     expected = NeuronALConfig.preset("best", sparsity=0.6, dataset=None, num_samples=16, seed=3)
@@ -34,7 +38,9 @@ def test_each_occurs_once_methods_first_then_presets():
 
 def test_a_preset_with_an_amount_of_its_own_is_run_once():
     found = find(sparsities=[0.6, 0.7], presets=["two-four"])
-    assert [result.method for result, _ in found[2:]] == ["preset two-four, 50% sparsity"]
+    assert [result.method for result, _ in found[2:]] == [
+        "preset two-four (alps + uniform, pattern 2:4), 50% sparsity"
+    ]
 
 
 def test_hyper_parameters_are_split_from_the_names():
@@ -84,4 +90,15 @@ def test_pairs_are_left_out_however_they_are_spelled():
     found = find(
         topups=["alpha-pruning", "owl:half_width=0.1"], without=["wanda+alpha_pruning", "wanda+owl"], presets=["fast"]
     )
-    assert [result.topup for result, _ in found] == ["fast"]
+    assert [result.topup for result, _ in found] == ["fast (alps + uniform)"]
+
+
+def test_titles_name_variants_and_steps_and_one_of_two_spellings_is_run():
+    topups = ["neuronal", "neuronal:variant=sequence", "neuronal:variant=authors", "owl:half_width=0.1"]
+    found = find(saliencies=["sparsegpt:variant=authors"], topups=topups, presets=["paper"])
+    assert [(result.saliency, result.topup) for result, _ in found] == [
+        ("sparsegpt, authors", "neuronal, sequence, block step"),
+        ("sparsegpt, authors", "neuronal, authors, block and row steps"),
+        ("sparsegpt, authors", "owl, half_width=0.1"),
+        ("preset", "paper (wanda + neuronal, authors, block and row steps)"),
+    ]

@@ -10,6 +10,7 @@ from profiles import by_day
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.comparing import comparing, runs
+from optimum_neuronal.comparing.experiments import experiment
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.comparing.runs import Runs
 from optimum_neuronal.files.records import Records
@@ -68,6 +69,29 @@ def test_presets(ids, others, tmp_path):
         assert_alone(result, "gemma", ids)
     again = compare(make_model("gemma"), **others, **ways, output=tmp_path)
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results]
+
+
+def test_given_methods_of_the_papers_experiment_are_the_presets(tokenizer, others, tmp_path):
+    """`compare --preset paper --topup uniform neuronal` beside the preset: to the last digit."""
+    text = tmp_path / "text.csv"
+    text.write_text("text\n" + "\n".join(" ".join(f"w{(i * j) % 60}" for i in range(40 + j)) for j in range(20)))
+    given = {**others, "saliencies": ["wanda"], "topups": ["uniform", "neuronal"], "dataset": str(text), "tasks": []}
+    arguments = experiment("paper", **given, presets=["paper"], seq_length=16)
+    uniform, neuronal, preset = compare(make_model("llama"), tokenizer, **arguments).results
+    assert uniform.topup == "uniform, authors" and neuronal.topup == "neuronal, authors, block and row steps"
+    assert preset.topup == f"paper (wanda + {neuronal.topup})" and preset.config == neuronal.config
+    for name in ("perplexity", "decisions", "block_sparsity", "achieved_sparsity", "row_lambda", "block_lambda"):
+        assert getattr(neuronal, name) == getattr(preset, name)
+    assert neuronal.row_lambda is not None and preset.config["sampling"] == "authors"
+
+
+def test_draws_that_differ_are_not_named(llama, tokenizer, others, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{i % 60}" for i in range(400)))
+    given = {**others, "saliencies": ["wanda"], "topups": ["uniform"], "dataset": str(text), "seq_length": 16}
+    found = compare(llama, tokenizer, **given, presets=["paper"])
+    assert found.calibration["sampling"] == "several"
+    assert "Calibration: 6 x 16 tokens of text.txt, seed 0." in str(found)
 
 
 def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def test_aggregates_by_hand(comparison):
 
 def test_tables(comparison):
     line = next(line for line in str(comparison).splitlines() if "owl" in line)
-    expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% - - 2.00 0.1"
+    expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% - - 2.00 block 0.10"
     assert squeezed(line).strip() == expected and "failed: out of | luck" in str(comparison)
     markdown = squeezed(comparison.to_markdown())
     assert "| 0.00% | dense | - | 16.00 | 10.00 |" in markdown and "out of \\| luck" in markdown
@@ -67,6 +67,19 @@ def test_means_over_seeds(comparison):
     comparison.results[3:] = seeds
     assert "9.00 ± 0.00 9.00 ± 0.00 70.00% ± 0.00% 70.00% ± 0.00%" in squeezed(str(comparison))
     assert "± the standard error, or of a mean the standard deviation" in str(comparison)
+
+
+def test_lambdas_of_every_seed_stand_by_their_step(comparison):
+    """None is dropped because another seed chose it too."""
+    lambdas = [(0.12, 0.2), (0.1, 0.25), (0.12, 0.2)]
+    comparison.results[3:] = [
+        result(0.7, "ria", "owl", 9.0, 9.0, block_lambda=block, row_lambda=row, setting={"seed": seed})
+        for seed, (block, row) in enumerate(lambdas)
+    ]
+    note = {"note": "no row step: x"}
+    comparison.results.append(result(0.8, "ria", "owl", 9.0, 9.0, block_lambda=0.125, decisions=note))
+    text = str(comparison)
+    assert "block 0.12, 0.10, 0.12; row 0.20, 0.25, 0.20" in text and "block 0.125; no row step: x" in text
 
 
 def test_presets(comparison):

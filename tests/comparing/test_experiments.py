@@ -3,7 +3,7 @@ import pytest
 from optimum_neuronal.cli.compare_command import WAYS
 from optimum_neuronal.cli.flags import CONFIG_FLAGS
 from optimum_neuronal.comparing.combinations import find_combinations
-from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS
+from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS, experiment
 from optimum_neuronal.topup import neuronal
 
 
@@ -12,7 +12,7 @@ def methods_of(name):
     fields = {key: value for key, value in given.items() if key in CONFIG_FLAGS and key not in WAYS}
     found = find_combinations(**{key: given[key] for key in WAYS if key in given}, config=fields)
     assert all(result.error is None and config.num_samples == 128 for result, config in found)
-    return {(result.sparsity, *(m.partition(":")[0] for m in (result.saliency, result.topup))) for result, _ in found}
+    return {(result.sparsity, *(m.partition(",")[0] for m in (result.saliency, result.topup))) for result, _ in found}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -27,6 +27,25 @@ def test_the_papers_tables():
     assert not {(0.7, "sparsegpt", "dsnot"), (0.7, "sparsegpt", "alpha_pruning")} & methods
     topups = {"uniform", "dsnot", "owl", "besa", "dsa", "alpha_pruning", "neuronal"}
     assert {topup for _, _, topup in methods_of("paper-runtime")} == topups
+
+
+def test_given_methods_have_the_variants_of_the_papers_tables():
+    """Those of the experiment's own, if it has them; hyper-parameters are merged into them."""
+    for name, given, expected in (
+        ("paper", ["uniform", "neuronal"], ["uniform:variant=authors", "neuronal:variant=authors"]),
+        ("paper", ["neuronal:steps=block"], ["neuronal:variant=authors,steps=block"]),
+        ("paper", ["neuronal:variant=sequence"], ["neuronal:variant=sequence"]),
+        ("paper", ["besa", "dlp"], ["besa:variant=authors", "dlp"]),
+        ("paper-runtime", ["besa", "owl:half_width=0.1"], ["besa", "owl:variant=authors,half_width=0.1"]),
+        ("paper-lambdas", ["neuronal"], ["neuronal:variant=authors,steps=block"]),
+        ("paper-parameters", ["owl"], ["owl:variant=authors"]),
+    ):
+        assert experiment(name, topups=given)["topups"] == expected
+    found = experiment("paper", saliencies=["sparsegpt", "wanda"], sparsities=[0.7])
+    assert found["saliencies"] == ["sparsegpt:variant=authors", "wanda"] and found["sparsities"] == [0.7]
+    assert experiment("paper") == EXPERIMENTS["paper"] and found["sampling"] == "authors"
+    with pytest.raises(ValueError, match="experiment is 'papr'.*Did you mean 'paper'"):
+        experiment("papr")
 
 
 def test_the_lambdas_of_the_figure_are_neuronals():

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from optimum_neuronal.common.figure_style import COLORS
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 
@@ -56,6 +57,20 @@ def test_one_panel_per_sparsity_one_name_per_method(drawn):
     assert not [text for text in one if "saliency" in text], "one needs no gray marker"
 
 
+def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
+    for others, label in (
+        ([], "Seconds of the top-up"),
+        ([result(saliency="ria")], "Seconds: allocation and pruning"),
+        ([result("fast (alps + uniform)", "preset")], "Seconds: allocation and pruning"),
+    ):
+        assert label in drawn([result(), result("owl"), *others])["perplexity-by-seconds"]
+
+
+def test_more_methods_than_colors_have_no_figure_by_seconds(drawn):
+    found = [result(f"owl, half_width={index}") for index in range(len(COLORS) + 1)]
+    assert "perplexity-by-seconds" in drawn(found[1:]) and "perplexity-by-seconds" not in drawn(found)
+
+
 def test_infinite_perplexities_are_named(drawn):
     found = [result(), result(saliency="magnitude", perplexity=(math.inf, 50.0))]
     assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in drawn(found)["perplexity-by-seconds"]
@@ -85,7 +100,7 @@ def test_titles_name_the_model_the_saliency_and_the_target(drawn):
 
 def block_step(lam, *candidates, value=30.0, more=""):
     decisions = {"block": {"lambda": lam, "candidates": [{"lambda": other} for other in candidates or (lam,)]}}
-    topup = f"neuronal:steps=block{more}"
+    topup = f"neuronal, sequence, block step{more}"
     return result(topup, perplexity=(value, 2 * value), block_lambda=lam, decisions=decisions)
 
 
@@ -93,7 +108,7 @@ def test_lambdas_with_the_chosen_ones(drawn):
     """A line per test set; a circle where a lambda was chosen from several."""
     found = [block_step(lam, value=30 + lam) for lam in (0.05, 0.1, 0.2)]
     found.append(block_step(0.1, 0.05, 0.1, value=30.1))
-    found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=",metric=reconstruction"))
+    found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=", metric=reconstruction"))
     written = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
     named = {"c4", "wikitext2", "chosen by the alignment", "chosen by the reconstruction error"}
     assert named | {"block lambda of neuronal"} < set(written)
@@ -102,9 +117,14 @@ def test_lambdas_with_the_chosen_ones(drawn):
 
 def test_grids_and_sweeps(drawn):
     """A line per value of the second hyper-parameter; or per test set, if there is none."""
-    grid = [result(f"owl:outlier_factor={m},half_width={width}") for m in (3, 5) for width in (0.04, 0.08, 0.2)]
+
+    def owl(m, width):
+        hyper_parameters = {"outlier_factor": m, "half_width": width}
+        return result(f"owl, outlier_factor={m}, half_width={width}", config={"topup_args": hyper_parameters})
+
+    grid = [owl(m, width) for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
-    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
+    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5", "best"} < set(written)
     sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
     written = drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"]
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)

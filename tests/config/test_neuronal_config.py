@@ -38,8 +38,36 @@ class TestPresets:
         assert NeuronALConfig.preset("paper", sparsity=0.6, topup="neuronal") == preset
         printed = NeuronALConfig.preset("paper", sparsity=0.6, topup_args={"variant": "printed"})
         assert printed == replace(preset, topup_args={"variant": "printed"})
-        other = NeuronALConfig.preset("paper", sparsity=0.6, topup="owl")
-        assert (other.topup, other.topup_args, other.saliency) == ("owl", {}, "wanda")
+
+    def test_the_papers_preset_takes_its_variant_of_every_method(self):
+        """So does one whose other hyper-parameters are given; methods without such a variant are as always."""
+        for given, title in (
+            ({}, "wanda + neuronal, authors, block and row steps"),
+            (
+                {"topup_args": {"block_lambdas": [0.15]}},
+                "wanda + neuronal, authors, block and row steps, block_lambdas=[0.15]",
+            ),
+            ({"topup": "neuronal", "topup_args": {"steps": "block"}}, "wanda + neuronal, authors, block step"),
+            ({"topup": "owl"}, "wanda + owl, authors"),
+            ({"topup": "owl", "topup_args": {"half_width": 0.1}}, "wanda + owl, authors, half_width=0.1"),
+            ({"topup": "uniform", "saliency": "magnitude"}, "magnitude + uniform, authors"),
+            ({"topup": "dlp"}, "wanda + dlp"),
+            ({"saliency": "sparsegpt"}, "sparsegpt, authors + neuronal, authors, block step"),
+            ({"topup_args": {"variant": "sequence"}}, "wanda + neuronal, sequence, block step"),
+        ):
+            assert NeuronALConfig.preset("paper", sparsity=0.6, **given).title == title
+        assert NeuronALConfig.preset("fast", sparsity=0.6, topup="owl").title == "alps + owl"
+
+    def test_titles_name_variant_steps_pattern_and_refit(self):
+        for given, title in (
+            ({}, "alps + neuronal, sequence, block step"),
+            ({"saliency": "wanda", "topup_args": {"row_lambdas": [0.1]}}, "wanda + neuronal, sequence, block and row steps, row_lambdas=[0.1]"),
+            ({"topup": "uniform", "refit_epochs": 2}, "alps + uniform, refit of 2 epochs"),
+            ({"topup": "uniform", "pattern": "2:4"}, "alps + uniform, pattern 2:4"),
+            ({"saliency": "wanda", "topup": "dsnot"}, "wanda + dsnot"),
+            ({"saliency": "sparsegpt", "topup_args": {"steps": "row"}}, "sparsegpt + neuronal, sequence, no step"),
+        ):  # fmt: skip
+            assert NeuronALConfig(0.5, **given).title == title
 
     @pytest.mark.parametrize(
         ("name", "fields", "error", "message"),

@@ -6,7 +6,8 @@ import torch
 from texts import MIXED, VOCAB, document, draw
 from transformers import GPT2Config, LlamaConfig, RobertaConfig
 
-from optimum_neuronal.data.calibration import resolve_seq_length
+from optimum_neuronal.data.calibration import draw_as_authors, resolve_seq_length
+from optimum_neuronal.data.documents import Documents
 
 
 class TestDocuments:
@@ -54,6 +55,51 @@ class TestDocuments:
             used, held_out = (set(ids.flatten().tolist()) for ids in (found.ids, found.held_out))
             assert held_out and not held_out & used
         assert draw([document(0, 16)], tokenizer, num_samples=2).held_out is None, "all windows overlap"
+
+
+def authors_loop(texts, tokenizer, num_samples, seed, seqlen):
+    """The loop of NeuronAL's authors (lib/data.py) for C4, or for one text in place of documents."""
+    random.seed(seed)
+    drawn = []
+    for _ in range(num_samples):
+        while True:
+            ids = texts if isinstance(texts, str) else texts[random.randint(0, len(texts) - 1)]
+            ids = tokenizer(ids, return_tensors="pt").input_ids
+            if ids.shape[1] > seqlen:
+                break
+        i = random.randint(0, ids.shape[1] - seqlen - 1)
+        drawn.append(ids[:, i : i + seqlen])
+    return torch.cat(drawn)
+
+
+class TestTheAuthorsDraw:
+    @pytest.mark.parametrize("seed", [0, 16, 46])
+    def test_it_is_their_loop(self, tokenizer, seed):
+        """Documents with replacement, lines joined by a space; the first sequences do not depend on the number."""
+        random.seed(5)
+        state = random.getstate()
+        for dataset, texts in ((MIXED, MIXED), ([document(0, 300)], document(0, 300))):
+            found = draw(dataset, tokenizer, num_samples=12, seed=seed, sampling="authors")
+            assert found.sampling == found.to_dict()["sampling"] == "authors"
+            assert random.getstate() == state, "the global generator is left alone"
+            assert torch.equal(found.ids, authors_loop(texts, tokenizer, 12, seed, 8))
+            few = draw(dataset, tokenizer, num_samples=5, seed=seed, sampling="authors").ids
+            assert torch.equal(few, found.ids[:5])
+            random.setstate(state)
+
+    def test_lines_are_joined_by_a_space(self, tokenizer):
+        lines = [document(7 * i, 5) for i in range(20)]
+        joined = Documents(lines, "lines", separator="\n\n", joined=True)
+        found = draw_as_authors(joined, tokenizer, 6, 8, seed=1)
+        assert found == authors_loop(" ".join(lines), tokenizer, 6, 1, 8).tolist()
+
+    def test_a_document_of_just_the_length_is_too_short(self, tokenizer):
+        texts = [document(0, 8), document(50, 9)]
+        assert set(draw(texts, tokenizer, num_samples=6, sampling="authors").ids[:, 0].tolist()) == {50}
+        with pytest.raises(ValueError, match="No document .* has more than 8 tokens.*set sampling='distinct'"):
+            draw(texts[:1] * 2, tokenizer, sampling="authors")
+        with pytest.raises(ValueError, match="holds 8 tokens, but sampling='authors' needs more than 8"):
+            draw(texts[:1], tokenizer, sampling="authors")
 
 
 class TestMistakes:

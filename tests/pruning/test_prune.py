@@ -13,10 +13,12 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
+from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import prune as module
 from optimum_neuronal.pruning.prepare import prepare
 from optimum_neuronal.pruning.prune import BlockPass, changed_weights, find_changes
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.dsnot import Exchanged
 
 
 # Those that prune by their score alone.
@@ -137,6 +139,32 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
                 assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
             for projection in block.pruned:
                 changes[projection.name].apply_to(projection.weight)
+
+
+def test_masks_by_the_dense_models_scores(any_model, ids):
+    """As the paper's Algorithm 1 writes: every block's masks come from the dense model's activations."""
+    with inference(any_model):
+        trials = make_trials(any_model, ids)
+        plan = uniform(trials, 0.7)
+        found, usual = (BlockPass(trials, plan, scores_dense=dense).find()[0] for dense in (True, False))
+        expected = dense_masks(any_model, ids, trials, plan)
+    different = [int((expected[name] != found[name].mask.unpack()).sum()) for name in expected]
+    assert max(different) <= 2, "equal but for rounding, which differs between one forward and a replay"
+    assert any(not torch.equal(expected[name], usual[name].mask.unpack()) for name in expected)
+
+
+def test_the_time_of_an_exchange_is_the_top_ups(llama, ids, monkeypatch):
+    """The exchange of DSnoT takes 100 seconds in each of 21 projections."""
+    clock, exchange = [0.0], Exchanged.exchange
+
+    def slow(self, *args):
+        clock[0] += 100
+        return exchange(self, *args)
+
+    monkeypatch.setattr(Exchanged, "exchange", slow)
+    monkeypatch.setattr(preparing.time, "perf_counter", lambda: clock[0])
+    seconds = prune(llama, ids, METHODS["wanda, dsnot"]).seconds
+    assert seconds["allocation"] == 2100 and seconds["pruning"] == 0
 
 
 # Every family and every saliency; at night each with each.

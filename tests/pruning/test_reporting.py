@@ -10,6 +10,7 @@ from by_hand import make_block
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.data.calibration import CalibrationSet
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.change import NewWeight, Zeros
 from optimum_neuronal.model.load_model import without_folders
 from optimum_neuronal.model.projections import Block
@@ -35,6 +36,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
         runner=runner,
         config=NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda"),
         calibration=calibration,
+        records=Records(),
         clock=clock,
     )
     return make_report(context, PruneOutcome(Allocation(Plan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"]))
@@ -47,7 +49,7 @@ def test_what_was_requested_and_what_was_found():
     assert (report.block_lambda, report.row_lambda, report.decisions) == (0.125, 0.0, decisions)
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
     assert list(report.seconds) == ["pruning"] and report.config["topup"] == "neuronal" and report.calibration == {}
-    assert report.dtype == "bfloat16"
+    assert report.dtype == "bfloat16" and report.method == "wanda + neuronal, sequence, block step"
     assert report.bits_per_weight == 8 * 4, "a word of mask and three values of four bytes would be larger than dense"
 
 

@@ -65,6 +65,7 @@ def test_stopped_at_every_record(stage, tmp_path, monkeypatch):
         model, report = prune(ids, work_dir, **fields)
         assert same_state(model, expected.state_dict()), (number, early)
         assert report.decisions == undisturbed.decisions and report.starved_experts == undisturbed.starved_experts
+        assert report.resumed == ((number, early) != (1, True)) and not undisturbed.resumed
 
 
 @pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from by_hand import by_block, make_block
+from conftest import make_model
 from forward import squared_norms
-from trial_helpers import make_trials
+from trial_helpers import dense_masks, make_trials, uniform
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -58,6 +60,23 @@ class TestPrinted:
         closed = [0.7 - lam + 2 * lam * (i - 1) / (3 - 1) for i in index.tolist()]
         assert by_block(decoder.blocks, block_plan(decoder, 0.7, lam)) == pytest.approx(closed)
         assert get_dist(0.7, lam, index).tolist() == pytest.approx(closed[::-1]), "v_i = i, to the letter"
+
+    def test_the_final_masks_are_those_of_the_dense_models_scores(self, llama, ids):
+        """With one lambda of 0, the final pass of `printed` is Wanda on the dense model, or on the pruned blocks if asked."""
+        steps = {"steps": "block", "block_lambdas": [0.0]}
+        sizes = {"saliency": "wanda", "num_samples": 12, "num_alignment_samples": 4}
+        with inference(llama):
+            trials = make_trials(llama, ids)
+            expected = dense_masks(llama, ids, trials, uniform(trials, 0.6))
+        for more, share in (({}, 0.001), ({"final_scores": "sparse-stream"}, None)):
+            model = make_model("llama")
+            config = NeuronALConfig(0.6, topup_args={"variant": "printed", **steps, **more}, **sizes)
+            NeuronALPruner(config).prune(model, ids[:12])
+            different = sum(int((model.get_parameter(f"{n}.weight") != 0).ne(m).sum()) for n, m in expected.items())
+            weights = sum(mask.numel() for mask in expected.values())
+            assert different <= share * weights if share else different > 0.001 * weights
+        with pytest.raises(ValueError, match="refit_epochs is 1, but neuronal, printed.*final_scores='sparse-stream'"):
+            NeuronALConfig(0.6, topup_args={"variant": "printed"}, refit_epochs=1)
 
     def test_lambdas_of_the_appendix(self):
         topup = PrintedNeuronAL()
