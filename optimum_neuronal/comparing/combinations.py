@@ -77,7 +77,7 @@ def find_combinations(
 def _titled(result: Result, config: NeuronALConfig) -> Result:
     """Return a combination with the titles of its methods, which name variants and steps, in place of what was given."""
     if result.saliency == PRESET:
-        return replace(result, topup=f"{result.topup} ({config.title})")
+        return replace(result, topup=f"{result.topup} ({config.methods.title})")
     return replace(result, saliency=config.methods.saliency.title, topup=config.methods.topup.title())
 
 

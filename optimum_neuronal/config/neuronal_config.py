@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,16 +37,12 @@ class Methods:
     saliency: Saliency
     topup: TopUp
     pattern: ColumnPattern | None = None  # N:M; None: zeros may be anywhere in a row
+    title: str = field(default="", compare=False)  # for reports: `"wanda + neuronal, authors, block and row steps"`
 
     @property
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
         return self.saliency.uses_activations or self.topup.uses_calibration
-
-    @property
-    def title(self) -> str:
-        """What reports call the methods: `"wanda + neuronal, authors, block and row steps"`."""
-        return f"{self.saliency.title} + {self.topup.title(self.saliency)}"
 
 
 @dataclass
@@ -102,7 +98,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if isinstance(topup, DSnoT):
             saliency = topup.around(saliency)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        return Methods(saliency, topup, pattern)
+        title = [f"{saliency.title} + {topup.title(saliency)}"]
+        title += [f"pattern {pattern}"] if pattern else []
+        title += [f"refit of {self.refit_epochs} epochs"] if self.refit_epochs else []
+        return Methods(saliency, topup, pattern, ", ".join(title))
 
     def _check_together(self) -> None:
         saliency, topup, pattern = self.methods.saliency, self.methods.topup, self.methods.pattern
@@ -128,13 +127,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}: set "
                 f"sparsity={pattern.sparsity:g}."
             )
-
-    @property
-    def title(self) -> str:
-        """How the config prunes, in a few words: methods with their variants and steps, pattern and refit."""
-        pattern = [f"pattern {self.pattern}"] if self.pattern else []
-        refit = [f"refit of {self.refit_epochs} epochs"] if self.refit_epochs else []
-        return ", ".join([self.methods.title, *pattern, *refit])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serializable; `from_dict` makes an equal config of them."""

@@ -42,7 +42,7 @@ class DryRun:
         projections = f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks"
         rows = [
             ["model", f"{decoder.config.model_type}, {weights} weights"],
-            ["method", config.title],
+            ["method", config.methods.title],
             ["pruned", f"{projections}: {config.sparsity:.2%} zeros"],
             [f"size in {dtype.removeprefix('torch.')}", f"{format_bytes(in_memory)}, packed {packed}"],
         ]

@@ -41,7 +41,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,
-        method=config.title,
+        method=context.methods.title,
         requested_sparsity=config.sparsity,
         achieved_sparsity=achieved,
         blocks=blocks,

@@ -49,7 +49,7 @@ def test_it_says_which_method_ran_and_cites_it(given, said, papers, ids):
     assert f"without retraining by `optimum_neuronal`: {said}" in card
     cited = card.partition("## Cite")[2]
     assert [line.split()[1] for line in cited.splitlines() if line.startswith("- ")] == papers
-    assert model.config.sparsity_config["method"] == pruner.report.method == config.title
+    assert model.config.sparsity_config["method"] == pruner.report.method == config.methods.title
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -55,8 +55,8 @@ class TestPresets:
             ({"saliency": "sparsegpt"}, "sparsegpt, authors + neuronal, authors, block step"),
             ({"topup_args": {"variant": "sequence"}}, "wanda + neuronal, sequence, block step"),
         ):
-            assert NeuronALConfig.preset("paper", sparsity=0.6, **given).title == title
-        assert NeuronALConfig.preset("fast", sparsity=0.6, topup="owl").title == "alps + owl"
+            assert NeuronALConfig.preset("paper", sparsity=0.6, **given).methods.title == title
+        assert NeuronALConfig.preset("fast", sparsity=0.6, topup="owl").methods.title == "alps + owl"
 
     def test_titles_name_variant_steps_pattern_and_refit(self):
         for given, title in (
@@ -67,7 +67,7 @@ class TestPresets:
             ({"saliency": "wanda", "topup": "dsnot"}, "wanda + dsnot"),
             ({"saliency": "sparsegpt", "topup_args": {"steps": "row"}}, "sparsegpt + neuronal, sequence, no step"),
         ):  # fmt: skip
-            assert NeuronALConfig(0.5, **given).title == title
+            assert NeuronALConfig(0.5, **given).methods.title == title
 
     @pytest.mark.parametrize(
         ("name", "fields", "error", "message"),
