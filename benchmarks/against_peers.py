@@ -5,12 +5,19 @@
 
 MODEL is a folder or an id on the Hub. Wanda and SparseGPT run with uniform sparsity in llm-compressor.
 
-`--methods neuronal` runs NeuronAL's block step over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL). It
-draws its own 8 alignment sequences of C4, and its seconds include this. Its operator needs a CUDA device, but the block step does
-not call it: on a CPU, let an empty `mask_gen` in ops/mask_gen/functions/mask_gen.py stand for it.
+`--methods neuronal` runs NeuronAL over Wanda in its authors' code (https://github.com/eliacunegatti/NeuroAL), with both steps or
+`--steps block`. It draws its own 8 alignment sequences of C4, and its seconds include this. With `--sampling authors`, they are
+our first 8.
 
     pip install weightwatcher; git clone https://github.com/eliacunegatti/NeuroAL; (cd NeuroAL/ops; python setup.py install)
-    PYTHONPATH=NeuroAL:. python -m benchmarks.against_peers MODEL --methods neuronal --sparsity 0.6 --seq-length 2048
+    PYTHONPATH=NeuroAL:. python -m benchmarks.against_peers MODEL --methods neuronal --sparsity 0.6 --seq-length 2048 --sampling authors
+
+The operator of their row step needs a CUDA device. On a CPU, write this into NeuroAL/ops/mask_gen/functions/mask_gen.py:
+
+    import torch
+
+    def mask_gen(order, shape, kept):
+        return torch.ones(shape).scatter(1, order, (torch.arange(shape[1]) >= kept[: shape[0], None]).float())
 
 `--methods alps` runs ALPS with uniform sparsity in its authors' code (https://github.com/mazumder-lab/ALPS). Its blocks are
 driven from here, since its own loop calls them without rotary embeddings. It names a CUDA device; the sed lets a CPU do:
@@ -52,7 +59,7 @@ def uniform(model, tokenizer, ids, args, saliency: str) -> None:
 
 
 def neuronal(model, tokenizer, ids, args) -> None:
-    topup = {"variant": "authors", "steps": "block"}
+    topup = {"variant": "authors", "steps": args.steps}
     prune_here(model, ids, sparsity=args.sparsity, saliency="wanda", topup="neuronal", topup_args=topup)
 
 
@@ -85,7 +92,7 @@ def their_neuronal(model, tokenizer, ids, args) -> None:
     try:
         model.seqlen = ids.shape[1]
         options = argparse.Namespace(
-            seed=0, sparsity_ratio=args.sparsity, prune_method="wanda", neuroal_step="block", model_type="llama"
+            seed=0, sparsity_ratio=args.sparsity, prune_method="wanda", neuroal_step=args.steps, model_type="llama"
         )
         sparsities, granularity, *_ = get_neuroal_sparsity_distribution(options, model, tokenizer, device, layers)
         options.nsamples = len(ids)
@@ -160,6 +167,8 @@ def main() -> None:
     parser.add_argument("--sparsity", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
     parser.add_argument("--dataset", default="c4", help="to calibrate with (default: c4)")
+    parser.add_argument("--sampling", default="distinct", help="of the calibration sequences (default: distinct)")
+    parser.add_argument("--steps", choices=("both", "block"), default="both", help="of NeuronAL (default: both)")
     parser.add_argument("--num-samples", type=int, default=32, help="calibration sequences (default: 32)")
     parser.add_argument("--seq-length", type=int, default=512, help="their tokens (default: 512)")
     parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
@@ -169,7 +178,7 @@ def main() -> None:
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     sizes = {"num_samples": args.num_samples, "seq_length": args.seq_length, "seed": 0, "vocab_size": len(tokenizer)}
-    ids = draw_windows(args.dataset, tokenizer, **sizes).ids
+    ids = draw_windows(args.dataset, tokenizer, **sizes, sampling=args.sampling).ids
     print(format_markdown(HEADER, [compare(method, args, tokenizer, ids) for method in args.methods]))
 
 
