@@ -150,9 +150,14 @@ def _twin(dense: Result, result: Result) -> tuple:
 
 
 def _names(keys: Sequence[tuple[int, str]], count: int) -> list[str]:
-    """Return the saliencies of keys, with the number of models where it is not all of them."""
-    numbers = Counter(saliency for _, saliency in keys)
-    return [name if own == count else f"{name} ({own} of {count} models)" for name, own in numbers.items()]
+    """Return the saliencies of keys, with variant or the like, and the number of models where it is not all, in brackets."""
+    names = []
+    for title, own in Counter(saliency for _, saliency in keys).items():
+        name, _, rest = title.partition(", ")
+        notes = [rest] if rest else []
+        notes += [] if own == count else [f"{own} of {count} models"]
+        names.append(f"{name} ({', '.join(notes)})" if notes else name)
+    return names
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

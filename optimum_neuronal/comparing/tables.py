@@ -7,7 +7,7 @@ from functools import partial
 from operator import itemgetter
 
 from ..common.display import Column, Table
-from .results import DENSE, Aggregate, Result, group_by
+from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
 MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
@@ -65,10 +65,11 @@ def _over(aggregates: Sequence[Aggregate], attribute: str) -> str:
     """Return the saliencies of aggregates, by sparsity if they differ: `"wanda, ria (60%); wanda (70%)"`."""
     by_sparsity: dict[float, dict[str, None]] = {}
     for entry in aggregates:
-        by_sparsity.setdefault(entry.sparsity, {}).update(dict.fromkeys(getattr(entry, attribute)))
+        names = [name for name in getattr(entry, attribute) if name != PRESET]
+        by_sparsity.setdefault(entry.sparsity, {}).update(dict.fromkeys(names))
     texts = {sparsity: ", ".join(names) for sparsity, names in by_sparsity.items()}
     if len(set(texts.values())) < 2:
-        return next(iter(texts.values()), "")
+        return next(iter(texts.values()), "") or "each preset's own saliency"
     return "; ".join(f"{text} ({100 * sparsity:.4g}%)" for sparsity, text in texts.items())
 
 

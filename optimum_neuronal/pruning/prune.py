@@ -59,8 +59,9 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         cache=context.cache,
     )
     with inference(context.model):
-        if methods.needs_calibration:
-            context.cache.get("replay is right", lambda: runner.check_replay(context.ids[:1]))
+        if methods.needs_calibration and context.cache.is_first("replay is right"):
+            runner.check_replay(context.ids[:1])
+        context.clock.lap("calibration data")
         allocation = methods.topup.allocate(trials, config.sparsity)
         context.clock.lap("allocation")
         refit = Refit.of(config) if config.refit_epochs else None

@@ -34,6 +34,13 @@ class Cache:
             self._values[key] = make()
         return self._values[key]
 
+    def is_first(self, key: Hashable) -> bool:
+        """Return True the first time that it is asked for a key."""
+        if key in self._values:
+            return False
+        self._values[key] = True
+        return True
+
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
         if self._latest[0] is not key:

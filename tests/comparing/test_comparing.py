@@ -249,6 +249,20 @@ def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
     assert [result.allocation_seconds for result in found.results] == [100.0, 100.0] and clock == [100.0]
 
 
+def test_checking_the_replay_is_not_the_top_ups_time(llama, others, monkeypatch):
+    """It is done once for all combinations."""
+    clock, check = [0.0], BlockRunner.check_replay
+
+    def slow(self, ids):
+        clock[0] += 100
+        return check(self, ids)
+
+    monkeypatch.setattr(BlockRunner, "check_replay", slow)
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: clock[0])
+    found = compare(llama, saliencies=["wanda"], topups=["uniform", "owl"], **others)
+    assert [result.seconds for result in found.results] == [0.0, 0.0] and clock == [100.0]
+
+
 def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{i % 60}" for i in range(400)))

@@ -57,9 +57,9 @@ def test_accuracy_is_over_the_saliencies_that_are_named():
         for saliency, accuracy in (("magnitude", 0.25), ("sparsegpt, authors", 0.5))
     )
     for named, expected, saliencies in (
-        (None, 0.125**0.5, ["magnitude", "sparsegpt, authors"]),
-        (["sparsegpt", "wanda"], 0.5, ["sparsegpt, authors"]),
-        (["wanda"], 0.125**0.5, ["magnitude", "sparsegpt, authors"]),
+        (None, 0.125**0.5, ["magnitude", "sparsegpt (authors)"]),
+        (["sparsegpt", "wanda"], 0.5, ["sparsegpt (authors)"]),
+        (["wanda"], 0.125**0.5, ["magnitude", "sparsegpt (authors)"]),
     ):
         (found,) = aggregate([(dense, [one, two])], named)
         assert found.accuracy_retention == pytest.approx(expected) and found.accuracy_saliencies == saliencies
