@@ -78,7 +78,7 @@ def _titled(result: Result, config: NeuronALConfig) -> Result:
     """Return a combination with the titles of its methods, which name variants and steps, in place of what was given."""
     if result.saliency == PRESET:
         return replace(result, topup=f"{result.topup} ({config.methods.title})")
-    return replace(result, saliency=config.methods.saliency.title, topup=config.methods.topup.title())
+    return replace(result, saliency=config.methods.saliency.title(), topup=config.methods.topup.title())
 
 
 def _pair(saliency: str, topup: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,10 @@ def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str,
 def _across(
     runs: Sequence[tuple[Result, dict[str, float]]], across: str, xlabel: str
 ) -> tuple[Lines, str, str, Lines]:
-    """Return a line per value of the other numbers, or per test set without any, and circles around chosen lambdas."""
+    """Return a line per value of the other numbers, or per test set without any, and circles around points.
+
+    Circles mark the lambdas that were chosen, or the best value: of each test set, or of all lines together.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
     marks: dict[str, list[tuple[float, float]]] = {}
     ylabel = PERPLEXITY
@@ -143,10 +146,11 @@ def _across(
             if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
                 by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
                 marks.setdefault(f"chosen by the {by}", []).append((numbers[across], value))
+    means = {line: _means(points) for line, points in lines.items()}
     if across != BLOCK_LAMBDA:
-        best = min((point for points in lines.values() for point in points), key=itemgetter(1))
-        marks["best"] = [best]
-    return {line: _means(points) for line, points in lines.items()}, xlabel, ylabel, marks
+        compared = means.values() if means.keys() <= runs[0][0].perplexity.keys() else [chain(*means.values())]
+        marks["best"] = [min(points, key=itemgetter(1)) for points in compared]
+    return means, xlabel, ylabel, marks
 
 
 def plot_lines(

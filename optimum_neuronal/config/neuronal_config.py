@@ -98,7 +98,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if isinstance(topup, DSnoT):
             saliency = topup.around(saliency)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        title = [f"{saliency.title} + {topup.title(saliency)}"]
+        title = [f"{saliency.title()} + {topup.title(saliency)}"]
         title += [f"pattern {pattern}"] if pattern else []
         title += [f"refit of {self.refit_epochs} epochs"] if self.refit_epochs else []
         return Methods(saliency, topup, pattern, ", ".join(title))

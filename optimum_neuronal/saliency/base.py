@@ -72,9 +72,8 @@ class Saliency(ABC):
     knows_rows: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
-    @property
     def title(self) -> str:
-        """What tables call the method."""
+        """Return what tables call the method."""
         return title_of(self)
 
     @abstractmethod

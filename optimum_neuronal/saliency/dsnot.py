@@ -42,9 +42,8 @@ class Exchanged(Saliency):
     def name(self) -> str:
         return self.base.name
 
-    @property
     def title(self) -> str:
-        return self.base.title
+        return self.base.title()
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         return self.base.score(weight, activation)

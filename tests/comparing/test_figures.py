@@ -146,3 +146,24 @@ def test_seeds_are_averaged(tmp_path, monkeypatch):
     by_sparsity, first = lines[:2]
     assert by_sparsity == {"wanda + uniform": [(0.5, 11.5), (0.6, 12.5), (0.7, 13.5)]}
     assert first["uniform"] == [(1, pytest.approx(0.15))]
+
+
+def test_the_best_value_is_marked(tmp_path, monkeypatch):
+    """That of a grid; without a second hyper-parameter, that of each test set. Seeds are averaged before."""
+    marks = []
+    monkeypatch.setattr(
+        figures, "plot_lines", lambda path, title, lines, x, y=None, m=None, **options: (marks.append(m), path)[1]
+    )
+    dense, grid = Result(0, "dense", "dense", {"c4": 5.0, "ptb": 5.0}), {}
+    for m, width, value in [(3, 0.1, 9.0), (3, 0.2, 8.0), (3, 0.3, 9.0), (5, 0.1, 7.0), (5, 0.2, 9.0), (5, 0.3, 9.0)]:
+        grid[m, width] = result("owl", config={"topup_args": {"outlier_factor": m, "half_width": width}})
+        grid[m, width].perplexity = {"c4": value, "ptb": value}
+    figures.draw_figures(tmp_path, "model", dense, list(grid.values()))
+    assert marks[-1] == {"best": [(0.1, pytest.approx(7.0))]}
+    seeds = []
+    for count, values in ((1, (9.0, 5.0)), (2, (6.0, 7.0)), (4, (9.0, 9.0))):
+        for seed, value in enumerate(values):
+            seeds.append(result(setting={"num_alignment_samples": count, "seed": seed}))
+            seeds[-1].perplexity = {"c4": value, "ptb": 20 - value}
+    figures.draw_figures(tmp_path, "model", dense, seeds)
+    assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]}
