@@ -81,10 +81,10 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
             axes.set(xlabel=xlabel, yscale="log", ylabel=PERPLEXITY)
             axes.set_xscale("symlog", linthresh=1)  # uniform sparsity takes no time to decide
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.margins(0.06, 0.12)
             axes.label_outer()
             style.show_round_numbers(axes.yaxis)
-        style.show_round_numbers(all_axes[0].xaxis)
         shown = {run.label: styles[run.label] | POINT | {"marker": "o"} for run in results}
         if len(markers) > 1:
             gray = POINT | {"color": "#666666"}
