@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 
 from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
 from optimum_neuronal.common.device import default_device
-from optimum_neuronal.data.calibration import draw_windows
+from optimum_neuronal.data.calibration import draw_windows, resolve_bos
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -61,7 +61,7 @@ sizes = {
     "seed": 0,
     "vocab_size": len(tokenizer),
 }
-windows = draw_windows(args.train, tokenizer, **sizes).ids
+windows = draw_windows(args.train, tokenizer, **sizes, bos=resolve_bos(model.config, tokenizer)).ids
 rate = args.learning_rate or (2e-3 if args.lora else 5e-4)
 how = {"max_steps": args.steps, "per_device_train_batch_size": args.batch, "learning_rate": rate}
 how |= {"lr_scheduler_type": "cosine", "warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}

@@ -17,7 +17,7 @@ from .common.notes import get_logger
 from .common.processes import Processes
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
-from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
+from .evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import (
@@ -156,12 +156,16 @@ class NeuronALPruner(OptimumQuantizer):
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             windows = {
-                name: load_windows(model.config, context.tokenizer, test, window) for name, test in tests.items()
+                name: load_windows(model.config, context.tokenizer, test, window, add_bos=self.config.add_bos)
+                for name, test in tests.items()
             }
             held_out = None if context.calibration is None else context.calibration.held_out
             if not windows and held_out is not None and model.can_generate():
                 windows = {CALIBRATION_TEST: held_out}
-            evaluation: dict[str, dict[str, float]] = {name: {"window": ids.shape[1]} for name, ids in windows.items()}
+            evaluation: dict[str, dict[str, float]] = {
+                name: {"window": ids.shape[1], "bos": begin_with_bos(ids, context.tokenizer)}
+                for name, ids in windows.items()
+            }
 
             def measure(when: str) -> None:
                 for name, ids in windows.items():

@@ -36,8 +36,8 @@ class PruningReport:
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
-            Dataset -> perplexities, `dense` and `pruned`, and `window`, the tokens of a test window. The model card shows
-            them. You may fill it in.
+            Dataset -> perplexities, `dense` and `pruned`; `window`, the tokens of a test window; and `bos`, True if all
+            windows begin with the BOS token. The model card shows them. You may fill it in.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
@@ -103,7 +103,7 @@ class PruningReport:
             yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
         for dataset, values in self.evaluation.items():
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
-            tokens = f", windows of {values['window']} tokens" if "window" in values else ""
+            tokens = f", windows of {window_text(values)} tokens" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
         yield [
             "seconds, resumed" if self.resumed else "seconds",
@@ -116,4 +116,10 @@ def calibration_text(calibration: Mapping[str, Any]) -> str:
     """Return what a prune was calibrated on, in a few words: `"128 x 2048 tokens of c4, seed 0"`."""
     samples, length, source = (calibration.get(name, "?") for name in ("num_samples", "seq_length", "source"))
     seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
-    return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}")
+    first = ", each begins with BOS" if calibration.get("add_bos") is True else ""
+    return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}") + first
+
+
+def window_text(values: Mapping[str, Any]) -> str:
+    """Return the length of the test windows of a report's evaluation: `"2048"`, or `"2048 (BOS first)"`."""
+    return f"{values['window']}{' (BOS first)' if values.get('bos') else ''}"

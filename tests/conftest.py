@@ -13,7 +13,7 @@ import torch
 import transformers
 from families import FAMILIES, VOCABULARY
 from texts import VOCAB
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 
 transformers.logging.enable_propagation()  # so that pytest's caplog sees notes
@@ -92,9 +92,15 @@ def tokenizer():
     return make_tokenizer()
 
 
-def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """The word "w7" is the id 7, anything else 255; it warns above 4 tokens, as that is what its model admits."""
+def make_tokenizer(**special) -> transformers.PreTrainedTokenizerFast:
+    """The word "w7" is the id 7, anything else 255; it warns above 4 tokens, as that is what its model admits.
+
+    With `bos_token="w9"`, every text begins with the id 9.
+    """
     words = {f"w{i}": i for i in range(VOCAB - 1)} | {"<unk>": VOCAB - 1}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", model_max_length=4)
+    if bos := special.get("bos_token"):
+        backend.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, words[bos])])
+    own = {"unk_token": "<unk>", "model_max_length": 4, **special}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **own)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from optimum.quantization_base import OptimumQuantizer
 from several_processes import in_processes
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -328,3 +328,25 @@ def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
     for projection in find_decoder(llama).projections.values():
         assert (projection.weight == 0).float().mean() == pytest.approx(0.7, abs=1e-2)
     assert llama.config.sparsity_config["sparsity"] == 0.7
+
+
+def test_windows_of_a_gemma_begin_with_bos(tmp_path):
+    """In calibration, refit and test windows; report, card and config say so. `add_bos=False` leaves it out."""
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{(7 * i) % 60}" for i in range(900)))
+    sizes = {"num_samples": 8, "num_alignment_samples": 2, "seq_length": 16, "dataset": str(text)}
+    seen = {None: set(), False: set()}
+    for add_bos, first in seen.items():
+
+        def watch(module, args, kwargs, first=first):
+            first.update(kwargs["input_ids"][:, 0].tolist())
+
+        pruner = NeuronALPruner(NeuronALConfig(0.5, add_bos=add_bos, **sizes), make_tokenizer(bos_token="w9"))
+        pruner.model = make_model("gemma")
+        handle = pruner.model.register_forward_pre_hook(watch, with_kwargs=True)
+        pruner.quantize(tmp_path / f"{add_bos}", evaluate=[text], window=16)
+        handle.remove()
+        assert pruner.report.calibration["add_bos"] == pruner.report.evaluation["text.txt"]["bos"] == (add_bos is None)
+        card = (tmp_path / f"{add_bos}" / "README.md").read_text()
+        assert ("Each begins with the BOS token." in card) == ("16 (BOS first)" in card) == (add_bos is None)
+    assert seen[None] == {9} and len(seen[False]) > 1

@@ -15,7 +15,7 @@ from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
 from ..model.load_model import PIPELINE_TAGS, loading_class, loading_code
-from ..report import PruningReport
+from ..report import PruningReport, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CONFIG, MODEL_CARD
@@ -113,7 +113,7 @@ def _perplexities(report: PruningReport) -> str | None:
     rows = []
     for dataset, values in report.evaluation.items():
         measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
-        rows.append([dataset, *measured, values.get("window", "-")])
+        rows.append([dataset, *measured, window_text(values) if "window" in values else "-"])
     return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
 
 

@@ -38,6 +38,8 @@ def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several
         kind, meaning = value_type(entry), entry.metadata["help"]
         unset = several.get(name, entry.metadata.get("unset", entry.default))
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
+        if kind is bool:
+            options = {"action": argparse.BooleanOptionalAction}
         if name in several or get_args(kind):
             options["nargs"] = "+"
         if "metavar" in entry.metadata:

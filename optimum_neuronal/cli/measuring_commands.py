@@ -12,7 +12,7 @@ import torch
 from ..common.display import format_table
 from ..common.validation import check_count
 from ..config.config_fields import DATASETS
-from ..evaluation.perplexity import evaluate_perplexity, load_windows
+from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import evaluate_tasks, load_tasks
 from ..model.load_model import load_model
@@ -38,6 +38,7 @@ class EvaluateCommand(Command):
         text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
         parser.add_argument("--dataset", nargs="+", help=text)
         flags.add_test_flags(parser)
+        flags.add_config_flags(parser, ["add_bos"])
         flags.add_memory_flags(parser, prunes=False)
 
     def work(self) -> None:
@@ -50,16 +51,18 @@ class EvaluateCommand(Command):
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
-            rows, sizes = [], (args.window, args.max_windows)
+            rows, sizes, bos = [], (args.window, args.max_windows), getattr(args, "add_bos", None)
             datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
-            tests = {name: load_windows(model.config, tokenizer, name, *sizes) for name in datasets}
+            tests = {name: load_windows(model.config, tokenizer, name, *sizes, bos) for name in datasets}
             for dataset, windows in tests.items():
                 perplexity = evaluate_perplexity(model, None, windows, batch_size=args.batch_size)
-                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape)])
+                first = "yes" if begin_with_bos(windows, tokenizer) else "no"
+                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape), first])
             if rows:
-                write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each"], rows))
+                write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
                 options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
+                options["add_bos"] = bos
                 results = evaluate_tasks(model, tokenizer, args.tasks, **options)
                 write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
 

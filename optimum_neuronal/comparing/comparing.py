@@ -14,7 +14,7 @@ from ..common.notes import get_logger
 from ..common.progress import progress
 from ..config.config_fields import as_json
 from ..data.documents import check_datasets
-from ..evaluation.perplexity import as_model, name_test_sets
+from ..evaluation.perplexity import as_model, begin_with_bos, name_test_sets
 from ..evaluation.tasks import load_tasks
 from ..files.records import Records, remove_records
 from ..model.load_model import public_name
@@ -91,10 +91,10 @@ def compare(
         check_tables_directory(output, overwrite)
     if tasks:
         load_tasks(tasks, include_path)
-    questions = {"tasks": tasks, "limit": limit, "include_path": include_path}
+    questions = {"tasks": tasks, "limit": limit, "include_path": include_path, "add_bos": config.get("add_bos")}
     memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
     runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
-    runs.load_tests(tests, window, max_windows)
+    runs.load_tests(tests, window, max_windows, config.get("add_bos"))
     with exclusive(runs.model):
         return _run_all(runs, combinations, as_json(config), as_json(accuracy_over), output, overwrite)
 
@@ -115,7 +115,9 @@ def _run_all(
     dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = _in_common([one.to_dict() for one in runs.calibrations.values() if one is not None])
-    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), windows, fields, accuracy_over)
+    with_bos = [name for name, ids in runs.windows.items() if begin_with_bos(ids, runs.tokenizer)]
+    own = {"windows": windows, "with_bos": with_bos, "config": fields, "accuracy_over": accuracy_over}
+    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), **own)
     for result, config in progress(combinations, "comparing", "combination"):
         if config is not None:
             depends_on = [result.method, config.to_dict(), runs.depends_on(runs.calibration_of(result, config))]

@@ -43,6 +43,7 @@ class Comparison:
     calibration: dict[str, Any]  # source, number and length of the sequences, seed
     versions: dict[str, str]  # of this package, transformers, torch and Python
     windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
+    with_bos: list[str] = field(default_factory=list)  # test sets whose windows begin with the BOS token
     config: dict[str, Any] = field(default_factory=dict)  # fields that all combinations were given
     accuracy_over: list[str] | None = None  # saliencies of AccRet, see [`aggregate`]
 
@@ -85,7 +86,10 @@ class Comparison:
         for name in swept:
             values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
             notes.append(f"Means over {name} {values}, ± the standard deviation.")
-        tests = [f"{name} ({count} x {tokens} tokens)" for name, (count, tokens) in self.windows.items()]
+        tests = [
+            f"{name} ({count} x {tokens} tokens{', BOS first' if name in self.with_bos else ''})"
+            for name, (count, tokens) in self.windows.items()
+        ]
         if tests:
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:

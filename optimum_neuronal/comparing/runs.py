@@ -56,13 +56,15 @@ class Runs:
         if questions["tasks"]:
             check_answers(model)
 
-    def load_tests(self, tests: Mapping[str, Any], window: int | None, max_windows: int | None) -> None:
+    def load_tests(
+        self, tests: Mapping[str, Any], window: int | None, max_windows: int | None, add_bos: bool | None
+    ) -> None:
         """Read the test sets. Text and tasks need a tokenizer."""
         needs_tokenizer = self.questions["tasks"] or any(as_token_ids(test) is None for test in tests.values())
         if self.tokenizer is None and needs_tokenizer:
             self.tokenizer = own_tokenizer(self.model)
         for name, test in tests.items():
-            self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows)
+            self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows, add_bos)
 
     def calibration_of(self, result: Result, config: NeuronALConfig) -> CalibrationSet | None:
         return self.calibrations.get(_data(result, config)) if config.methods.needs_calibration else None

@@ -68,6 +68,11 @@ class ConfigFields:
         "authors: the draw of NeuronAL's authors, with replacement",
         choices=("distinct", "authors"),
     )
+    add_bos: bool | None = _field(
+        None,
+        "begin every calibration sequence and test window that is cut from text with the tokenizer's BOS token",
+        unset="yes for Gemma models, else no",
+    )
     targets: Sequence[str] | None = _field(
         None,
         "regular expressions, searched in module names: only projections that match one are pruned, and sparsity is "

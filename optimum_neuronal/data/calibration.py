@@ -3,6 +3,7 @@
 import hashlib
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class CalibrationSet:
     drawn_from: str  # "documents", "stream" (the joined text) or "token ids" (from the caller)
     seed: int | None = None  # of the draw; None, here and below, if nothing was drawn
     sampling: str | None = None  # see [`draw_windows`]
+    add_bos: bool = False  # True if a BOS token was put at the start of every sequence
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)  # that made the ids
     held_out: torch.Tensor | None = field(default=None, repr=False, compare=False)  # other windows, or None
 
@@ -37,6 +39,7 @@ class CalibrationSet:
             "drawn_from": self.drawn_from,
             "seed": self.seed,
             "sampling": self.sampling,
+            "add_bos": self.add_bos,
             "num_samples": num_samples,
             "seq_length": seq_length,
             "sha256": hashlib.sha256(self.ids.numpy().astype("<i8").tobytes()).hexdigest(),
@@ -53,7 +56,15 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Cali
 
 
 def draw_windows(
-    dataset, tokenizer, *, num_samples: int, seq_length: int, seed: int, vocab_size: int, sampling: str = "distinct"
+    dataset,
+    tokenizer,
+    *,
+    num_samples: int,
+    seq_length: int,
+    seed: int,
+    vocab_size: int,
+    sampling: str = "distinct",
+    bos: int | None = None,
 ) -> CalibrationSet:
     """Draw calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
 
@@ -66,22 +77,68 @@ def draw_windows(
     - `"authors"`: The loop of NeuronAL's authors, which draws documents with replacement until one is longer than a
       window. With the same text, tokenizer and seed, the ids are those of their code.
 
-    Equal arguments give equal ids, whose first sequences do not depend on `num_samples`. Further windows that overlap with
-    none of these are `held_out`.
+    With `bos`, see [`resolve_bos`], every sequence is this token and a window that is one token shorter. Equal arguments
+    give equal ids, whose first sequences do not depend on `num_samples`. Further windows that overlap with none of these
+    are `held_out`.
     """
     documents, count = load_documents(dataset), num_samples + EXTRA_WINDOWS
+    texts, length = Texts(documents, tokenizer, bos), seq_length - (bos is not None)
     if sampling == "authors":
         route = "stream" if documents.joined else "documents"
-        windows = draw_as_authors(documents, tokenizer, count, seq_length, seed)
+        windows = draw_as_authors(texts, count, length, seed)
     else:
-        route, windows = _draw_distinct(documents, tokenizer, num_samples, seq_length, seed)
-    ids, others = torch.tensor(windows).split([num_samples, EXTRA_WINDOWS])
+        route, windows = _draw_distinct(texts, num_samples, length, seed)
+    ids, others = with_bos(torch.tensor(windows), bos).split([num_samples, EXTRA_WINDOWS])
     check_vocabulary(torch.cat([ids, others]), vocab_size)
-    return CalibrationSet(ids, documents.source, route, seed, sampling, tokenizer, _apart(others, ids))
+    held_out = _apart(others, ids)
+    return CalibrationSet(ids, documents.source, route, seed, sampling, bos is not None, tokenizer, held_out)
 
 
-def draw_as_authors(documents: Documents, tokenizer, count: int, seq_length: int, seed: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Texts:
+    """Documents as token ids, without the BOS token that the tokenizer may begin them with if `bos` names it."""
+
+    documents: Documents
+    tokenizer: Any
+    bos: int | None
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, index: int) -> list[int]:
+        return tokenize(self.documents[index], self.tokenizer, self.bos)
+
+    def joined(self, separator: str | None = None) -> list[int]:
+        """Return the token ids of all documents as one text."""
+        text = self.documents.join() if separator is None else separator.join(self.documents)
+        return tokenize(text, self.tokenizer, self.bos)
+
+
+def resolve_bos(model_config: Any, tokenizer: Any, add_bos: bool | None = None) -> int | None:
+    """Return the BOS token to put at the start of every window, or None.
+
+    `add_bos=None` means yes for Gemma models, as in lm-eval: without the token that began all sequences of their training,
+    they predict much worse. `tokenizer=None` takes the token that the config names.
+    """
+    text = model_config.get_text_config()
+    if not (any("gemma" in config.model_type for config in (model_config, text)) if add_bos is None else add_bos):
+        return None
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+    bos = getattr(text if tokenizer is None else tokenizer, "bos_token_id", None)
+    bos = bos[0] if isinstance(bos, list) else bos
+    if bos is None and add_bos:
+        raise ValueError("add_bos is True, but the tokenizer has no BOS token: leave it out, or set bos_token.")
+    return bos
+
+
+def with_bos(windows: torch.Tensor, bos: int | None) -> torch.Tensor:
+    """Return windows, (N, L), with a token at the start of each, (N, 1 + L), or as they are without one."""
+    return windows if bos is None else torch.nn.functional.pad(windows, (1, 0), value=bos)
+
+
+def draw_as_authors(texts: Texts, count: int, seq_length: int, seed: int) -> list[list[int]]:
     """Return `count` windows that the code of NeuronAL's authors (lib/data.py) draws. Lines are joined by a space."""
+    documents = texts.documents
     rng = random.Random(seed)
     long: dict[int, list[int] | None] = {}  # token ids of documents that were drawn; None if they are too short
 
@@ -91,7 +148,7 @@ def draw_as_authors(documents: Documents, tokenizer, count: int, seq_length: int
         while True:
             index = rng.randint(0, len(documents) - 1)
             if index not in long:
-                ids = tokenize(documents[index], tokenizer)
+                ids = texts[index]
                 long[index] = ids if len(ids) > seq_length else None
             if (drawn := long[index]) is not None:
                 return drawn
@@ -101,7 +158,7 @@ def draw_as_authors(documents: Documents, tokenizer, count: int, seq_length: int
                     "needs: lower seq_length, or set sampling='distinct', which joins documents."
                 )
 
-    stream = tokenize(" ".join(documents), tokenizer) if documents.joined else []
+    stream = texts.joined(" ") if documents.joined else []
     if documents.joined and len(stream) <= seq_length:
         raise ValueError(
             f"The dataset ({documents.source}) holds {len(stream)} tokens, but sampling='authors' needs more than {seq_length}: "
@@ -115,18 +172,16 @@ def draw_as_authors(documents: Documents, tokenizer, count: int, seq_length: int
     return windows
 
 
-def _draw_distinct(
-    documents: Documents, tokenizer, num_samples: int, seq_length: int, seed: int
-) -> tuple[str, list[list[int]]]:
+def _draw_distinct(texts: Texts, num_samples: int, seq_length: int, seed: int) -> tuple[str, list[list[int]]]:
     """Return what windows are drawn from, and `num_samples + EXTRA_WINDOWS` of them."""
-    if not documents.joined:
-        windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
+    if not texts.documents.joined:
+        windows = _draw_from_documents(texts, num_samples, seq_length, random.Random(seed))
         if windows is not None:
             return "documents", windows
-    stream = tokenize(documents.join(), tokenizer)
+    stream = texts.joined()
     if len(stream) < num_samples * seq_length:
         raise ValueError(
-            f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
+            f"The dataset ({texts.documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of {seq_length} "
             f"need {num_samples * seq_length}: give more text, or lower num_samples or seq_length."
         )
     rng = random.Random(seed)
@@ -146,12 +201,12 @@ def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:
 
 
 def _draw_from_documents(
-    documents: Documents, tokenizer, num_samples: int, seq_length: int, rng: random.Random
+    texts: Texts, num_samples: int, seq_length: int, rng: random.Random
 ) -> list[list[int]] | None:
     """Return `num_samples + EXTRA_WINDOWS` random windows of documents that are long enough, None if these hold too little."""
     windows, long = [], []
-    for index in rng.sample(range(len(documents)), len(documents)):
-        ids = tokenize(documents[index], tokenizer)
+    for index in rng.sample(range(len(texts)), len(texts)):
+        ids = texts[index]
         if len(ids) >= seq_length:
             long.append(ids)
             windows.append(_random_window(ids, seq_length, rng))
@@ -170,10 +225,11 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
     return ids[start : start + length]
 
 
-def tokenize(text: str, tokenizer) -> list[int]:
-    """Return the token ids of a text of any length."""
+def tokenize(text: str, tokenizer, bos: int | None = None) -> list[int]:
+    """Return the token ids of a text of any length, without a BOS token at its start if `bos` names it."""
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    return ids[1:] if bos is not None and ids[:1] == [bos] else ids
 
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:

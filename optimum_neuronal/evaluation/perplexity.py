@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
-from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
+from ..data.calibration import as_token_ids, check_vocabulary, resolve_bos, resolve_seq_length, tokenize, with_bos
 from ..data.documents import load_documents
 from ..model.load_model import find_tokenizer, load_model, without_folders
 
@@ -27,6 +27,7 @@ def evaluate_perplexity(
     *,
     max_windows: int | None = None,
     batch_size: int | None = 1,
+    add_bos: bool | None = None,
 ) -> float:
     """Return the perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
@@ -42,6 +43,9 @@ def evaluate_perplexity(
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
         max_windows (`int`): measure only the first windows, at most this many. None: all (c4: 256).
         batch_size (`int`): windows per forward. Changes the result by rounding at most. None: of about 2048 tokens.
+        add_bos (`bool`):
+            True to begin every window of text with the BOS token, which counts as one of its tokens and is not predicted.
+            None: for Gemma models, as in lm-eval.
 
     Raises:
         `ValueError`, `TypeError`: too little text, an unsuitable model or tokenizer, or a loss that is not finite.
@@ -50,7 +54,7 @@ def evaluate_perplexity(
     model, tokenizer = as_model(model, tokenizer)
     check_language_model(model)
     embeddings = model.get_input_embeddings().weight
-    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
+    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows, add_bos)
     check_vocabulary(windows, embeddings.shape[0])
     # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
     device = "cpu" if embeddings.device.type == "meta" else embeddings.device
@@ -65,6 +69,7 @@ def load_windows(
     dataset: Any,
     seq_length: int | None = None,
     max_windows: int | None = None,
+    add_bos: bool | None = None,
 ) -> torch.Tensor:
     """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
     check_count("The length of test windows", 2 if seq_length is None else seq_length, 2)
@@ -76,14 +81,22 @@ def load_windows(
     seq_length = resolve_seq_length(config, seq_length)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
-    documents = load_documents(dataset, "test")
-    stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
-    if len(stream) < seq_length:
+    documents, bos = load_documents(dataset, "test"), resolve_bos(config, tokenizer, add_bos)
+    stream = torch.tensor(tokenize(documents.join(), tokenizer, bos), dtype=torch.int64)
+    length = seq_length - (bos is not None)
+    if len(stream) < length:
         raise ValueError(
             f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
             "text, or a shorter window."
         )
-    return stream.unfold(0, seq_length, seq_length)[: max_windows or documents.max_windows]
+    return with_bos(stream.unfold(0, length, length)[: max_windows or documents.max_windows], bos)
+
+
+def begin_with_bos(windows: torch.Tensor, tokenizer: Any) -> bool:
+    """Return True if all windows, (N, L), begin with the BOS token of a tokenizer."""
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return bos is not None and bool((windows[:, 0] == bos).all())
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:

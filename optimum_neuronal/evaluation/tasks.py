@@ -40,6 +40,7 @@ def evaluate_tasks(
     limit: int | None = None,
     batch_size: int | None = None,
     include_path: str | Path | None = None,
+    add_bos: bool | None = None,
 ) -> dict[str, TaskResult]:
     """Return the zero-shot accuracy on each multiple-choice task of the lm-evaluation-harness.
 
@@ -52,6 +53,7 @@ def evaluate_tasks(
         limit (`int`): number of first questions of each task. None: all.
         batch_size (`int`): answers per forward. Changes the result by rounding at most. None: 1 on a CPU, else 32.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format.
+        add_bos (`bool`): True to begin every question with the BOS token. The harness does so for Gemma models in any case.
 
     Raises:
         `ImportError`: the extra `eval` is not installed.
@@ -73,6 +75,7 @@ def evaluate_tasks(
     # A copy, since HFLM adds a padding token to a tokenizer without one.
     batch_size = batch_size or (1 if model.device.type == "cpu" else ACCELERATOR_BATCH)
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
+    options |= {} if add_bos is None else {"add_bos_token": add_bos}
     with inference(model):
         with _errors_only():
             wrapped = HFLM(model, backend="causal", **options)

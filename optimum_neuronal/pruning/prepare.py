@@ -23,7 +23,14 @@ from ..common.memory import reset_peak_memory
 from ..common.processes import Processes
 from ..compat import hf_private
 from ..config.neuronal_config import Methods, NeuronALConfig
-from ..data.calibration import CalibrationSet, as_token_ids, draw_windows, resolve_seq_length, take_sequences
+from ..data.calibration import (
+    CalibrationSet,
+    as_token_ids,
+    draw_windows,
+    resolve_bos,
+    resolve_seq_length,
+    take_sequences,
+)
 from ..files.records import Records
 from ..model.load_model import own_tokenizer
 from ..model.projections import Decoder
@@ -168,7 +175,8 @@ def draw_calibration(
     if ids is not None:
         return take_sequences(ids, **options)
     tokenizer = tokenizer or own_tokenizer(model, revision)
-    options |= {"seed": config.seed, "sampling": config.sampling}
+    bos = resolve_bos(model.config, tokenizer, config.add_bos)
+    options |= {"seed": config.seed, "sampling": config.sampling, "bos": bos}
     return draw_windows(dataset, tokenizer, seq_length=seq_length, **options)
 
 

@@ -9,18 +9,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import resolve_seq_length
+from ..data.calibration import resolve_bos, resolve_seq_length, with_bos
 
 
 def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
     """Draw calibration sequences, int64, (num_samples, seq_length), on the CPU, equal in every process.
 
     Examples are drawn by the config's seed (a stream without a length: in its order) and collated one by one. Their tokens,
-    without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example.
+    without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example. With a BOS
+    token, see [`resolve_bos`], it begins every sequence, and no other place has one.
     """
-    allowed, length, pieces, count = resolve_seq_length(model_config, config.seq_length), 1, [], 0
+    bos = resolve_bos(model_config, None, config.add_bos)
+    added = int(bos is not None)
+    allowed, length, pieces, count = resolve_seq_length(model_config, config.seq_length) - added, 1, [], 0
     with untouched_randomness():
         for piece in _token_ids(loader, config.seed):
+            piece = piece if bos is None else piece[piece != bos]
             pieces.append(piece)
             count += len(piece)
             length = allowed if config.seq_length is not None else min(allowed, max(length, len(piece)))
@@ -28,10 +32,10 @@ def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config)
                 break
     if count < config.num_samples * length:
         raise ValueError(
-            f"The training data holds {count} tokens, but {config.num_samples} calibration sequences of {length} need "
+            f"The training data holds {count} tokens, but {config.num_samples} calibration sequences of {length + added} need "
             f"{config.num_samples * length}: set num_samples to at most {count // length}, or a smaller seq_length."
         )
-    return torch.cat(pieces)[: config.num_samples * length].view(config.num_samples, length)
+    return with_bos(torch.cat(pieces)[: config.num_samples * length].view(config.num_samples, length), bos)
 
 
 def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:

@@ -3,10 +3,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from conftest import make_tokenizer
 from texts import MIXED, VOCAB, document, draw
-from transformers import GPT2Config, LlamaConfig, RobertaConfig
+from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, RobertaConfig
 
-from optimum_neuronal.data.calibration import draw_as_authors, resolve_seq_length
+from optimum_neuronal.data.calibration import Texts, draw_as_authors, resolve_bos, resolve_seq_length
 from optimum_neuronal.data.documents import Documents
 
 
@@ -90,7 +91,7 @@ class TestTheAuthorsDraw:
     def test_lines_are_joined_by_a_space(self, tokenizer):
         lines = [document(7 * i, 5) for i in range(20)]
         joined = Documents(lines, "lines", separator="\n\n", joined=True)
-        found = draw_as_authors(joined, tokenizer, 6, 8, seed=1)
+        found = draw_as_authors(Texts(joined, tokenizer, None), 6, 8, seed=1)
         assert found == authors_loop(" ".join(lines), tokenizer, 6, 1, 8).tolist()
 
     def test_a_document_of_just_the_length_is_too_short(self, tokenizer):
@@ -100,6 +101,38 @@ class TestTheAuthorsDraw:
             draw(texts[:1] * 2, tokenizer, sampling="authors")
         with pytest.raises(ValueError, match="holds 8 tokens, but sampling='authors' needs more than 8"):
             draw(texts[:1], tokenizer, sampling="authors")
+
+
+class TestBos:
+    """With the id 255 as BOS, which occurs in no text."""
+
+    @pytest.mark.parametrize("sampling", ["distinct", "authors"])
+    def test_every_window_begins_with_it_once(self, sampling):
+        tokenizer = make_tokenizer(bos_token="<unk>")
+        for dataset in (MIXED, [document(0, 300)]):
+            found = draw(dataset, tokenizer, num_samples=12, bos=255, sampling=sampling)
+            assert found.ids.shape == (12, 8) and found.to_dict()["add_bos"] is True
+            for ids in (found.ids, found.held_out):
+                assert (ids[:, 0] == 255).all() and (ids[:, 1:] != 255).all()
+            # The other tokens are those of shorter windows of the same text without it.
+            plain = draw(dataset, make_tokenizer(), num_samples=12, seq_length=7, sampling=sampling)
+            assert torch.equal(found.ids[:, 1:], plain.ids) and plain.to_dict()["add_bos"] is False
+
+    def test_gemma_models_get_it_unless_told_otherwise(self):
+        tokenizer, without = make_tokenizer(bos_token="w9"), make_tokenizer()
+        llama, gemma, gemma3 = LlamaConfig(), GemmaConfig(), Gemma3Config()
+        for config, given, add_bos, expected in (
+            (llama, tokenizer, None, None),
+            (llama, tokenizer, True, 9),
+            (gemma, tokenizer, None, 9),
+            (gemma, tokenizer, False, None),
+            (gemma3, tokenizer, None, 9),
+            (gemma, without, None, None),
+            (gemma, None, None, gemma.bos_token_id),
+        ):
+            assert resolve_bos(config, given, add_bos) == expected
+        with pytest.raises(ValueError, match="add_bos is True, but the tokenizer has no BOS token"):
+            resolve_bos(llama, without, True)
 
 
 class TestMistakes:

@@ -4,14 +4,22 @@ import sys
 
 import pytest
 import torch
+from conftest import make_tokenizer
 from packed_models import make_zeroed
 from texts import VOCAB
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GemmaConfig, LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import densify, save_pretrained, sparsify
+from optimum_neuronal.data.calibration import with_bos
 from optimum_neuronal.data.documents import Documents
 from optimum_neuronal.evaluation import perplexity as evaluation
-from optimum_neuronal.evaluation.perplexity import as_model, evaluate_perplexity, name_test_sets
+from optimum_neuronal.evaluation.perplexity import (
+    as_model,
+    begin_with_bos,
+    evaluate_perplexity,
+    load_windows,
+    name_test_sets,
+)
 
 
 CONFIG = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -26,6 +34,18 @@ def model():
 
 def text(ids):
     return " ".join(f"w{i}" for i in ids)
+
+
+def test_windows_that_begin_with_bos(model):
+    """It counts as one of a window's tokens, and is not predicted. Gemma models have it without being told."""
+    tokenizer, ids = make_tokenizer(bos_token="w254"), random_ids(1, 70)[0]
+    windows = with_bos(ids.unfold(0, 7, 7), 254)
+    expected = by_hand(model, windows)
+    found = evaluate_perplexity(model, tokenizer, [text(ids.tolist())], seq_length=8, add_bos=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+    loaded = [load_windows(GemmaConfig(), tokenizer, [text(ids.tolist())], 8, add_bos=bos) for bos in (None, False)]
+    assert torch.equal(loaded[0], windows) and [begin_with_bos(ids, tokenizer) for ids in loaded] == [True, False]
+    assert not begin_with_bos(windows, make_tokenizer())
 
 
 def random_ids(*shape, seed=0):

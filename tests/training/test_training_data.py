@@ -43,6 +43,17 @@ def test_examples_of_equal_length_are_taken_whole():
     assert torch.equal(sequences(data, num_samples=2, seq_length=8).flatten(), drawn.flatten())
 
 
+def test_the_bos_token_begins_every_sequence_and_nothing_else():
+    """Gemma's is 2 here; examples of one to six tokens begin with it, too."""
+    model_config = make_model("gemma").config
+    model_config.bos_token_id = 2
+    examples = [[2, *range(10 * i + 3, 10 * i + 4 + i)] for i in range(6)]
+    drawn = sequences(examples, padded, model_config, num_samples=3, seq_length=5)
+    assert drawn.shape == (3, 5) and (drawn[:, 0] == 2).all() and (drawn[:, 1:] != 2).all()
+    plain = sequences(examples, padded, model_config, num_samples=3, seq_length=5, add_bos=False)
+    assert not (plain[:, 0] == 2).all()
+
+
 def test_others_are_joined_without_padding_and_randomness_is_untouched():
     examples = [list(range(10 * i + 1, 10 * i + 2 + i)) for i in range(6)]  # 1 to 6 tokens
     model_config = make_model("llama").config  # which draws weights
