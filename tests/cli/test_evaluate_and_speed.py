@@ -31,6 +31,15 @@ def test_tasks_and_perplexity(run, dense, tmp_path):
     assert "AccRet, 50%" in shown and "pairs (4 questions)" in shown and "mean accuracy" in shown
 
 
+def test_windows_with_and_without_bos(run, dense, tmp_path):
+    """The last column says which."""
+    AutoTokenizer.from_pretrained(dense, bos_token="w0").save_pretrained(dense)
+    given = ("evaluate", "--model", dense, "--dataset", tmp_path / "text.txt", "--window", 16, "--max-windows", 2)
+    rows = [run(*given, *more).splitlines()[-1].split() for more in ((), ("--add-bos",), ("--no-add-bos",))]
+    assert [row[-3:] for row in rows] == [["2", "16", first] for first in ("no", "yes", "no")]
+    assert rows[0] == rows[2] and rows[0][1] != rows[1][1]
+
+
 def test_mistakes_are_found_before_anything_is_measured(run, dense, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("w1")
     texts = (tmp_path / "text.txt", tmp_path / "short.txt")

@@ -82,6 +82,11 @@ def test_lambdas_of_every_seed_stand_by_their_step(comparison):
     assert "block 0.12, 0.10, 0.12; row 0.20, 0.25, 0.20" in text and "block 0.125; no row step: x" in text
 
 
+def test_windows_that_begin_with_bos_are_named(comparison):
+    comparison.windows, comparison.with_bos = {"a": [4, 8], "b": [5, 8]}, ["b"]
+    assert "Perplexity: a (4 x 8 tokens), b (5 x 8 tokens, BOS first)." in str(comparison)
+
+
 def test_presets(comparison):
     preset = result(0.5, "preset", "best", 11.0, 22.0, accuracy=0.8, allocation_seconds=7.5, pruning_seconds=2.0)
     comparison.results.append(preset)
