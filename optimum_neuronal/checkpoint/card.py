@@ -105,7 +105,22 @@ def _command(report: PruningReport, base: str | None, remote_code: bool) -> list
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
     text = _calibration_text(report)
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
-    return command + (["--dataset", text] if text else []) + (["--trust-remote-code"] if remote_code else [])
+    command += ["--dataset", text] if text else []
+    command += [word for module in _own_modules(report) for word in ("--import", module)]
+    return command + (["--trust-remote-code"] if remote_code else [])
+
+
+def _own_modules(report: PruningReport) -> list[str]:
+    """Return the modules of methods that this package does not have, with a placeholder for one that is not known."""
+    modules = []
+    for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
+        name = report.config[kind]
+        module = registry.get(name).__module__ if name in registry.names() else "__main__"
+        if module == "__main__":
+            modules.append(f"the_module_of_{name}")
+        elif not module.startswith(f"{registry.package}."):
+            modules.append(module)
+    return list(dict.fromkeys(modules))
 
 
 def _perplexities(report: PruningReport) -> str | None:

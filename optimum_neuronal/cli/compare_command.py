@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..common.figure_style import check_matplotlib
+from ..common.registry import format_method
 from ..comparing.combinations import find_combinations
 from ..comparing.comparing import compare
 from ..comparing.comparison import check_tables_directory
 from ..comparing.experiments import EXPERIMENTS, experiment
 from ..comparing.means import merge
 from ..config.config_fields import DATASETS
+from ..config.neuronal_config import read_config_file
 from ..config.presets import PRESETS
 from . import flags
 from .command import Command, write
@@ -45,6 +47,8 @@ class CompareCommand(Command):
     def add_flags(parser: argparse.ArgumentParser) -> None:
         preset = "experiment from the paper; other flags override its arguments (default: none)"
         parser.add_argument("--preset", choices=sorted(EXPERIMENTS), help=preset)
+        config = "JSON file of config fields for all combinations, which flags override (default: none)"
+        parser.add_argument("--config", metavar="FILE", help=config)
         merge = "only show means over finished comparisons of several models (default: none)"
         parser.add_argument("--merge", nargs="+", metavar="DIR", help=merge)
         flags.add_model_flags(parser, required=False)
@@ -56,6 +60,7 @@ class CompareCommand(Command):
         parser.add_argument("--output", default="comparison", help=output)
         flags.add_switch(parser, "--overwrite", "rerun everything, and replace tables that no comparison wrote")
         flags.add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
+        flags.add_import_flag(parser)
         flags.add_memory_flags(parser)
         several = {name: default for name, (_, default) in SEVERAL.items()} | SWEPT
         flags.add_config_flags(parser, (name for name in flags.CONFIG_FLAGS if name not in WITHOUT), several)
@@ -68,6 +73,7 @@ class CompareCommand(Command):
                 raise ValueError(f"--{flag} and --merge cannot be combined: leave one of them out.")
         if self.args.plots:
             check_matplotlib()
+        flags.import_modules(self.args.modules)
 
     def work(self) -> None:
         args = self.args
@@ -90,10 +96,10 @@ class CompareCommand(Command):
             sys.exit(f"compare: {counts} combinations failed, see the table")
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of `compare`: of the experiment, replaced by flags."""
+        """Return the arguments of `compare`: of the experiment, replaced by the file, replaced by flags."""
         preset = EXPERIMENTS.get(self.args.preset, {})
-        given: dict[str, Any] = {}
-        sweep = dict(preset.get("sweep", {}))
+        given: dict[str, Any] = {} if self.args.config is None else _in_file(self.args.config)
+        sweep = {name: values for name, values in preset.get("sweep", {}).items() if name not in given}
         for name, value in flags.given_fields(self.args).items():
             if name in SWEPT:
                 sweep.pop(name, None)
@@ -108,3 +114,17 @@ class CompareCommand(Command):
 
     def after_interrupt(self) -> str:
         return f": the same command resumes from what is finished in {self.args.output}"
+
+
+def _in_file(path: str) -> dict[str, Any]:
+    """Return the fields in a config's file as arguments of `compare`: methods with their hyper-parameters in one text."""
+    values = read_config_file(path)
+    values.pop("quant_method", None)
+    for name in ("saliency", "topup"):
+        hyper_parameters = values.pop(f"{name}_args", {})
+        if name in values:
+            values[name] = format_method(values[name], hyper_parameters)
+    return {
+        SEVERAL[name][0] if name in SEVERAL else name: [value] if name in SEVERAL else value
+        for name, value in values.items()
+    }

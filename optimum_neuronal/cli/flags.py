@@ -1,7 +1,9 @@
 """Flags of the commands of `optimum-cli neuronal`. Those of the config are derived from its fields."""
 
 import argparse
+import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -49,6 +51,24 @@ def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
+
+
+def add_import_flag(parser: Flags) -> None:
+    meaning = (
+        "Python module with methods or families of your own, in the working directory or installed (default: none)"
+    )
+    parser.add_argument("--import", dest="modules", metavar="MODULE", nargs="+", default=[], help=meaning)
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Import the modules that `--import` names, which register methods. Raise `ImportError` if one fails."""
+    if names:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the user's code raises
+            raise ImportError(f"--import {name} failed: {type(error).__name__}: {error}") from error
 
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:

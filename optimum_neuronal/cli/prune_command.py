@@ -66,6 +66,7 @@ class PruneCommand(Command):
         flags.add_config_flags(rare, (name for name in flags.CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
         work_dir = "records of finished steps, which the same command resumes (default: hidden, beside the output)"
         rare.add_argument("--work-dir", help=work_dir)
+        flags.add_import_flag(rare)
         flags.add_memory_flags(rare)
 
     def check(self) -> None:
@@ -74,6 +75,7 @@ class PruneCommand(Command):
             raise ValueError("--sparsity is missing: give it, or a preset or config that has one.")
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        flags.import_modules(args.modules)
 
     def work(self) -> None:
         args, config = self.args, self.config()

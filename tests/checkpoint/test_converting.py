@@ -80,7 +80,8 @@ def test_reports_of_other_methods_and_damaged_ones(tmp_path):
     values = json.loads(report.read_text())
     report.write_text(json.dumps({**values, "method": "mine", "config": {**values["config"], "topup": "mine"}}))
     convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
-    assert "mine" in (tmp_path / "packed" / "README.md").read_text()
+    card = (tmp_path / "packed" / "README.md").read_text()
+    assert "`optimum_neuronal`: mine." in card and "--import the_module_of_mine" in card
     del values["calibration"]
     report.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="neuronal_report.json is damaged: .*calibration"):

@@ -1,0 +1,77 @@
+"""Methods of the user's own on the command line."""
+
+import json
+import sys
+
+import pytest
+
+from optimum_neuronal.saliency import SALIENCIES
+
+
+METHOD = """
+from dataclasses import dataclass
+from optimum_neuronal import register_saliency
+from optimum_neuronal.saliency import Saliency
+
+@register_saliency("own_{name}")
+@dataclass(frozen=True)
+class Own(Saliency):
+    power: float = 0.5
+
+    def score(self, weight, activation):
+        return weight.abs() * activation**self.power
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module with a method into the working directory, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    SALIENCIES.names()
+    monkeypatch.setattr(SALIENCIES, "_classes", dict(SALIENCIES._classes))  # other tests list the methods
+
+    def write(name, text=METHOD):
+        (tmp_path / f"{name}.py").write_text(text.replace("{name}", name))
+        return name
+
+    return write
+
+
+def test_prune_and_compare_with_a_module_and_the_card_names_it(run, dense, module, tmp_path):
+    name, text = module("methods_a"), tmp_path / "text.txt"
+    given = ("--model", dense, "--dataset", text, "--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
+    own = ("--import", name, "--saliency", f"own_{name}:power=1.0", "--topup", "uniform", "--sparsity", 0.5)
+    run("prune", *given, *own, "--output", tmp_path / "out")
+    assert f"--import {name}" in (tmp_path / "out" / "README.md").read_text()
+    report = json.loads((tmp_path / "out" / "neuronal_report.json").read_text())
+    assert report["method"] == f"own_{name}, power=1.0 + uniform"
+    shown = run("compare", *given, *own, "--evaluate", text, "--max-windows", 2, "--output", tmp_path / "table")
+    assert f"own_{name}, power=1.0" in shown
+
+
+def test_a_module_that_fails_or_is_missing(run, dense, module):
+    broken = module("methods_b", "1 / 0")
+    for name, message in ((broken, "ZeroDivisionError: division by zero"), ("no_such_module", "No module named")):
+        with pytest.raises(SystemExit, match=f"--import {name} failed: .*{message}"):
+            run("prune", "--model", dense, "--sparsity", 0.5, "--output", "out", "--import", name)
+
+
+def test_compare_takes_the_fields_of_a_file_which_flags_override(run, dense, tmp_path):
+    """That of a pruned model, too. Methods are given with their hyper-parameters."""
+    text = tmp_path / "text.txt"
+    given = ("--model", dense, "--dataset", text, "--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
+    methods = ("--saliency", "wanda", "--topup", "owl:half_width=0.05", "--sparsity", 0.6)
+    run("prune", *given, *methods, "--output", tmp_path / "pruned")
+    files = ("--config", tmp_path / "pruned" / "config.json", "--dataset", text, "--evaluate", text)
+    more = ("--max-windows", 2, "--output", tmp_path / "table", "--topup", "uniform", "owl")
+    run("compare", "--model", dense, *files, *more)
+    found = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
+    assert [(one["sparsity"], one["saliency"], one["topup"]) for one in found] == [
+        (0.6, "wanda", "uniform"),
+        (0.6, "wanda", "owl"),
+    ]
+    assert found[0]["config"]["num_samples"] == 8
+    run("compare", "--model", dense, *files, *more[:-3])
+    (only,) = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
+    assert only["topup"] == "owl, half_width=0.05"
