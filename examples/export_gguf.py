@@ -26,9 +26,12 @@ parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0"], help="quanti
 parser.add_argument("--length", type=int, default=512, help="tokens per window (default: 512)")
 args = parser.parse_args()
 
-args.output.mkdir(parents=True, exist_ok=True)
 f32, programs = args.output / "F32.gguf", args.llama_cpp / "build" / "bin"
 script = args.llama_cpp / "convert_hf_to_gguf.py"
+for path in (Path(args.model), args.text, script, programs / "llama-quantize", programs / "llama-perplexity"):
+    if not path.exists():
+        parser.error(f"{path} does not exist")
+args.output.mkdir(parents=True, exist_ok=True)
 subprocess.run([sys.executable, script, args.model, "--outtype", "f32", "--outfile", f32], check=True)
 model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
 ids = AutoTokenizer.from_pretrained(args.model)(args.text.read_text(encoding="utf-8"), return_tensors="pt").input_ids

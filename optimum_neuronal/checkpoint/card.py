@@ -38,11 +38,12 @@ def make_card(
     title: str,
     format: str = "dense",
     with_tokenizer: bool = True,
+    chats: bool = False,
     dtype: torch.dtype | None = None,
 ) -> str:
     """Return the card of a pruned model that is saved in a dtype, by default its own.
 
-    Without a tokenizer, the example loads the dense model's.
+    Without a tokenizer, the example loads the dense model's. If the model `chats`, it has a chat template.
     """
     title, loader = escaped(title), loading_class(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
@@ -56,8 +57,8 @@ def make_card(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
         tags=list(TAGS),
-        # The Hub takes a model without a relation for a fine-tuned one, and has no relation for a pruned one.
-        **({"base_model": base, "base_model_relation": "quantized", **_inherited(base)} if base else {}),
+        # The Hub has no relation for a pruned model, and shows it as a fine-tuned one.
+        **({"base_model": base, **_inherited(base)} if base else {}),
     )
     card = ModelCard.from_template(
         metadata,
@@ -69,6 +70,8 @@ def make_card(
         format=format,
         loader=loader,
         call=loading_code(model, title),
+        part=" text decoder" if model.config.get_text_config(decoder=True) is not model.config else "",
+        chats=chats,
         tokenizer=tokenizer and json.dumps(tokenizer, ensure_ascii=False),
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),

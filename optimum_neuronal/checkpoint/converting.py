@@ -16,7 +16,7 @@ from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import is_packed, opened, read_json, weight_files
-from .saving import replaced_checkpoint
+from .saving import has_chat_template, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
@@ -137,7 +137,7 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
             known = PruningReport(
                 **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
             )
-            text = make_card(model, known, title, format, any(source.glob("tokenizer*")))
+            text = make_card(model, known, title, format, any(source.glob("tokenizer*")), has_chat_template(source))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
         (staging / MODEL_CARD).write_text(text, encoding="utf-8")

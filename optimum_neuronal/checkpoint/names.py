@@ -11,6 +11,7 @@ CONFIG = "config.json"  # without it, a directory is not a model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter beside a model along with it
 
 SUFFIX = ".safetensors"

@@ -19,7 +19,16 @@ from ..packed.packed_module import packed_modules
 from ..packed.packed_weight import DTYPES
 from ..report import PruningReport
 from .card import make_card, may_write_card
-from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, belongs_to_model, belongs_to_model_or_tokenizer
+from .names import (
+    ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
+    CONFIG,
+    FORMATS,
+    MODEL_CARD,
+    TOKENIZER_CONFIG,
+    belongs_to_model,
+    belongs_to_model_or_tokenizer,
+)
 from .packed_files import read_json
 from .sparsity_config import KEY
 from .writing import SHARD_SIZE, write_model
@@ -111,11 +120,21 @@ def save_pruned(
         copy_processor(model, staging)
         if with_card:
             (staging / MODEL_CARD).write_text(
-                make_card(model, report, title, format, tokenizer is not None, dtype), encoding="utf-8"
+                make_card(model, report, title, format, tokenizer is not None, has_chat_template(staging), dtype),
+                encoding="utf-8",
             )
         else:
             logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it stays as it is.")
         report.save(staging)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Return True if the tokenizer in a folder has a chat template."""
+    if (folder / CHAT_TEMPLATE).exists():
+        return True
+    with suppress(OSError, ValueError):
+        return bool(read_json(folder / TOKENIZER_CONFIG).get("chat_template"))
+    return False
 
 
 def copy_processor(model: PreTrainedModel, folder: Path) -> None:

@@ -132,7 +132,8 @@ class PruneCommand(Command):
                 write(
                     "\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate."
                 )
-            write(f"\nSaved to {args.output}. Load it with:")
+            hint = " in float32 (--save-dtype bfloat16 halves it)" if save_dtype == torch.float32 else ""
+            write(f"\nSaved to {args.output}{hint}. Load it with:")
             if args.format == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")

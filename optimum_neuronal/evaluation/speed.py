@@ -28,9 +28,18 @@ class Timing:
     work: str  # "decode, batch 4" or "prefill, 512 tokens"
     dense: float  # median tokens per second of the whole batch
     packed: float
-    ratio: float  # median over the rounds of packed to dense speed, with its extremes
-    lowest: float
+    lowest: float  # extremes over the rounds of packed to dense speed
     highest: float
+
+    @property
+    def ratio(self) -> float:
+        """Packed to dense speed, of the medians."""
+        return self.packed / self.dense
+
+    @property
+    def verdict(self) -> str:
+        """What all rounds agree on."""
+        return "faster" if self.lowest > 1 else "slower" if self.highest < 1 else "no clear difference"
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,13 +56,21 @@ class SpeedReport:
 
     def __repr__(self) -> str:
         rows = [
-            [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
+            [
+                t.work,
+                f"{t.dense:.1f}",
+                f"{t.packed:.1f}",
+                f"{t.ratio:.2f}",
+                f"{t.lowest:.2f} to {t.highest:.2f}",
+                t.verdict,
+            ]
             for t in self.timings
         ]
         sizes = self.dense_bytes, self.packed_bytes
         memory = ["weights and buffers", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
         title = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
-        table = format_table(["tokens per second", "dense", "packed", "packed / dense", "lowest and highest"], rows)
+        header = ["tokens per second", "dense", "packed", "packed / dense", "lowest and highest", "packed is"]
+        table = format_table(header, rows)
         return f"{title}\n\n{table}\n\n{format_table(['memory', 'dense', 'packed', 'packed / dense'], [memory])}"
 
 
@@ -101,7 +118,7 @@ def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
     """Return the speed of work on so many tokens, from the seconds [dense, packed] of each round."""
     dense, packed = (tokens / statistics.median(seconds) for seconds in zip(*times))
     ratios = [slow / fast for slow, fast in times]
-    return Timing(work, dense, packed, statistics.median(ratios), min(ratios), max(ratios))
+    return Timing(work, dense, packed, min(ratios), max(ratios))
 
 
 class _TokenTimes(BaseStreamer):

@@ -62,6 +62,25 @@ def test_the_example_generates(format, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.strip()
 
 
+def test_a_model_that_chats_shows_a_chat(tmp_path, capsys, monkeypatch):
+    """So does what is converted."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    save_pruned(tmp_path / "llama-70", tokenizer=tokenizer, overrides={"vocab_size": 256})
+    main(["convert", "llama-70", "--format", "packed", "--output", "packed"])
+    for folder in ("llama-70", "packed"):
+        code = python((tmp_path / folder / "README.md").read_text())
+        assert "apply_chat_template(messages, add_generation_prompt=True" in code and "Once upon" not in code
+        exec(code.replace("50", "2"), {})
+
+
+def test_the_card_of_a_multimodal_model_speaks_of_its_text_decoder(ids):
+    pruner, model = NeuronALPruner(NeuronALConfig(0.5, "magnitude", topup="uniform")), make_model("gemma3")
+    pruner.prune(model)
+    card = make_card(model, pruner.report, "me/gemma")
+    assert "of the weights of the linear projections of this model's text decoder are zero" in card
+
+
 def test_what_it_says(pruned, monkeypatch):
     pruner, model = pruned
     monkeypatch.setattr(cards, "_inherited", lambda base: {"license": "llama3"})
@@ -69,7 +88,7 @@ def test_what_it_says(pruned, monkeypatch):
     pruner.report.evaluation["wikitext2"] = {"dense": 12.3456, "pruned": 23.4567}
     text = make_card(model, pruner.report, "me/llama-70")
     data = ModelCard(text).data
-    assert data.base_model == "me/dense" and data.base_model_relation == "quantized" and data.license == "llama3"
+    assert data.base_model == "me/dense" and "base_model_relation" not in text and data.license == "llama3"
     assert data.tags == ["sparse", "pruned", "optimum_neuronal"] and data.pipeline_tag == "text-generation"
     body = re.sub(" +", " ", text)
     assert (

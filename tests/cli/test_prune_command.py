@@ -36,15 +36,15 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     )
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
-    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window"}
+    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window", "bos"}
     assert "perplexity, text.txt, windows of " in printed
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert f'from_pretrained("{output}")' in printed and (output / "tokenizer.json").exists()
     lines = run("evaluate", "--model", output, "--dataset", text, "--window", 16, "--max-windows", 3).split("\n")
     assert lines[1].split()[:3] == ["dataset", "perplexity", "windows"]
-    _, value, windows, tokens = lines[3].split()
-    assert float(value) > 1 and (windows, tokens) == ("3", "16")
+    _, value, windows, tokens, first = lines[3].split()
+    assert float(value) > 1 and (windows, tokens, first) == ("3", "16", "no")
 
 
 @pytest.mark.parametrize("sparsity, dense_value", [(0.9, 1.01), (0.5, 1e9)])

@@ -3,7 +3,7 @@ from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import speed
-from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed, prefill_seconds
+from optimum_neuronal.evaluation.speed import _summarize, decode_seconds, measure_speed, prefill_seconds
 
 
 @pytest.fixture
@@ -24,9 +24,18 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert (three.dense, three.lowest, three.highest) == (6.0, 1.0, 1.0)
     assert (prefill.work, prefill.dense, prefill.packed, prefill.ratio) == ("prefill, 20 tokens", 20.0, 5.0, 0.25)
     assert report.packed_bytes < report.dense_bytes and report.threads >= 1
+    assert [timing.verdict for timing in report.timings] == ["no clear difference"] * 2 + ["slower"]
+    assert (prefill.lowest, prefill.highest) == (0.25, 0.25)
     table = repr(report)  # which a notebook shows
     assert "0.25" in table and table.count("packed / dense") == 2 and "weights and buffers" in table
     assert models[0].training, "modes are restored"
+
+
+def test_the_ratio_is_that_of_the_speeds_shown():
+    """Not a median of ratios, which another round may have given."""
+    timing = _summarize("decode", 12, [[1.0, 0.5], [3.0, 2.0], [4.0, 3.0]])
+    assert (timing.dense, timing.packed, timing.ratio) == (4.0, 6.0, 1.5)
+    assert (timing.lowest, timing.highest, timing.verdict) == (4 / 3, 2.0, "faster")
 
 
 def test_tokens_are_generated_whatever_the_checkpoint_says(models):
