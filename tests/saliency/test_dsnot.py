@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from by_hand import make_projection
@@ -5,7 +7,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import InputSums
-from optimum_neuronal.saliency.authors.dsnot import AuthorsExchanged
+from optimum_neuronal.saliency.authors.dsnot import AuthorsExchanged, exchange_rows
 from optimum_neuronal.saliency.dsnot import Exchanged, mean_and_variance
 from optimum_neuronal.saliency.magnitude import Magnitude
 
@@ -64,8 +66,17 @@ def test_the_authors_code_by_hand():
     theirs = AuthorsExchanged(Magnitude(), 3, 3)
     after = theirs.exchange(make_projection(rows, name), mask, statistic)
     assert [(~kept).nonzero().flatten().tolist() for kept in after] == [[1, 2], [2]]
-    mlp = make_projection(rows, "layers.0.mlp.up_proj")
-    assert torch.equal(theirs.exchange(mlp, mask, statistic), mask), "left alone"
+    for role, is_left_alone in [("query", False), ("output", False), ("up", True), ("down", True)]:
+        projection = replace(make_projection(rows, "layers.0.fc1"), role=role)  # of OPT, not in a module `mlp`
+        assert torch.equal(theirs.exchange(projection, mask, statistic), mask) == is_left_alone
+
+
+def test_the_authors_code_prunes_the_first_kept_weight_in_place_of_one_without_output():
+    """Kept are 2, 3 and -5, whose outputs are 2, 0 and -5. Two cycles give -9 and -8 back; both prune 2, and 3 stays."""
+    row, mean = torch.tensor([[-9.0, -8.0, -7.0, 2.0, 3.0, -5.0]]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
+    mask = torch.tensor([3 * [False] + 3 * [True]])
+    after = exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6), cycles=2, threshold=0.1)
+    assert after[0].nonzero().flatten().tolist() == [0, 1, 4, 5]
 
 
 def test_inputs_that_are_always_the_same_or_zero():

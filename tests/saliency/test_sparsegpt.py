@@ -54,15 +54,24 @@ def test_the_authors_prune_all_weights_of_dead_inputs():
     assert (solve(AuthorsSparseGPT(), weight, hessian, 0.25)[:, 2:9] == 0).all()
 
 
+def test_the_authors_count_dead_inputs_as_one_in_dampening():
+    """Two inputs of four are alive, with a mean of squares of 0.02: the mean diagonal is 0.51, and not 0.01."""
+    weight, alive = torch.tensor([[1.0, 1.0, 2.0, 9.0]]), torch.tensor([True, False, True, False])
+    hessian = torch.diag(0.02 * alive)
+    hessian[0, 2] = hessian[2, 0] = 0.01
+    sparse = solve(AuthorsSparseGPT(), weight, hessian, 0.5)
+    torch.testing.assert_close(sparse, torch.tensor([[0.0, 0.0, 2 + 0.01 / (0.02 + 0.01 * 0.51), 0.0]]))
+
+
 def test_the_authors_activations_weigh_early_sequences_more():
-    """The n-th counts for 1 / n, in the activations alone."""
+    """The n-th counts for 1 / n, in the activations alone. Hessians are means over the sequences, times two."""
     x = inputs(3)[:60].view(6, -1, 3)
     own, theirs = SparseGPT.statistic(), AuthorsSparseGPT.statistic()
     for statistic in (own, theirs):
         statistic.update(x[:4], 4)
         statistic.update(x[4:], 2)
     torch.testing.assert_close(theirs.value, own.value / torch.tensor([1, 2, 3, 4, 5, 6])[:, None])
-    assert torch.equal(theirs.hessian, own.hessian)
+    torch.testing.assert_close(theirs.hessian, 2 * own.hessian / 6)
 
 
 def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():

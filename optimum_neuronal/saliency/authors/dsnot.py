@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ...blocks.statistics import InputSums, activation, wide_dtype
+from ...model.architectures import MLP_ENTRIES
 from ...model.projections import Projection
 from ..dsnot import Exchanged, above_zero
 
@@ -17,7 +18,7 @@ class AuthorsExchanged(Exchanged):
     """
 
     def exchange(self, projection: Projection, mask: torch.Tensor, statistic: InputSums) -> torch.Tensor:
-        if "mlp" in projection.name.split("."):
+        if projection.role in (*MLP_ENTRIES, "down"):
             return mask
         mean, variance = mean_and_variance(statistic)
         norm, weight = activation(statistic.value), projection.weight.float()
@@ -39,7 +40,9 @@ def exchange_rows(
     restored = torch.where(mask, 0, output / variance).sort(dim=1, stable=True).indices
     pruned = torch.where(mask, weight.abs() * norm, torch.inf).sort(dim=1, stable=True).indices[:, :kept]
     places = output.gather(1, pruned).sign() * torch.arange(kept, 0, -1, device=weight.device)
-    pruned = pruned.gather(1, places.argsort(dim=1))  # negative outputs first, then positive ones backwards
+    order = places.argsort(dim=1)  # negative outputs first, then positive ones backwards
+    order *= places.gather(1, order) != 0  # the first weight stands for those without output
+    pruned = pruned.gather(1, order)
     active, ends = torch.ones_like(shift, dtype=torch.bool), torch.tensor([0, -1], device=weight.device)
     grow, fall = (ends.repeat(len(weight), 1) for _ in range(2))  # two pointers move inwards through each list
     for _ in range(min(cycles, kept)):

@@ -1,17 +1,34 @@
 """SparseGPT as in the code of NeuronAL's authors."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from ...blocks.statistics import Hessian, SquaredNorms
+from ...common.device import full_precision
 from ..base import register_saliency
 from ..sparsegpt import SparseGPT
 
 
 class DecayingHessian(Hessian):
-    """A Hessian whose squared norms weigh the n-th sequence by `1 / n`. The Hessian itself weighs all alike."""
+    """A Hessian whose squared norms weigh the n-th sequence by `1 / n`.
+
+    The Hessian itself weighs all alike: it is twice the mean of their `x x^T`.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._sequences = 0
+
+    def _add_products(self, inputs: torch.Tensor) -> None:
+        if self.hessian is None:
+            self.hessian = inputs.new_zeros(inputs.shape[-1], inputs.shape[-1])
+        self._sequences += 1
+        inputs = math.sqrt(2 / self._sequences) * inputs
+        with full_precision():
+            self.hessian.mul_((self._sequences - 1) / self._sequences).addmm_(inputs.T, inputs)
 
     @property
     def value(self) -> torch.Tensor:
@@ -25,15 +42,17 @@ class AuthorsSparseGPT(SparseGPT):
     """SparseGPT as it was run for the paper on NeuronAL.
 
     - Prunes one weight more than the target in every block of columns.
-    - Prunes all weights of inputs that are always zero, beyond the target too.
+    - Prunes all weights of inputs that are always zero, beyond the target too. These count as one in the mean diagonal
+      of which dampening is a share.
     - Activations weigh the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
     """
 
     statistic: ClassVar[type[SquaredNorms]] = DecayingHessian
 
     def solve(self, weights, hessian, sparsities, pattern=None):
-        weights = {name: torch.where(hessian.diagonal() == 0, 0, weight) for name, weight in weights.items()}
-        return super().solve(weights, hessian, sparsities, pattern)
+        dead = hessian.diagonal() == 0
+        weights = {name: torch.where(dead, 0, weight) for name, weight in weights.items()}
+        return super().solve(weights, hessian + dead.to(hessian.dtype).diag(), sparsities, pattern)
 
     def _count(self, rows: int, start: int, end: int, sparsity: float) -> int:
         return int(rows * (end - start) * sparsity) + 1
