@@ -48,7 +48,8 @@ PROMPTS = (
 )
 LABELS = {  # of methods in a figure
     "wanda": "Wanda",
-    "wanda+neuronal": "Wanda, NeuronAL's block step",
+    "wanda+neuronal": "Wanda, NeuronAL (sequence)",
+    "wanda+neuronal:variant=authors+sampling=authors": "preset paper (Wanda, NeuronAL)",
     "sparsegpt": "SparseGPT",
     "alps": "preset fast (ALPS)",
     "alps+neuronal": "default (ALPS, NeuronAL)",
