@@ -28,7 +28,8 @@ class DecayingHessian(Hessian):
         self._sequences += 1
         inputs = math.sqrt(2 / self._sequences) * inputs
         with full_precision():
-            self.hessian.mul_((self._sequences - 1) / self._sequences).addmm_(inputs.T, inputs)
+            # Added to the rest as a product of its own, which rounds as in their code.
+            self.hessian.mul_((self._sequences - 1) / self._sequences).add_(inputs.T @ inputs)
 
     @property
     def value(self) -> torch.Tensor:
