@@ -23,11 +23,11 @@ from .block_inputs import (
     Streams,
     Wrap,
     block_outputs,
+    called_blocks,
     capture_inputs,
     first_output,
     keep_shared,
     limited,
-    output_wrapper,
     replaced_blocks,
     replaced_forward,
     restore_shared,
@@ -75,8 +75,8 @@ class BlockRunner:
         Raise `ValueError` if outputs differ, a projection takes no part in the forward, or activations are not finite.
         """
         blocks = self.decoder.blocks
-        begin, end = block_outputs(self.decoder, [blocks[0], blocks[-1]], ids.to(self.device))
-        self.wrap, expected = output_wrapper(begin), first_output(end)
+        (end,) = block_outputs(self.decoder, blocks[-1:], ids.to(self.device))
+        expected = first_output(end)
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
@@ -103,8 +103,7 @@ class BlockRunner:
 
     @cached_property
     def wrap(self) -> Wrap:
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        return output_wrapper(block_outputs(self.decoder, self.decoder.blocks[:1], token)[0])
+        return called_blocks(self.decoder, self.device)[1]
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
