@@ -50,6 +50,13 @@ def check_prunable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("The model is compiled: prune the original model, and compile it afterwards.")
+    if compiled := hf_private.compiled_parts(model):
+        raise ValueError(
+            f"{compiled[0]} is compiled, so what its projections receive cannot be observed: load the model again, prune it, "
+            "and compile it afterwards."
+        )
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
     check_dense(model, "to prune it")

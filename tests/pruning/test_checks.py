@@ -3,6 +3,8 @@
 import pytest
 import torch
 import transformers
+from accelerate.utils import compile_regions
+from conftest import make_model
 from families import FAMILIES
 from torch import nn
 
@@ -35,6 +37,31 @@ def test_what_does_not_fit_the_model_raises_without_weights(fields, options, mes
     check_prune(skeleton(), config(), loaded=False)
     with pytest.raises(ValueError, match=message):
         check_prune(skeleton(), config(**fields), **options, loaded=False)
+
+
+def compile_blocks(model):
+    for layer in model.model.layers:
+        layer.compile()
+    return model
+
+
+def compile_an_mlp(model):
+    model.model.layers[1].mlp = torch.compile(model.model.layers[1].mlp)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("compiled", "error", "message"),
+    [
+        (torch.compile, TypeError, "^The model is compiled: prune the original model"),
+        (compile_regions, TypeError, "^The model is compiled: prune the original model"),
+        (compile_blocks, ValueError, "^model.layers.0 is compiled, .*load the model again, prune it"),
+        (compile_an_mlp, ValueError, "^model.layers.1.mlp is compiled, .*load the model again, prune it"),
+    ],
+)
+def test_compiled_models_raise(compiled, error, message):
+    with pytest.raises(error, match=message):
+        check_prune(compiled(make_model("llama")), config())
 
 
 def test_a_sparse_model_raises():
