@@ -3,7 +3,6 @@
 All candidates visit a block together, so that its weights are read once and common work is done once.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from torch.func import functional_call
 from ..common.progress import progress
 from ..compat.hf_private import is_offloaded
 from ..model.experts import RecordingExperts
-from ..model.projections import Block, Decoder, Projection
+from ..model.projections import Block, Decoder, Projection, patterns_of
 from .block_inputs import (
     BlockInputs,
     Call,
@@ -83,15 +82,11 @@ class BlockRunner:
                 f"bfloat16 or float32 (it is {expected.dtype})."
             )
         inputs = self.capture(ids, 1)
-        stream = Stream(inputs.hidden)
+        stream, read = Stream(inputs.hidden), set()
         for index, calls in enumerate(inputs.calls):
             with self.loaded(index) as block:
                 stream, norms = self.replay(block, stream, calls)
-            if missing := next((name for name in block.pruned_names if name not in norms), None):
-                raise ValueError(
-                    f"{missing} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of "
-                    f"an unknown kind): leave it out with ignore=[{re.escape(missing)!r}]."
-                )
+            read.update(norms)
         difference, largest = (stream.batches[0] - expected).abs().max(), expected.abs().max()
         if not difference <= 1e-3 * largest:
             raise ValueError(
@@ -99,6 +94,18 @@ class BlockRunner:
                 f"largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, "
                 f"name their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
                 "Architecture(blocks='layers')). Otherwise this model family is not supported."
+            )
+        names = self.decoder.projections
+        if missing := [name for name in names if name not in read]:
+            if len(missing) == len(names):
+                raise ValueError(
+                    f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
+                    "supported."
+                )
+            others = f" and {len(missing) - 1} others take" if len(missing) > 1 else " takes"
+            raise ValueError(
+                f"{missing[0]}{others} no part in the model's forward, or only in some of its tokens (an MoE layer of an "
+                f"unknown kind): leave them out with ignore={patterns_of(missing, names)}."
             )
 
     @cached_property
