@@ -178,6 +178,7 @@ FAMILIES = {
     "deepseek_v2": Family(
         "DeepSeek-V2", (f"{LATENT} {GATED}",) + 2 * (f"{LATENT} {EXPERTS_OF} {SHARED_PLURAL}",), {**_DEEPSEEK, "head_dim": 4}
     ),
+    "diffllama": Family("DiffLlama", LLAMA),
     "ernie4_5_moe": Family(
         "ERNIE 4.5",
         (LLAMA,) + 2 * (f"{MOE} {SHARED_PLURAL}",),

@@ -23,6 +23,14 @@ GEMMA3 = dict(
     image_token_index=200, boi_token_index=201, eoi_token_index=202,
 )  # fmt: skip
 LLAVA = dict(text_config=t.LlamaConfig(**DECODER), vision_config=t.CLIPVisionConfig(**VISION), image_token_id=200)
+MLLAMA = dict(  # text skips the cross-attention of the last block
+    text_config=dict(DECODER, cross_attention_layers=[1]),
+    vision_config=dict(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_global_layers=1, attention_heads=2, image_size=16,
+        patch_size=8, vision_output_dim=32, intermediate_layers_indices=[1], max_num_tiles=1, supported_aspect_ratios=[[1, 1]],
+    ),
+    image_token_index=200,
+)  # fmt: skip
 WHISPER = dict(
     vocab_size=256, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
     pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -50,6 +58,7 @@ MULTIMODAL = {
     "LlavaForConditionalGeneration": (t.LlavaConfig, LLAVA),
     "Qwen2VLForConditionalGeneration": (t.Qwen2VLConfig, QWEN2_VL),
     "Gemma3ForConditionalGeneration": (t.Gemma3Config, GEMMA3),
+    "MllamaForConditionalGeneration": (t.MllamaConfig, MLLAMA),
 }
 UNSUPPORTED = {
     "ViTForImageClassification": (t.ViTConfig, VISION),

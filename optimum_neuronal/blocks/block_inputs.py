@@ -217,6 +217,40 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
         yield
 
 
+def called_blocks(
+    decoder: Decoder, device: torch.device, load: Callable[[nn.Module], Any] = lambda first: None
+) -> tuple[list[Block], Wrap]:
+    """Return the blocks that the decoder calls for text, and [`output_wrapper`] of them. Call it inside [`inference`].
+
+    Text skips some blocks of multimodal models, such as cross-attention to images. Only the first block that is called
+    computes; `load` is called with its module before.
+    """
+    called: set[int] = set()
+    wraps: list[Wrap] = []
+
+    def passing(index: int) -> Callable:
+        module = decoder.blocks[index].module
+        own = module.forward
+
+        def forward(*args, **kwargs):
+            called.add(index)
+            if not wraps:
+                load(module)
+                wraps.append(output_wrapper(own(*args, **kwargs)))
+            return wraps[0](split_hidden(args, kwargs)[0])
+
+        return forward
+
+    with replaced_blocks(decoder, passing):
+        decoder.module(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=False)
+    if not called:
+        raise ValueError(
+            f"{type(decoder.module).__name__} calls none of its blocks ({decoder.blocks[0].name}, ...) for text: this model "
+            "family is not supported."
+        )
+    return [decoder.blocks[index] for index in sorted(called)], wraps[0]
+
+
 def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
     """Return the outputs of blocks in the decoder's own forward on token ids of shape (sequences, tokens)."""
     outputs: dict[nn.Module, object] = {}

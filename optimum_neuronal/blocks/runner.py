@@ -3,7 +3,6 @@
 All candidates visit a block together, so that its weights are read once and common work is done once.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from torch.func import functional_call
 from ..common.progress import progress
 from ..compat.hf_private import is_offloaded
 from ..model.experts import RecordingExperts
-from ..model.projections import Block, Decoder, Projection
+from ..model.projections import Block, Decoder, Projection, patterns_of
 from .block_inputs import (
     BlockInputs,
     Call,
@@ -23,11 +22,11 @@ from .block_inputs import (
     Streams,
     Wrap,
     block_outputs,
+    called_blocks,
     capture_inputs,
     first_output,
     keep_shared,
     limited,
-    output_wrapper,
     replaced_blocks,
     replaced_forward,
     restore_shared,
@@ -75,23 +74,19 @@ class BlockRunner:
         Raise `ValueError` if outputs differ, a projection takes no part in the forward, or activations are not finite.
         """
         blocks = self.decoder.blocks
-        begin, end = block_outputs(self.decoder, [blocks[0], blocks[-1]], ids.to(self.device))
-        self.wrap, expected = output_wrapper(begin), first_output(end)
+        (end,) = block_outputs(self.decoder, blocks[-1:], ids.to(self.device))
+        expected = first_output(end)
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
                 f"bfloat16 or float32 (it is {expected.dtype})."
             )
         inputs = self.capture(ids, 1)
-        stream = Stream(inputs.hidden)
+        stream, read = Stream(inputs.hidden), set()
         for index, calls in enumerate(inputs.calls):
             with self.loaded(index) as block:
                 stream, norms = self.replay(block, stream, calls)
-            if missing := next((name for name in block.pruned_names if name not in norms), None):
-                raise ValueError(
-                    f"{missing} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of "
-                    f"an unknown kind): leave it out with ignore=[{re.escape(missing)!r}]."
-                )
+            read.update(norms)
         difference, largest = (stream.batches[0] - expected).abs().max(), expected.abs().max()
         if not difference <= 1e-3 * largest:
             raise ValueError(
@@ -100,11 +95,22 @@ class BlockRunner:
                 f"name their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
                 "Architecture(blocks='layers')). Otherwise this model family is not supported."
             )
+        names = self.decoder.projections
+        if missing := [name for name in names if name not in read]:
+            if len(missing) == len(names):
+                raise ValueError(
+                    f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
+                    "supported."
+                )
+            others = f" and {len(missing) - 1} others take" if len(missing) > 1 else " takes"
+            raise ValueError(
+                f"{missing[0]}{others} no part in the model's forward, or only in some of its tokens (an MoE layer of an "
+                f"unknown kind): leave them out with ignore={patterns_of(missing, names)}."
+            )
 
     @cached_property
     def wrap(self) -> Wrap:
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        return output_wrapper(block_outputs(self.decoder, self.decoder.blocks[:1], token)[0])
+        return called_blocks(self.decoder, self.device)[1]
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""

@@ -40,7 +40,10 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("version") != VERSION:
-        raise ValueError(f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}.")
+        raise ValueError(
+            f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}. If another tool wrote it, "
+            f"remove it from config.json, or in Python del model.config.{KEY}."
+        )
     if value.get("bits_per_weight") is not None or value.get("embedding_bits") is not None:
         raise ValueError(
             "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize the "

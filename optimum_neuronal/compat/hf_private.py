@@ -1,4 +1,4 @@
-"""Private names of transformers and accelerate: a release that changes one breaks only this module."""
+"""Private names of transformers, accelerate and torch: a release that changes one breaks only this module."""
 
 import copy
 import itertools
@@ -115,6 +115,12 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     finally:
         del model.hf_device_map
         vars(model).update(before)
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """Return the names of modules inside a model that torch.compile has compiled, in place or in a wrapper."""
+    parts = [(name, module) for name, module in model.named_modules() if name]
+    return [name for name, module in parts if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:

@@ -22,6 +22,7 @@ FEEDS = {
     "qkv": "output",  # all queries, all keys, all values
     "interleaved_qkv": "output",  # for every group of heads its queries, its key, its value
     "partitioned_qvk": "output",  # four partitions, each with its queries, values, keys
+    "several_heads": "output",  # rows that feed features of several heads: the row step treats them alike
     "query_a": "query",  # low-rank: to the latent vector from which the queries are made
     "kv_a": "kv",
     "kv": "output",  # for every head its key and its value
@@ -113,6 +114,7 @@ class Architecture:
 
 _ARCHITECTURES = {
     "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
+    "diffllama": Architecture(roles=dict.fromkeys(("q_proj", "k_proj", "v_proj"), "several_heads")),
     "falcon": Architecture(parallel=("parallel_attn",)),
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),

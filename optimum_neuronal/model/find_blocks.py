@@ -10,7 +10,7 @@ from transformers import Conv1D, PreTrainedConfig, PreTrainedModel
 from ..compat import hf_private
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
 from .experts import expert_projections
-from .projections import Block, Decoder, Experts, Projection, with_stars
+from .projections import Block, Decoder, Experts, Projection, pattern_of, with_stars
 
 
 class Patterns:
@@ -114,9 +114,17 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
     architecture = find_architecture(config.model_type)
     list_name, modules = _block_list(model, config, architecture)
     wanted = select(list_name)
+    unknown: dict[str, str] = {}
     blocks = [
-        _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
+        _make_block(f"{list_name}.{index}", module, architecture, wanted, unknown)
+        for index, module in enumerate(modules)
     ]
+    if unknown:
+        raise ValueError(
+            f"Matrices of unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
+            f"ignore={list(unknown)}, name those that are an nn.Linear in targets, or describe their family with "
+            "optimum_neuronal.register_architecture."
+        )
     wanted.check(model, sum(len(block.pruned) for block in blocks))
     return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
 
@@ -149,7 +157,10 @@ def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
     return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
 
 
-def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: Patterns | Recorded) -> Block:
+def _make_block(
+    name: str, module: nn.Module, architecture: Architecture, wanted: Patterns | Recorded, unknown: dict[str, str]
+) -> Block:
+    """Return a block. Note in `unknown` what it does not understand: pattern of the name -> description."""
     projections: list[Projection] = []
     experts: dict[str, Experts] = {}
     for local, child in module.named_modules():
@@ -158,9 +169,21 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
                 continue
             full = f"{name}.{local}".removesuffix(".")
             of_parameter = _find_projections(full, local, child, key, architecture, wanted)
+            if of_parameter is None:
+                named = full if key == "weight" else f"{full}.{key}"
+                unknown.setdefault(
+                    pattern_of(named), f"{named} ({type(child).__name__}, shape {tuple(parameter.shape)})"
+                )
+                continue
             if of_parameter and of_parameter[0].expert is not None:
                 experts[full] = Experts(full, child, architecture.stacked_experts)
             projections += of_parameter
+    for full, layer in experts.items():
+        members = [projection for projection in projections if projection.module is layer.module]
+        first = sum(projection.role in MLP_ENTRIES for projection in members)
+        if 2 * first != len(members) and any(projection.pruned for projection in members):
+            sizes = f"{first} first and {len(members) - first} last weights of experts"
+            unknown.setdefault(pattern_of(full).replace("$", r"\."), f"{full} ({sizes})")
     return Block(name, module, {projection.name: projection for projection in projections}, list(experts.values()))
 
 
@@ -172,8 +195,11 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 
 def _find_projections(
     full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
-) -> list[Projection]:
-    """Return the projections in the parameter `key` of a module: one, one per expert, or none if it is left out."""
+) -> list[Projection] | None:
+    """Return the projections in the parameter `key` of a module: one, one per expert, or none if it is left out.
+
+    None: it has an unknown name or class.
+    """
     weight = getattr(module, key)
     known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
     if known and role is None:
@@ -184,10 +210,4 @@ def _find_projections(
     chosen = wanted.choose(named)
     if isinstance(module, (nn.Linear, Conv1D)) and (role or chosen):
         return [Projection(full, role, module, chosen is not False, transposed=isinstance(module, Conv1D))]
-    if chosen is not False:
-        raise ValueError(
-            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) has an unknown name or class. Leave it out with "
-            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}], name it in targets if it is an nn.Linear, "
-            "or describe its family with optimum_neuronal.register_architecture."
-        )
-    return []
+    return None if chosen is not False else []

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,6 +231,23 @@ def kind_of(block: Block, projection: Projection) -> str:
 def with_stars(name: str) -> str:
     """Return a dotted name with `*` for every number."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def pattern_of(name: str) -> str:
+    """Return a regular expression for a dotted name, with any number in place of each of its numbers."""
+    return re.escape(with_stars(name)).replace(r"\*", r"\d+") + "$"
+
+
+def patterns_of(chosen: Collection[str], names: Iterable[str]) -> list[str]:
+    """Return regular expressions that match the `chosen` names among all of these: one for all numbers, if possible."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(pattern_of(name), []).append(name)
+    patterns = []
+    for pattern, members in kinds.items():
+        matching = [name for name in members if name in chosen]
+        patterns += [pattern] if len(matching) == len(members) else [f"{re.escape(name)}$" for name in matching]
+    return patterns
 
 
 def by_owner(projections: Iterable[Projection]) -> list[list[Projection]]:

@@ -143,6 +143,7 @@ def _one_to_one(split: Callable[[torch.Tensor], Iterable[torch.Tensor]]) -> Layo
 
 
 _LAYOUTS: dict[str, Layout] = {
+    "several_heads": lambda rows, fed, config: [RowGroup(torch.arange(rows), torch.arange(fed)[None])],
     "query": lambda rows, fed, config: [
         _per_head(torch.arange(rows).view(config.num_attention_heads, -1), _heads(fed, config))
     ],

@@ -15,7 +15,7 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..model.find_blocks import check_kind, find_decoder
-from ..model.projections import Decoder, Projection
+from ..model.projections import Decoder, Projection, patterns_of
 from ..saliency.plan import ColumnPattern
 from ..topup import TopUp
 
@@ -50,8 +50,19 @@ def check_prunable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("The model is compiled: prune the original model, and compile it afterwards.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
+    if compiled := hf_private.compiled_parts(model):
+        raise ValueError(
+            f"{compiled[0]} is compiled, so what its projections receive cannot be observed: load the model again, prune it, "
+            "and compile it afterwards."
+        )
+    if any(hasattr(module, "get_base_layer") for module in model.modules()):
+        raise ValueError(
+            "The model has layers of PEFT, whose adapters were deleted: load the model again without adapters."
+        )
     check_dense(model, "to prune it")
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
@@ -98,7 +109,14 @@ def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection])
     """Raise `ValueError` unless every projection has its own finite floating-point weights."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter.data_ptr(), []).append(name)
+        if not parameter.is_meta:
+            names.setdefault(parameter.data_ptr(), []).append(name)
+    alike = {name: () if p.owner.is_meta else names[p.owner.data_ptr()] for name, p in projections.items()}
+    if shared := {name: members for name, members in alike.items() if len(members) > 1}:
+        raise ValueError(
+            f"{' and '.join(next(iter(shared.values())))} share their weights: leave out all that do with "
+            f"ignore={patterns_of(shared, projections)}."
+        )
     for name, projection in projections.items():
         weight = projection.owner
         if hf_private.is_offloaded(projection.module):
@@ -108,9 +126,6 @@ def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection])
                 f"The weights of {name} are on the meta device: load them with from_pretrained. device_map and "
                 "offload_folder can leave them on disk."
             )
-        alike = names.get(weight.data_ptr(), ())
-        if len(alike) > 1:
-            raise ValueError(f"{' and '.join(alike)} share their weights: leave them out with ignore.")
         if not bool(torch.isfinite(projection.weight).all()):
             raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
 

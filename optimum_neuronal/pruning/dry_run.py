@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..blocks.block_inputs import Call, Streams, inference
+from ..blocks.block_inputs import Call, Streams, called_blocks, inference
 from ..blocks.runner import BlockRunner
 from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
@@ -16,7 +18,7 @@ from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
 from .checks import check_prune, with_refit_dtype
-from .prepare import draw_calibration
+from .prepare import draw_calibration, without_skipped
 from .reporting import PackedSize, packed_size
 
 
@@ -85,14 +87,40 @@ def dry_run(
     decoder = check_prune(model, config, loaded=False)
     if config.refit_epochs:
         config = with_refit_dtype(config, decoder)
-    size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
     if not config.methods.needs_calibration:
-        return DryRun(decoder, config, size, 0, [])
-    calibration = draw_calibration(model, config, tokenizer, None, options.get("revision"))
-    ids = calibration.ids
+        return DryRun(decoder, config, _size(decoder, config), 0, [])
+    ids = draw_calibration(model, config, tokenizer, None, options.get("revision")).ids
+    device = device or default_device()
+    decoder = _without_skipped(decoder, device)
     streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
     hidden_bytes = streams * ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
-    return DryRun(decoder, config, size, hidden_bytes, _time_block(decoder, ids[:1], device or default_device()))
+    seconds = _time_block(decoder, ids[:1], device)
+    return DryRun(decoder, config, _size(decoder, config), hidden_bytes, seconds)
+
+
+def _size(decoder: Decoder, config: NeuronALConfig) -> PackedSize:
+    return packed_size(decoder, lambda p: int(config.sparsity * p.numel))
+
+
+def _without_skipped(decoder: Decoder, device: torch.device) -> Decoder:
+    """Return a decoder on meta with only the blocks that text calls: a copy runs, whose first block alone has weights."""
+    copied = copy.deepcopy(decoder)
+    inside = {module for block in copied.blocks for module in block.module.modules()}
+    for module in copied.model.modules():
+        if module not in inside:
+            _allocate(module, device, recurse=False)
+    copied.model.eval()
+    with inference(copied.model):
+        called, _ = called_blocks(copied, device, load=partial(_allocate, device=device))
+    names = {block.name for block in called}
+    return without_skipped(decoder, [block for block in decoder.blocks if block.name in names])
+
+
+def _allocate(module: nn.Module, device: torch.device, recurse: bool = True) -> None:
+    """Give a module on meta tensors of zeros, and with `recurse` its submodules too."""
+    module.to_empty(device=device, recurse=recurse)
+    for tensor in (*module.parameters(recurse), *module.buffers(recurse)):
+        tensor.data.zero_()
 
 
 def _time_block(decoder: Decoder, ids: torch.Tensor, device: torch.device) -> list[float]:
@@ -114,10 +142,9 @@ def _time_block(decoder: Decoder, ids: torch.Tensor, device: torch.device) -> li
 def _largest_block(decoder: Decoder, device: torch.device) -> Decoder:
     """Return a copy of a decoder on meta that runs only the block with the most pruned weights, all of them zero."""
     copied = copy.deepcopy(decoder)
-    index = max(range(len(copied.blocks)), key=lambda index: copied.blocks[index].numel)
-    modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
-    del modules[index + 1 :]  # blocks before it stay: some families compute each block by its index
-    copied.model.to_empty(device=device).eval()
-    for tensor in (*copied.model.parameters(), *copied.model.buffers()):
-        tensor.data.zero_()
-    return replace(copied, blocks=[copied.blocks[index]])
+    largest = max(copied.blocks, key=lambda block: block.numel)
+    modules, _, index = largest.name.rpartition(".")
+    # Blocks before it stay: some families compute each block by its index.
+    del copied.model.get_submodule(modules)[int(index) + 1 :]
+    _allocate(copied.model.eval(), device)
+    return replace(copied, blocks=[largest])

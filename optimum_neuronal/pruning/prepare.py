@@ -5,9 +5,9 @@ import json
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import __version__
+from ..blocks.block_inputs import called_blocks, inference
 from ..blocks.runner import BlockRunner
 from ..common.device import default_batch_size
 from ..common.memory import reset_peak_memory
+from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..compat import hf_private
 from ..config.neuronal_config import Methods, NeuronALConfig
@@ -33,10 +35,12 @@ from ..data.calibration import (
 )
 from ..files.records import Records
 from ..model.load_model import own_tokenizer
-from ..model.projections import Decoder
+from ..model.projections import Block, Decoder
 from ..trials import Cache
 from .checks import check_prune, with_refit_dtype
 
+
+logger = get_logger(__name__)
 
 _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
@@ -123,9 +127,14 @@ def prepare(
         with suppress(ValueError):
             tokenizer = own_tokenizer(model)
     clock.lap("calibration data")
+    cache = cache or Cache()
+    device = hf_private.execution_device(model.get_input_embeddings())
+    if calibration is not None:
+        with inference(model):
+            called, _ = called_blocks(decoder, device)
+        decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
     processes, ids = Processes.current(), ids_of(calibration)
     started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
-    device = hf_private.execution_device(model.get_input_embeddings())
     if device.type in ONE_AT_A_TIME:
         batch_size = 1
     runner = BlockRunner(
@@ -142,9 +151,23 @@ def prepare(
         tokenizer=tokenizer,
         runner=runner,
         records=Records(folder, started_with, processes),
-        cache=cache or Cache(),
+        cache=cache,
         clock=clock,
     )
+
+
+def without_skipped(decoder: Decoder, called: Sequence[Block], note: bool = True) -> Decoder:
+    """Return a decoder with only the blocks that text calls, and name the others in a `note`: they stay dense."""
+    skipped = [block.name for block in decoder.blocks if block not in called]
+    if skipped and note:
+        logger.warning(
+            f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
+            "pruned."
+        )
+    decoder = replace(decoder, blocks=called)
+    if not decoder.projections:
+        raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
+    return decoder
 
 
 def ids_of(calibration: CalibrationSet | None) -> torch.Tensor:

@@ -6,6 +6,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from .keeping import SparsityKeeper, keep_sparsity
+from .loading import load_stored_names
+from .sparse_weights import unwrap
 
 
 class SparsityCallback(TrainerCallback):
@@ -18,7 +20,12 @@ class SparsityCallback(TrainerCallback):
 
     keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
 
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if model is not None:
+            load_stored_names(unwrap(model))
+
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._check_loaded(model, state)
         self._keep(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -30,6 +37,15 @@ class SparsityCallback(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.keeper.release()
         self.keeper.verify()
+
+    def _check_loaded(self, model: nn.Module, state: Any) -> None:
+        """Raise `ValueError` if training resumes from a checkpoint of which `Trainer` could not load all weights."""
+        model = unwrap(model)
+        if load_stored_names(model) and state.global_step:
+            raise ValueError(
+                "Trainer left some weights as they were, such as experts: it does not convert the names in the checkpoint. Pass "
+                f"the callback when you make the Trainer: Trainer(model, ..., callbacks=[{type(self).__name__}(...)])."
+            )
 
     def _keep(self, model: nn.Module) -> None:
         """Keep the model's present zeros from now on."""

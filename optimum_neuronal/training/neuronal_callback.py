@@ -69,6 +69,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         self, args: Any, state: TrainerState, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         model = unwrap(model)
+        self._check_loaded(model, state)
         if late := next((step for step in self.schedule if step > state.max_steps), None):
             raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
         self.sparsity_config = getattr(model.config, KEY, None)

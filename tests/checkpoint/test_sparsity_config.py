@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
 from optimum_neuronal.checkpoint.sparsity_config import read_sparsity_config
 
 
@@ -69,6 +69,18 @@ def test_low_bit_weights_raise_an_error_that_names_other_tools(written):
     for field, value in (("bits_per_weight", 2.4), ("embedding_bits", 8)):
         with pytest.raises(ValueError, match="holds low-bit weights.*llm-compressor, torchao or llama.cpp"):
             read_sparsity_config({"sparsity_config": written | {field: value}})
+
+
+def test_that_of_another_tool_is_named():
+    model = make_model("llama")
+    model.config.sparsity_config = {"format": "sparse-bitmask", "global_sparsity": 0.5, "sparsity_structure": "0:0"}
+    for attempt in (read_sparsity_config, lambda config: keep_sparsity(model)):
+        with pytest.raises(
+            ValueError, match=r"another tool wrote it, .*config.json, .*del model\.config\.sparsity_config"
+        ):
+            attempt(model.config)
+    del model.config.sparsity_config
+    assert read_sparsity_config(model.config) is None
 
 
 def test_messages_are_not_cut_in_a_word(written):

@@ -33,7 +33,7 @@ def test_what_is_not_understood_is_named():
     model = make_model("llama")
     model.model.layers[1].mlp.lora = nn.Linear(32, 4)
     with pytest.raises(
-        ValueError, match=r"model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\) has an unknown name or class"
+        ValueError, match=r"unknown names or classes: model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\)"
     ):
         find_decoder(model)
     for patterns in ({"ignore": ["lora"]}, {"targets": ["up_proj"]}):
@@ -54,7 +54,7 @@ def test_the_list_of_blocks_can_be_named(llama):
     assert len(find_decoder(make_model("biogpt")).blocks) == LAYERS, "the longest list of all, if nothing is said"
     llama.config.model_type = "test-only-blocks"
     with pytest.raises(
-        ValueError, match=r"model\.experiments\.0 \(Linear, shape \(4, 4\)\) has an unknown name or class"
+        ValueError, match=r"unknown names or classes: model\.experiments\.0 \(Linear, shape \(4, 4\)\)"
     ):
         find_decoder(llama)
     register_architecture("test-only-blocks", Architecture(blocks="layers"))

@@ -1,12 +1,18 @@
 """What does not fit raises before any long work."""
 
+import ast
+import re
+
 import pytest
 import torch
 import transformers
+from accelerate.utils import compile_regions
+from conftest import make_model
 from families import FAMILIES
+from peft import LoraConfig
 from torch import nn
 
-from optimum_neuronal import NeuronALConfig
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.checks import check_prunable, check_prune, check_weights
 
@@ -35,6 +41,93 @@ def test_what_does_not_fit_the_model_raises_without_weights(fields, options, mes
     check_prune(skeleton(), config(), loaded=False)
     with pytest.raises(ValueError, match=message):
         check_prune(skeleton(), config(**fields), **options, loaded=False)
+
+
+def compile_blocks(model):
+    for layer in model.model.layers:
+        layer.compile()
+    return model
+
+
+def compile_an_mlp(model):
+    model.model.layers[1].mlp = torch.compile(model.model.layers[1].mlp)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("compiled", "error", "message"),
+    [
+        (torch.compile, TypeError, "^The model is compiled: prune the original model"),
+        (compile_regions, TypeError, "^The model is compiled: prune the original model"),
+        (compile_blocks, ValueError, "^model.layers.0 is compiled, .*load the model again, prune it"),
+        (compile_an_mlp, ValueError, "^model.layers.1.mlp is compiled, .*load the model again, prune it"),
+    ],
+)
+def test_compiled_models_raise(compiled, error, message):
+    with pytest.raises(error, match=message):
+        check_prune(compiled(make_model("llama")), config())
+
+
+def test_layers_without_adapters_raise():
+    model = make_model("llama")
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]), "lora")
+    with pytest.raises(ValueError, match="has PEFT adapters"):
+        check_prune(model, config())
+    model.delete_adapter("lora")
+    with pytest.raises(ValueError, match="layers of PEFT, whose adapters were deleted: load the model again"):
+        check_prune(model, config())
+
+
+def test_all_shared_weights_are_named():
+    """By patterns that can be pasted: of two layers in three, then of all."""
+    model = make_model("llama")
+    layers = model.model.layers
+    for name in ("up_proj", "down_proj"):
+        setattr(layers[1].mlp, name, getattr(layers[0].mlp, name))
+    ignore = follow(lambda ignore: check_prune(model, config(ignore=ignore)))
+    assert ignore == [rf"model\.layers\.{i}\.mlp\.{name}_proj$" for name in ("up", "down") for i in (0, 1)]
+    for name in ("up_proj", "down_proj"):
+        setattr(layers[2].mlp, name, getattr(layers[0].mlp, name))
+    assert follow(lambda ignore: check_prune(model, config(ignore=ignore))) == [
+        r"model\.layers\.\d+\.mlp\.up_proj$", r"model\.layers\.\d+\.mlp\.down_proj$"
+    ]  # fmt: skip
+
+
+def follow(attempt) -> list[str]:
+    """Return the `ignore` that one error names, after which there is none."""
+    with pytest.raises(ValueError) as caught:
+        attempt([])
+    ignore = ast.literal_eval(re.search(r"ignore=(\[.*?\])[,.]", str(caught.value))[1])
+    attempt(ignore)
+    return ignore
+
+
+def test_all_matrices_that_are_not_understood_are_named():
+    model = make_model("mixtral")
+    for layer in model.model.layers:
+        layer.mlp.adapters = nn.ModuleList([nn.Linear(32, 4), nn.Linear(4, 32)])
+        layer.mlp.experts.down_proj = nn.Parameter(layer.mlp.experts.down_proj[:3])  # the last one passes its input on
+    ignore = follow(lambda ignore: check_prune(model, config(ignore=ignore)))
+    assert ignore == [r"model\.layers\.\d+\.mlp\.adapters\.\d+$", r"model\.layers\.\d+\.mlp\.experts\."]
+
+
+def test_all_projections_that_text_does_not_reach_are_named(ids):
+    sizes = dict(decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48, max_position_embeddings=64)
+    bart = transformers.BartForCausalLM(transformers.BartConfig(vocab_size=64, d_model=32, pad_token_id=0, **sizes))
+    small = {"num_samples": 4, "num_alignment_samples": 2}
+    ignore = follow(lambda ignore: NeuronALPruner(config(ignore=ignore, **small)).prune(bart.eval(), ids))
+    names = ("k_proj", "v_proj", "q_proj", "out_proj")
+    assert ignore == [rf"model\.decoder\.layers\.\d+\.encoder_attn\.{name}$" for name in names]
+
+
+def test_a_family_whose_hidden_states_are_stacked_is_not_supported(ids):
+    values = {**FAMILIES["gemma3_text"].config, "num_hidden_layers": 2, "laurel_rank": 4, "num_kv_shared_layers": 0}
+    values |= dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, layer_types=2 * ["full_attention"])
+    values |= dict(intermediate_size=[48, 48], activation_sparsity_pattern=[0.0, 0.0], altup_num_inputs=4)
+    gemma = transformers.AutoModelForCausalLM.from_config(transformers.Gemma3nTextConfig(**values))
+    small = {"num_samples": 4, "num_alignment_samples": 2, "ignore": ["altup", "laurel"]}
+    with pytest.raises(ValueError, match="this model family is not supported"):
+        NeuronALPruner(config(**small)).prune(gemma.eval(), ids)
 
 
 def test_a_sparse_model_raises():

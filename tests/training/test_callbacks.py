@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback
 from optimum_neuronal.training.keeping import SparsityLostError
+from optimum_neuronal.training.loading import load_stored_names
 
 
 @pytest.fixture
@@ -95,6 +96,72 @@ def test_resuming_and_the_best_checkpoint(tmp_path, data):
     again.load_state_dict({key: value + 1 for key, value in damaged.items()}, strict=False)
     with pytest.raises(ValueError, match="zeros were lost"):
         make_trainer(again, tmp_path, data, SparsityCallback()).train()
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_of_a_checkpoint_are_loaded(family, tmp_path, data):
+    """transformers stores them one by one, under other names than the model's."""
+    fields = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    model = make_sparse(family)
+    make_trainer(model, tmp_path, data, SparsityCallback(), **fields).train()
+    again = make_sparse(family)
+    make_trainer(again, tmp_path, data, SparsityCallback(), **fields).train(
+        resume_from_checkpoint=tmp_path / "checkpoint-2"
+    )
+    assert same_values(again, model)
+    steps = set()
+    for greater in (True, False):  # the first or the last checkpoint
+        best = make_sparse(family)
+        fields |= {"load_best_model_at_end": True, "greater_is_better": greater}
+        trainer = make_trainer(best, tmp_path / str(greater), data, SparsityCallback(), **fields)
+        trainer.train()
+        steps.add(trainer.state.best_global_step)
+        assert same_values(best, AutoModelForCausalLM.from_pretrained(trainer.state.best_model_checkpoint))
+    assert steps == {2, 4}
+
+
+def same_values(model, other):
+    expected = other.state_dict()
+    return all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_a_callback_that_comes_too_late_for_the_experts_raises(tmp_path, data):
+    fields = {"save_strategy": "steps", "save_steps": 2}
+    for family, make in (("mixtral", SparsityCallback), ("mixtral", pruning), ("llama", SparsityCallback)):
+        make_trainer(make_sparse(family), tmp_path, data, SparsityCallback(), **fields).train()
+        trainer = make_trainer(make_sparse(family), tmp_path, data, **fields)
+        trainer.add_callback(make())
+        if family == "llama":
+            trainer.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+            continue
+        with pytest.raises(
+            ValueError, match=r"left some weights as they were.*callbacks=\[(SparsityC|NeuronALC)allback"
+        ):
+            trainer.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+
+
+def test_adapters_of_a_moe_model_are_resumed_as_ever(tmp_path, data):
+    fields = {"save_strategy": "steps", "save_steps": 2}
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    make_trainer(get_peft_model(make_sparse("mixtral"), config), tmp_path, data, SparsityCallback(), **fields).train()
+    trainer = make_trainer(get_peft_model(make_sparse("mixtral"), config), tmp_path, data, **fields)
+    trainer.add_callback(SparsityCallback())
+    trainer.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+
+
+def test_experts_that_are_split_between_files_raise(tmp_path, data):
+    model = make_sparse("mixtral")
+    model.save_pretrained(tmp_path)
+    load_stored_names(model)
+    whole = load_file(tmp_path / "model.safetensors")
+    before = copy.deepcopy(model.state_dict())
+    first = {name: 2 * value for name, value in whole.items() if "layers.0" in name}
+    model.load_state_dict(first, strict=False)
+    assert all(torch.equal(v, (2 if "layers.0" in k else 1) * before[k]) for k, v in model.state_dict().items())
+    for part in ("experts.3", "w3"):
+        with pytest.raises(ValueError, match="split into several files"):
+            model.load_state_dict({k: v for k, v in whole.items() if part not in k}, strict=False)
 
 
 def test_lora(tmp_path, data):
@@ -184,12 +251,13 @@ def test_pruning_is_that_of_the_pruner(tmp_path, data):
     assert all(torch.equal(value, expected.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-def test_a_schedule_is_resumed(tmp_path, data):
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_schedule_is_resumed(family, tmp_path, data):
     fields = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-    whole = make_model("llama")
+    whole = make_model(family)
     make_trainer(whole, tmp_path, data, pruning(schedule={1: 0.4, 2: 0.7}), **fields).train()
     for begun, restored in ((1, False), (2, True)):
-        model, again = make_model("llama"), {**fields, "restore_callback_states_from_checkpoint": restored}
+        model, again = make_model(family), {**fields, "restore_callback_states_from_checkpoint": restored}
         trainer = make_trainer(model, tmp_path / "again", data, pruning(schedule={1: 0.4, 2: 0.7}), **again)
         trainer.train(resume_from_checkpoint=tmp_path / f"checkpoint-{begun}")
         assert all(torch.equal(value, whole.state_dict()[key]) for key, value in model.state_dict().items())

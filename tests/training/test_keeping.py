@@ -10,7 +10,7 @@ from sparse import make_sparse, same_zeros, step, zeros_of
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim import optimizer as torch_optimizer
-from transformers import Adafactor
+from transformers import Adafactor, TrainerState
 
 from optimum_neuronal import SparsityCallback, keep_sparsity
 from optimum_neuronal.training.keeping import SparsityLostError
@@ -148,7 +148,9 @@ def _train_sharded(rank, count, ids):
     optimizer, callback = Restless(model.parameters(), lr=0.1, momentum=0.9), SparsityCallback()
     with keep_sparsity(model):
         step(model, optimizer, ids[rank::count], max_norm=1.0)
-    callback.on_train_begin(None, None, None, model=model)  # as the Trainer does, which has FSDP on accelerators only
+    callback.on_train_begin(
+        None, TrainerState(), None, model=model
+    )  # as the Trainer does, which has FSDP on accelerators only
     model(input_ids=ids[rank::count], labels=ids[rank::count]).loss.backward()
     callback.on_pre_optimizer_step(None, None, None)
     optimizer.step()
