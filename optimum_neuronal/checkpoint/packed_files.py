@@ -72,6 +72,11 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 module, is_part, part = name.rpartition(PREFIX)
                 if is_part:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
+    if unequal := sorted(weights.keys() ^ tensors.keys()):
+        lacking = "metadata" if unequal[0] in tensors else "tensors"
+        raise ValueError(
+            f"The packed weight of {unequal[0]} has no {lacking}: the checkpoint is damaged. Download or save it again."
+        )
     try:
         return {
             name: PackedHeader(

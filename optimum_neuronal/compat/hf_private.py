@@ -72,6 +72,15 @@ def look_for_weights(config: PreTrainedConfig, name: str) -> None:
     setattr(config, WEIGHTS_KEY, name)
 
 
+def missing_names(model: PreTrainedModel, held: set[str]) -> set[str]:
+    """Return the names of a model's weights that a checkpoint with the names `held` lacks, as `from_pretrained` does."""
+    tied = model.all_tied_weights_keys  # name -> the name of the weight that it shares
+    shared = {source for name, source in tied.items() if held & {name, source}}
+    held = held | shared | {name for name, source in tied.items() if source in shared}
+    optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+    return {name for name in model.state_dict().keys() - held if not any(pattern.search(name) for pattern in optional)}
+
+
 def forget_quantization(model: PreTrainedModel) -> None:
     """Remove the attributes that `from_pretrained` sets for a quantizer, so that the model is a plain one."""
     for attribute in ("quantization_config", WEIGHTS_KEY):
