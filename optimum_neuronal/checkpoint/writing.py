@@ -104,7 +104,7 @@ def _packed_state(
         return convert(name, load_offloaded_parameter(model, name) if tensor.is_meta else tensor)
 
     state = hf_private.untied_state(model)
-    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    tied = hf_private.tied_names(model)
     weights = {
         name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
     }

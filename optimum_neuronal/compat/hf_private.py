@@ -114,6 +114,12 @@ def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | Non
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Return the names of weights that a model's config ties. transformers looks for them as dense weights at load."""
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
+    return {name for pair in pairs.items() for name in pair}
+
+
 @contextmanager
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""

@@ -9,17 +9,27 @@ import sys
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from packed_models import make_zeroed
 from peft import LoraConfig
 from profiles import by_day
-from sparse_checkpoints import all_files, same, save_pruned, tensors_of
+from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained, sparsify
+from optimum_neuronal import (
+    NeuronALConfig,
+    NeuronALPruner,
+    convert_checkpoint,
+    densify,
+    save_pretrained,
+    sparsify,
+)
 from optimum_neuronal.checkpoint.card import MARK
 from optimum_neuronal.checkpoint.saving import check_model_directory
+from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
 FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
+SPARSE = {"version": 1, "sparsity": 0.7, "achieved_sparsity": 0.7}
 CONFIG = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
 RELOAD = """
 import sys, warnings
@@ -73,6 +83,30 @@ def test_files_of_another_dtype(family, format, tmp_path):
         assert json.loads(index.read_text()) | {"weight_map": {}} == json.loads(
             (tmp_path / "expected" / index.name).read_text()
         ) | {"weight_map": {}}
+
+
+@pytest.mark.parametrize("way", ["whole", "streamed", "sparsified", "converted"])
+def test_a_head_of_its_own_that_the_config_ties(way, tmp_path):
+    """Of older merges. Its zeros are worth packing, but transformers looks for a dense weight."""
+    dense = make_zeroed("llama")
+    dense.lm_head.weight.data[:, ::4] = 0
+    dense.lm_head.weight.data[:, 1::4] = 0
+    dense.config.tie_word_embeddings = True
+    head, embedding = dense.lm_head.weight.clone(), dense.model.embed_tokens.weight.clone()
+    dense.save_pretrained(tmp_path / "source")
+    for format in ("dense", "packed"):
+        if way == "streamed":
+            model = load_streamed(tmp_path / "source", torch.device("cpu"), tmp_path / "rewritten")
+        else:
+            model = load_model(tmp_path / "source")
+        save_pretrained(sparsify(model) if way == "sparsified" else model, tmp_path / format, format)
+    if way == "converted":
+        change_config(tmp_path / "dense", lambda config: config.update(sparsity_config=SPARSE))
+        convert_checkpoint(tmp_path / "dense", "packed")
+        convert_checkpoint(tmp_path / "packed", "dense")
+    for format in ("dense", "packed"):
+        loaded = load_model(tmp_path / format)
+        assert torch.equal(loaded.lm_head.weight, head) and torch.equal(loaded.model.embed_tokens.weight, embedding)
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
