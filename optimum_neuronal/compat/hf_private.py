@@ -28,10 +28,14 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def find_file(config: PreTrainedConfig, name: str) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file."""
+def find_file(config: PreTrainedConfig, name: str, **options: Any) -> Path | None:
+    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file.
+
+    `options`: of `cached_file`, such as `local_files_only`.
+    """
     commit = getattr(config, "_commit_hash", None)
-    path = cached_file(config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
+    options["_raise_exceptions_for_missing_entries"] = False
+    path = cached_file(config.name_or_path, name, revision=commit, **options)
     return None if path is None else Path(path)
 
 

@@ -69,8 +69,8 @@ def test_what_cannot_be_converted(tmp_path):
         ("absent", "packed", "is not a directory: check its path"),
         ("adapted", "packed", "holds an adapter"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
-        ("mixed", "packed", "in torch.float32, but transformers loads it in torch.bfloat16"),
-        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in torch.bfloat16"),
+        ("mixed", "packed", "in torch.float32, but transformers loads it in another dtype"),
+        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in another dtype"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):

@@ -12,6 +12,7 @@ from conftest import make_model, make_tokenizer
 from packed_models import make_zeroed
 from peft import LoraConfig
 from profiles import by_day
+from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -120,6 +121,32 @@ def test_what_a_model_keeps_in_float32_stays_so(format, tmp_path):
     found = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert found.dtype == torch.bfloat16 and biases
     assert all(torch.equal(found.state_dict()[name], value) for name, value in biases.items())
+
+
+@pytest.mark.parametrize("dtype", ["auto", torch.float32])
+@pytest.mark.parametrize("format", ["dense", "packed"])
+@pytest.mark.parametrize("family, part", [("qwen3_next", "A_log"), ("gpt_oss", "sinks")])
+def test_float32_tensors_among_bfloat16_ones_keep_their_dtype_and_bits(family, part, format, dtype, tmp_path):
+    """transformers loads them in bfloat16, or all others in float32."""
+    make_model(family).bfloat16().save_pretrained(tmp_path / "dense")
+    tensors = tensors_of(tmp_path / "dense")
+    finer = {name: torch.randn(value.shape) for name, value in tensors.items() if part in name}
+    save_file(tensors | finer, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
+    NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype).quantize(
+        tmp_path / "first", format=format
+    )
+    other = {"dense": "packed", "packed": "dense"}[format]
+    convert_checkpoint(tmp_path / "first", other, tmp_path / "second")
+    for folder in ("first", "second"):
+        found = tensors_of(tmp_path / folder)
+        assert {name for name, value in found.items() if value.dtype == torch.float32} == finer.keys() != set()
+        assert all(torch.equal(found[name], value) for name, value in finer.items())
+    model = load_model(tmp_path / "second", dtype=dtype)
+    changed = model.get_parameter(next(iter(finer)))
+    changed.data += 1
+    save_pretrained(model, tmp_path / "trained")
+    saved = tensors_of(tmp_path / "trained")[next(iter(finer))]
+    assert saved.dtype == torch.float32 and torch.equal(saved, changed.float())
 
 
 def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
