@@ -272,8 +272,8 @@ class NeuronALPruner(OptimumQuantizer):
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publish the model that this pruner pruned last, and return the commit's URL.
 
-        Keyword arguments: `format`, `dtype`, `private`, `token`, `revision` and `commit_message`, all optional, as for
-        [`push_pruned`]. Of several processes, the first one uploads.
+        Keyword arguments: `format`, `dtype`, `private`, `overwrite`, `token`, `revision` and `commit_message`, all
+        optional, as for [`push_pruned`]. Of several processes, the first one uploads.
         """
         report, processes = self._report_of(model), Processes.current()
         url = push_pruned(model, repo_id, report, self.tokenizer, **kwargs) if processes.rank == 0 else ""

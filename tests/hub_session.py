@@ -74,6 +74,17 @@ outcome["other format"] = [same(other, "me/packed"), inspect_checkpoint("me/pack
 other_pruner.push_to_hub(other, "me/llama-70", revision="trial")
 outcome["branches"] = [same(other, "me/llama-70", revision="trial"), same(model, "me/llama-70")]
 
+dense = make_model("llama", vocab_size=256)
+dense.push_to_hub("me/dense", max_shard_size="20KB")
+outcome["refused"] = [error(check_push, "dense"), error(pruner.push_to_hub, model, "me/dense")]
+outcome["new branch"] = error(pruner.push_to_hub, model, "me/dense", revision="70")
+outcome["dense stays"] = same(dense, "me/dense")
+outcome["overwritten"] = [
+    error(check_push, "me/dense", overwrite=True),
+    error(pruner.push_to_hub, model, "me/dense", revision="other", overwrite=True),
+]
+outcome["replaced"] = same(model, "me/dense", revision="other")
+
 outcome["may push"] = [error(check_push, name) for name in ("fresh", "me/llama-70", "lab/fresh")]
 rejected = [
     ("not/an/id", None),

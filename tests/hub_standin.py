@@ -190,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
     def tree(self, body, repo_id, revision):
         branch = self.server.repositories[repo_id].find(revision)
         if branch is None:  # REVISION/FOLDER: tokenizers ask for one that no repository here has
-            return self._missing("EntryNotFound")
+            return self._missing("EntryNotFound" if "/" in revision else "RevisionNotFound")
         files = []
         for name, (content, oid) in branch.files.items():
             large = {"lfs": {"oid": oid, "size": len(content), "pointerSize": 130}} if oid else {}

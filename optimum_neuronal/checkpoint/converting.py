@@ -1,5 +1,6 @@
 """Converts a dense checkpoint to a packed one and back, with the same weights bit for bit."""
 
+import itertools
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -15,13 +16,10 @@ from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
-from .packed_files import is_packed, opened, read_json, weight_files
+from .packed_files import float_tensors, is_packed, read_json, weight_files
 from .saving import has_chat_template, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
-
-
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert_checkpoint(
@@ -58,9 +56,9 @@ def convert_checkpoint(
     target = check_writable(source if output is None else output, "save to")
     stored = _dtypes(source, _check(source, format))
     model = load_model(source)
-    _check_dtypes(stored, model)
     with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size)
+        _check_dtypes(stored, _dtypes(staging, format == "packed"))
         if not is_same(source, target):
             _copy_others(source, staging, target)
         if may_write_card(target):
@@ -96,23 +94,20 @@ def _check(source: Path, format: str) -> bool:
     return packed
 
 
-def _dtypes(source: Path, packed: bool) -> dict[torch.dtype, str]:
-    """Return the floating dtypes of dense weights in the files -> the name of one. Only headers are read."""
-    dtypes: dict[torch.dtype | None, str] = {}
-    for path in weight_files(source, packed):
-        with opened(path) as file:
-            names = [name for name in file.keys() if PREFIX not in name]  # noqa: SIM118
-            dtypes |= {FLOATS.get(file.get_slice(name).get_dtype()): name for name in names}
-    return {dtype: name for dtype, name in dtypes.items() if dtype is not None}
+def _dtypes(folder: Path, packed: bool) -> dict[str, torch.dtype]:
+    """Return name -> dtype of the floating-point tensors in a checkpoint; packed ones by their dense names."""
+    tensors = itertools.chain.from_iterable(map(float_tensors, weight_files(folder, packed)))
+    return {name.replace(f"{PREFIX}values", ".weight"): dtype for name, dtype, _ in tensors}
 
 
-def _check_dtypes(stored: dict[torch.dtype, str], model: Any) -> None:
+def _check_dtypes(stored: dict[str, torch.dtype], written: dict[str, torch.dtype]) -> None:
     """Raise `ValueError` if transformers has converted weights to another dtype."""
-    for dtype in stored.keys() - {tensor.dtype for tensor in model.state_dict().values()}:
-        raise ValueError(
-            f"The checkpoint stores {stored[dtype]} in {dtype}, but transformers loads it in {model.dtype}, so its values "
-            "would change: save the model in one dtype first."
-        )
+    for name, dtype in stored.items():
+        if written.get(name, dtype) != dtype or dtype not in written.values():
+            raise ValueError(
+                f"The checkpoint stores {name} in {dtype}, but transformers loads it in another dtype, so its values would "
+                "change: save the model in one dtype first."
+            )
 
 
 def _copy_others(source: Path, staging: Path, target: Path) -> None:

@@ -16,14 +16,17 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.connection import HTTPError
 from ..report import PruningReport
-from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, MODEL_CARD, WEIGHT_FILES
+from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, MODEL_CARD, WEIGHT_FILES, WEIGHT_SUFFIXES
+from .packed_files import read_json
 from .saving import check_saveable, save_pruned
+from .sparsity_config import KEY, VERSION
 
 
 def find_checkpoint(
@@ -57,8 +60,8 @@ def find_checkpoint(
     return Path(folder)
 
 
-def check_push(repo_id: str, token: str | None = None) -> None:
-    """Raise an error if a model cannot be published as `repo_id`. Nothing is created."""
+def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) -> None:
+    """Raise an error if a model cannot be published as `repo_id`, see [`push_pruned`]. Nothing is created."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -77,6 +80,25 @@ def check_push(repo_id: str, token: str | None = None) -> None:
                 raise _refusal(
                     repo_id, f"your account may create repositories of {', '.join(sorted(mine))}"
                 ) from error
+        else:
+            _check_replaceable(api, f"{owner}/{name}", None, overwrite)
+
+
+def _check_replaceable(api: HfApi, repo_id: str, revision: str | None, overwrite: bool) -> None:
+    """Raise `FileExistsError` if a repository holds a model that is not a pruned one, unless it may be overwritten."""
+    try:
+        files = api.list_repo_files(repo_id, revision=revision)
+    except RevisionNotFoundError:  # a new branch
+        return
+    if overwrite or not any(name == CONFIG or name.endswith(WEIGHT_SUFFIXES) for name in files):
+        return
+    config = read_json(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else {}
+    about = config.get(KEY)
+    if not isinstance(about, dict) or about.get("version") != VERSION:
+        raise FileExistsError(
+            f"The repository {repo_id!r} holds a model that is not a pruned one. Choose another repository, or pass "
+            "--overwrite (overwrite=True) to replace the model in it. Other files stay."
+        )
 
 
 def push_pruned(
@@ -88,6 +110,7 @@ def push_pruned(
     format: str | None = None,
     dtype: torch.dtype | None = None,
     private: bool | None = None,
+    overwrite: bool = False,
     token: str | None = None,
     revision: str | None = None,
     commit_message: str = "Upload pruned model",
@@ -100,6 +123,7 @@ def push_pruned(
         format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         dtype (`torch.dtype`, *optional*): of the files. None: the model's.
         private (`bool`, *optional*): True to create a private repository. None: your account's default.
+        overwrite (`bool`): True to replace a model in the repository that is not a pruned one.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
         commit_message (`str`): of the commit.
@@ -109,12 +133,14 @@ def push_pruned(
 
     Raises:
         `PermissionError`: there is no token, or it may not write there.
+        `FileExistsError`: the repository holds a model that is not a pruned one.
         `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
     """
     check_saveable(model, format, dtype)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        _check_replaceable(api, repo_id, revision, overwrite)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         with suppress(EntryNotFoundError):  # a README.md of the user's own stays

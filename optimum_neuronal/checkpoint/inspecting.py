@@ -30,6 +30,7 @@ class Share:
     zeros: int = 0
     weights: int = 0
     recorded: float | None = None  # share of zeros
+    expected: int | None = None  # weights
 
     @property
     def sparsity(self) -> float:
@@ -42,6 +43,8 @@ class Share:
             return None
         if not self.weights:
             return "has no weights in the files"
+        if self.expected not in (None, self.weights):
+            return f"has {self.weights:,} weights in the files instead of {self.expected:,}"
         missing = round(self.recorded * self.weights) - self.zeros
         if missing <= 0 and self.sparsity - self.recorded <= MORE_ZEROS:
             return None
@@ -140,7 +143,9 @@ def inspect_checkpoint(
         result.total.recorded, blocks = about["achieved_sparsity"], about.get("block_sparsity", {})
         result.blocks = {name: Share(recorded=blocks[name]) for name in sorted(blocks, key=natural_order)}
         projections = about.get("projections", {})
-        result.kinds = {kind: Share(recorded=entry["sparsity"]) for kind, entry in projections.items()}
+        result.kinds = {
+            kind: Share(recorded=entry["sparsity"], expected=entry.get("numel")) for kind, entry in projections.items()
+        }
         places = PrunedWeights(about)
     weights = read_weights(directory, packed)
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):

@@ -4,6 +4,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 
 from ..common.display import escaped
+from ..compat import hf_private
 from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
@@ -23,6 +26,7 @@ from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_MET
 VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
@@ -72,6 +76,11 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 module, is_part, part = name.rpartition(PREFIX)
                 if is_part:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
+    if unequal := sorted(weights.keys() ^ tensors.keys()):
+        lacking = "metadata" if unequal[0] in tensors else "tensors"
+        raise ValueError(
+            f"The packed weight of {unequal[0]} has no {lacking}: the checkpoint is damaged. Download or save it again."
+        )
     try:
         return {
             name: PackedHeader(
@@ -125,6 +134,24 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
         raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
     return [folder / name for name in names]
+
+
+def source_files(config: PreTrainedConfig) -> list[Path]:
+    """Return the files of weights that a model with this config was loaded from, without a download; [] if unknown."""
+    for name in (DENSE_FILE, DENSE_INDEX, PACKED_INDEX) if config.name_or_path else ():
+        path = hf_private.find_file(config, name, local_files_only=True)
+        if path is not None:
+            return [path] if name == DENSE_FILE else weight_files(path.parent, packed=name == PACKED_INDEX)
+    return []
+
+
+def float_tensors(path: Path) -> Iterator[tuple[str, torch.dtype, int]]:
+    """Yield name, dtype and number of elements of the floating-point tensors in a file. Only its header is read."""
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            about = file.get_slice(name)
+            if about.get_dtype() in FLOATS:
+                yield name, FLOATS[about.get_dtype()], math.prod(about.get_shape())
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:

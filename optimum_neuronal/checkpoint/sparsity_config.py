@@ -32,6 +32,7 @@ class _SparsityConfig(TypedDict, total=False):
 class _Projection(TypedDict):
     sparsity: Number
     weights: list[str]
+    numel: int | None
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,7 +1,9 @@
 """Writes the configs and weights of a model, dense or packed, into an empty folder."""
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,15 @@ from ..packed.packed_weight import DTYPES
 from ..packed.replacing import keeps_transposed, packable_paths
 from ..packed.sparsify import DenseSaving, pack_weight
 from .names import CONFIG, DENSE_INDEX, SUFFIX
-from .packed_files import QUANTIZATION_CONFIG, read_json, write_json, write_packed
+from .packed_files import (
+    QUANTIZATION_CONFIG,
+    float_tensors,
+    opened,
+    read_json,
+    source_files,
+    write_json,
+    write_packed,
+)
 
 
 SHARD_SIZE = "50GB"  # as in transformers
@@ -52,13 +62,16 @@ def write_model(
             model.save_pretrained(folder, max_shard_size=size)
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
+    finer = _finer_tensors(model)
+    if dtype is not None or finer:
+        _convert_files(folder, _converter(model, dtype, finer))
     if dtype is not None:
-        _convert_files(model, folder, dtype)
+        write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
 
 
-def _convert_files(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
-    """Convert a dense checkpoint to another dtype, one file after the other. transformers' `save_pretrained` cannot."""
-    total, convert = 0, _converter(model, dtype)
+def _convert_files(folder: Path, convert: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Convert the tensors of a dense checkpoint, one file after the other. transformers' `save_pretrained` cannot."""
+    total = 0
     for path in folder.glob(f"*{SUFFIX}"):
         tensors = {name: convert(name, tensor) for name, tensor in load_file(path).items()}
         total += sum(tensor.nbytes for tensor in tensors.values())
@@ -67,17 +80,46 @@ def _convert_files(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> 
     if (index := folder / DENSE_INDEX).exists():
         content = read_json(index)
         write_json(index, {**content, "metadata": {**content["metadata"], "total_size": total}})
-    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
 
 
-def _converter(model: PreTrainedModel, dtype: torch.dtype | None) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """Return a function of a parameter's name and value that converts it, unless the model keeps it in float32."""
-    if dtype is None:
-        return lambda name, tensor: tensor
-    in_float32 = hf_private.names_in_float32(model, dtype)
-    return lambda name, tensor: (
-        tensor.to(dtype) if tensor.is_floating_point() and not in_float32.search(name) else tensor
-    )
+def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
+    """Return name -> file of what the model's checkpoint stores in a larger dtype than most, such as Mamba's `A_log`.
+
+    transformers loads all in one dtype.
+    """
+    files: dict[str, Path] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    sizes: Counter[torch.dtype] = Counter()
+    with suppress(OSError, ValueError):  # the checkpoint was moved, or is no safetensors
+        for path in source_files(model.config):
+            for name, dtype, numel in float_tensors(path):
+                files[name], dtypes[name] = path, dtype
+                sizes[dtype] += numel
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=torch.float64)
+    return {name: path for name, path in files.items() if dtypes[name].itemsize > most.itemsize}
+
+
+def _converter(
+    model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, Path]
+) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return a function of a tensor's name and value that converts it, unless the model keeps it in float32.
+
+    `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.
+    """
+    in_float32 = None if dtype is None else hf_private.names_in_float32(model, dtype)
+
+    def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in finer:
+            with opened(finer[name]) as file:
+                source = file.get_tensor(name)
+            if source.shape == tensor.shape:
+                is_same = torch.equal(source.to(tensor.dtype), tensor.cpu())
+                return source if is_same else tensor.to(source.dtype)
+        if in_float32 is None or not tensor.is_floating_point() or in_float32.search(name):
+            return tensor
+        return tensor.to(dtype)
+
+    return convert
 
 
 def _write_packed(
@@ -98,13 +140,13 @@ def _packed_state(
     model: PreTrainedModel, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
-    convert = _converter(model, dtype)
+    convert = _converter(model, dtype, _finer_tensors(model))
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return convert(name, load_offloaded_parameter(model, name) if tensor.is_meta else tensor)
 
     state = hf_private.untied_state(model)
-    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    tied = hf_private.tied_names(model)
     weights = {
         name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
     }

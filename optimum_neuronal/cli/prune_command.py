@@ -59,7 +59,11 @@ class PruneCommand(Command):
             "--sample", metavar="PROMPT", help="show the model's answer before and after (default: no)"
         )
         flags.add_window_flag(result)
-        result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
+        result.add_argument(
+            "--push-to-hub",
+            metavar="ID",
+            help="publish the result as this repository; --overwrite replaces a dense model there (default: no)",
+        )
         flags.add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             flags.add_config_flags(group, names)
@@ -99,7 +103,7 @@ class PruneCommand(Command):
     def _prune(self, config: NeuronALConfig) -> None:
         args, device = self.args, flags.device_of(self.args)
         if args.push_to_hub:
-            check_push(args.push_to_hub)
+            check_push(args.push_to_hub, overwrite=args.overwrite)
         with (
             process_group() as processes,
             flags.loaded(args, device, Path(args.output), processes.rank) as (dense, tokenizer),
@@ -138,7 +142,12 @@ class PruneCommand(Command):
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")
             if args.push_to_hub:
-                how = {"format": args.format, "dtype": save_dtype, "private": args.private}
+                how = {
+                    "format": args.format,
+                    "dtype": save_dtype,
+                    "private": args.private,
+                    "overwrite": args.overwrite,
+                }
                 url = pruner.push_to_hub(model, args.push_to_hub, **how)
                 write(f"Published: {url}")
 

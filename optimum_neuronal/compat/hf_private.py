@@ -28,10 +28,14 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def find_file(config: PreTrainedConfig, name: str) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file."""
+def find_file(config: PreTrainedConfig, name: str, **options: Any) -> Path | None:
+    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file.
+
+    `options`: of `cached_file`, such as `local_files_only`.
+    """
     commit = getattr(config, "_commit_hash", None)
-    path = cached_file(config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
+    options["_raise_exceptions_for_missing_entries"] = False
+    path = cached_file(config.name_or_path, name, revision=commit, **options)
     return None if path is None else Path(path)
 
 
@@ -72,6 +76,15 @@ def look_for_weights(config: PreTrainedConfig, name: str) -> None:
     setattr(config, WEIGHTS_KEY, name)
 
 
+def missing_names(model: PreTrainedModel, held: set[str]) -> set[str]:
+    """Return the names of a model's weights that a checkpoint with the names `held` lacks, as `from_pretrained` does."""
+    tied = model.all_tied_weights_keys  # name -> the name of the weight that it shares
+    shared = {source for name, source in tied.items() if held & {name, source}}
+    held = held | shared | {name for name, source in tied.items() if source in shared}
+    optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+    return {name for name in model.state_dict().keys() - held if not any(pattern.search(name) for pattern in optional)}
+
+
 def forget_quantization(model: PreTrainedModel) -> None:
     """Remove the attributes that `from_pretrained` sets for a quantizer, so that the model is a plain one."""
     for attribute in ("quantization_config", WEIGHTS_KEY):
@@ -103,6 +116,12 @@ def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | Non
     state = model.state_dict() if state is None else state
     kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
+
+
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Return the names of weights that a model's config ties. transformers looks for them as dense weights at load."""
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
+    return {name for pair in pairs.items() for name in pair}
 
 
 @contextmanager

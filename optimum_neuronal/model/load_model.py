@@ -43,16 +43,37 @@ CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
-    A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`.
+    A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks
+    weights is an error: transformers would make them up.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
     loader, _ = _checked_loader(model_or_path, model_kwargs)
-    if (gguf_file := model_kwargs.get("gguf_file")) is None:
-        return loader.from_pretrained(model_or_path, **model_kwargs)
-    dequantized = transformers.GgufConfig(dequantize=True)
-    model = loader.from_pretrained(model_or_path, **{"quantization_config": dequantized, **model_kwargs})
-    model.gguf_file = gguf_file
+    gguf_file = model_kwargs.get("gguf_file")
+    if gguf_file is not None:
+        model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
+    model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
+    check_complete(info["missing_keys"], model_or_path)
+    if packed := [name for name in info["unexpected_keys"] if ".packed_" in name]:
+        raise ValueError(
+            f"{type(model).__name__} has no place for {_some(packed)} of {model_or_path}: download or save the checkpoint again."
+        )
+    if gguf_file is not None:
+        model.gguf_file = gguf_file
     return model
+
+
+def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:
+    """Raise `ValueError` for weights that a checkpoint lacks, by name: they would be random numbers."""
+    if missing:
+        raise ValueError(
+            f"{checkpoint} lacks {_some(missing)}, which would be random numbers: download or save the checkpoint again."
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    """Return the first names of weights, and how many more there are."""
+    first = ", ".join(sorted(names)[:3])
+    return f"{first} and {len(names) - 3:,} more" if len(names) > 3 else first
 
 
 def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:

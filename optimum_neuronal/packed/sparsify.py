@@ -52,7 +52,10 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
         `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
     """
     check_packable(model)
-    shared = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
+    places = {name: p.data_ptr() for name, p in model.named_parameters(remove_duplicate=False)}
+    # A head may have weights of its own although the config ties it: packed, it could not be loaded.
+    tied = hf_private.tied_names(model) & places.keys()
+    shared = Counter([*places.values(), *(places[name] for name in tied)])
     model.hf_quantizer = DenseSaving(None)  # already now, so that a model packed in part by an interrupt can be saved
     left_dense: dict[str, str] = {}
     try:
@@ -172,7 +175,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
     if is_linear(type(module)) and "weight" not in module._parameters:
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
-        return "shares its weight with another module"
+        return "shares its weight with another module, or the config says so"
     matrices: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
     if None in matrices.values():
         return "not smaller packed"

@@ -121,7 +121,7 @@ def make_sparsity_config(
 def _projections_by_kind(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return, for each kind of projection, sparsity, names and layout of the pruned ones."""
+    """Return, for each kind of projection, sparsity, size, names and layout of the pruned ones."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:
@@ -129,7 +129,8 @@ def _projections_by_kind(
     entries = {}
     for kind, pruned in kinds.items():
         zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
-        entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
+        numel = sum(p.numel for p in pruned)
+        entries[kind] = {"sparsity": zeros / numel, "numel": numel, "weights": weight_names[kind]}
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return entries

@@ -6,6 +6,7 @@ import torch
 from conftest import make_model
 from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
@@ -56,6 +57,9 @@ def test_what_cannot_be_converted(tmp_path):
     get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapted")
     shutil.copytree(tmp_path / "pruned", tmp_path / "mixed")
     save_pretrained(make_zeroed("llama"), tmp_path / "mixed-packed", format="packed")
+    save_pruned(tmp_path / "lacking")
+    kept = {name: tensor for name, tensor in tensors_of(tmp_path / "lacking").items() if "1.mlp.up_proj" not in name}
+    save_file(kept, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
     for name in ("mixed", "mixed-packed"):
         change_config(tmp_path / name, lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
@@ -64,8 +68,9 @@ def test_what_cannot_be_converted(tmp_path):
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is not a directory: check its path"),
         ("adapted", "packed", "holds an adapter"),
-        ("mixed", "packed", "in torch.float32, but transformers loads it in torch.bfloat16"),
-        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in torch.bfloat16"),
+        ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
+        ("mixed", "packed", "in torch.float32, but transformers loads it in another dtype"),
+        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in another dtype"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):

@@ -42,6 +42,15 @@ def test_zeros_that_are_not_there(tmp_path):
     assert "mlp.up_proj has no weights in the files" in inspect_checkpoint(tmp_path).problems
 
 
+def test_weights_that_are_not_there(tmp_path):
+    """All zeros of the other blocks are as recorded, so only the number of weights tells."""
+    save_pruned(tmp_path)
+    tensors, name = tensors_of(tmp_path), "model.layers.1.self_attn.v_proj.weight"
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "self_attn.v_proj has 2,048 weights in the files instead of 3,072" in inspect_checkpoint(tmp_path).problems
+
+
 def test_damaged_files(tmp_path):
     save_pruned(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -106,6 +106,8 @@ def about_weight(**facts):
         lambda tensors, about: about.update(weights=3),
         lambda tensors, about: about["weights"].update({"model.\x1b[2J": about["weights"][WEIGHT]}),
         lambda tensors, about: about["weights"].update({"model.nothing": about["weights"][WEIGHT]}),
+        lambda tensors, about: about["weights"].pop(WEIGHT),
+        lambda tensors, about: about["weights"].update({f"{WEIGHT}s": about["weights"].pop(WEIGHT)}),
     ],
 )  # fmt: skip
 def test_damage_is_an_error_before_anything_is_computed(folder, change):

@@ -61,6 +61,17 @@ def test_a_push_again_leaves_nothing_of_the_old_model(session):
     assert repository.branches["main"].messages == ["Packed", "Dense now"]
 
 
+def test_a_dense_model_is_not_replaced_unasked(session):
+    outcome, hub = session
+    branches = hub.repositories["me/dense"].branches
+    for message in outcome["refused"]:
+        assert message.startswith("FileExistsError: The repository 'me/dense' holds a model that is not a pruned one")
+    assert outcome["new branch"] is None and outcome["dense stays"] and len(branches["main"].messages) == 1
+    assert outcome["overwritten"] == [None, None] and outcome["replaced"]
+    weights = {name for name in branches["other"].files if "safetensors" in name}
+    assert weights == {"model.safetensors"} < set(branches["main"].files) | weights
+
+
 def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     outcome, hub = session
     assert outcome["may push"] == [None, None, None] and not any("fresh" in name for name in hub.repositories)

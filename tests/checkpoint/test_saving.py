@@ -9,17 +9,28 @@ import sys
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from packed_models import make_zeroed
 from peft import LoraConfig
 from profiles import by_day
-from sparse_checkpoints import all_files, same, save_pruned, tensors_of
+from safetensors.torch import save_file
+from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, save_pretrained, sparsify
+from optimum_neuronal import (
+    NeuronALConfig,
+    NeuronALPruner,
+    convert_checkpoint,
+    densify,
+    save_pretrained,
+    sparsify,
+)
 from optimum_neuronal.checkpoint.card import MARK
 from optimum_neuronal.checkpoint.saving import check_model_directory
+from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
 FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
+SPARSE = {"version": 1, "sparsity": 0.7, "achieved_sparsity": 0.7}
 CONFIG = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
 RELOAD = """
 import sys, warnings
@@ -75,6 +86,30 @@ def test_files_of_another_dtype(family, format, tmp_path):
         ) | {"weight_map": {}}
 
 
+@pytest.mark.parametrize("way", ["whole", "streamed", "sparsified", "converted"])
+def test_a_head_of_its_own_that_the_config_ties(way, tmp_path):
+    """Of older merges. Its zeros are worth packing, but transformers looks for a dense weight."""
+    dense = make_zeroed("llama")
+    dense.lm_head.weight.data[:, ::4] = 0
+    dense.lm_head.weight.data[:, 1::4] = 0
+    dense.config.tie_word_embeddings = True
+    head, embedding = dense.lm_head.weight.clone(), dense.model.embed_tokens.weight.clone()
+    dense.save_pretrained(tmp_path / "source")
+    for format in ("dense", "packed"):
+        if way == "streamed":
+            model = load_streamed(tmp_path / "source", torch.device("cpu"), tmp_path / "rewritten")
+        else:
+            model = load_model(tmp_path / "source")
+        save_pretrained(sparsify(model) if way == "sparsified" else model, tmp_path / format, format)
+    if way == "converted":
+        change_config(tmp_path / "dense", lambda config: config.update(sparsity_config=SPARSE))
+        convert_checkpoint(tmp_path / "dense", "packed")
+        convert_checkpoint(tmp_path / "packed", "dense")
+    for format in ("dense", "packed"):
+        loaded = load_model(tmp_path / format)
+        assert torch.equal(loaded.lm_head.weight, head) and torch.equal(loaded.model.embed_tokens.weight, embedding)
+
+
 @pytest.mark.parametrize("format", ["dense", "packed"])
 def test_what_a_model_keeps_in_float32_stays_so(format, tmp_path):
     """The routers' biases of DeepSeek."""
@@ -86,6 +121,32 @@ def test_what_a_model_keeps_in_float32_stays_so(format, tmp_path):
     found = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert found.dtype == torch.bfloat16 and biases
     assert all(torch.equal(found.state_dict()[name], value) for name, value in biases.items())
+
+
+@pytest.mark.parametrize("dtype", ["auto", torch.float32])
+@pytest.mark.parametrize("format", ["dense", "packed"])
+@pytest.mark.parametrize("family, part", [("qwen3_next", "A_log"), ("gpt_oss", "sinks")])
+def test_float32_tensors_among_bfloat16_ones_keep_their_dtype_and_bits(family, part, format, dtype, tmp_path):
+    """transformers loads them in bfloat16, or all others in float32."""
+    make_model(family).bfloat16().save_pretrained(tmp_path / "dense")
+    tensors = tensors_of(tmp_path / "dense")
+    finer = {name: torch.randn(value.shape) for name, value in tensors.items() if part in name}
+    save_file(tensors | finer, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
+    NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype).quantize(
+        tmp_path / "first", format=format
+    )
+    other = {"dense": "packed", "packed": "dense"}[format]
+    convert_checkpoint(tmp_path / "first", other, tmp_path / "second")
+    for folder in ("first", "second"):
+        found = tensors_of(tmp_path / folder)
+        assert {name for name, value in found.items() if value.dtype == torch.float32} == finer.keys() != set()
+        assert all(torch.equal(found[name], value) for name, value in finer.items())
+    model = load_model(tmp_path / "second", dtype=dtype)
+    changed = model.get_parameter(next(iter(finer)))
+    changed.data += 1
+    save_pretrained(model, tmp_path / "trained")
+    saved = tensors_of(tmp_path / "trained")[next(iter(finer))]
+    assert saved.dtype == torch.float32 and torch.equal(saved, changed.float())
 
 
 def test_everything_lies_beside_the_weights(tmp_path, tokenizer):

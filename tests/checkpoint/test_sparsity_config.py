@@ -26,7 +26,7 @@ def test_what_a_prune_writes_is_valid_and_documented(written):
     assert list(written["block_sparsity"]) == [f"model.layers.{index}" for index in range(3)]
     assert len(written["projections"]) == 7 and written["left_out"] == []
     assert written["projections"]["mlp.up_proj"] == {
-        "sparsity": pytest.approx(0.7, abs=1e-3), "weights": ["model.layers.*.mlp.up_proj.weight"]
+        "sparsity": pytest.approx(0.7, abs=1e-3), "numel": 3 * 48 * 32, "weights": ["model.layers.*.mlp.up_proj.weight"]
     }  # fmt: skip
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
     section = text.partition("## `sparsity_config`")[2].partition("\n## ")[0]

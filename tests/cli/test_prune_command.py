@@ -103,7 +103,7 @@ def test_the_packed_format(run, dense, tmp_path):
 
 def test_what_is_pushed_has_the_format_that_is_saved(run, dense, tmp_path, monkeypatch):
     published = []
-    monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_: None)
+    monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
     monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
     given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
     run("prune", *given, "--format", "packed", "--output", tmp_path / "packed")

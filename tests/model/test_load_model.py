@@ -5,14 +5,16 @@ from conftest import make_model
 from kinds import make_config, make_kind
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.model.load_model import (
     PIPELINE_TAGS,
     find_loader,
     hub_id,
+    load_model,
     load_skeleton,
+    load_streamed,
     loading_class,
     loading_code,
     public_name,
@@ -122,3 +124,38 @@ def test_names_hold_no_folder_and_what_lies_here_is_on_the_hub_only_in_its_cache
     monkeypatch.chdir(tmp_path / "own")
     llama.config._name_or_path = origin
     assert (hub_id(llama), public_name(llama)) == (on_the_hub, name)
+
+
+def without(folder, *parts):
+    """Take tensors whose names contain one of some parts out of a checkpoint of one file."""
+    (path,) = folder.glob("*.safetensors")
+    with safe_open(path, framework="pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys() if not any(part in name for part in parts)}  # noqa: SIM118
+        save_file(kept, path, file.metadata())
+
+
+def test_weights_that_a_checkpoint_lacks_are_not_made_up(ids, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    without(tmp_path, "layers.1.mlp", "layers.0.self_attn.v_proj")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    lacks = "lacks model.layers.0.self_attn.v_proj.weight, model.layers.1.mlp.down_proj.weight, .* and 1 more, which"
+    for load in (
+        lambda: load_model(tmp_path),
+        lambda: load_streamed(tmp_path, CPU, tmp_path / "rewritten"),
+        lambda: NeuronALPruner.from_pretrained(tmp_path, config=config),
+        lambda: evaluate_perplexity(tmp_path, dataset=ids),
+        lambda: AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config),
+    ):
+        with pytest.raises(ValueError, match=lacks):
+            load()
+
+
+def test_tied_weights_are_stored_once_and_a_new_head_is_new(tmp_path):
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    make_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path)
+    load_model(tmp_path)
+    AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    AutoModelForSequenceClassification.from_pretrained(tmp_path, quantization_config=config)
+    without(tmp_path, "embed_tokens")  # both places of the tied weight are empty now
+    with pytest.raises(ValueError, match="lacks .*embed_tokens"):
+        load_model(tmp_path)

@@ -48,8 +48,8 @@ def test_what_is_left_dense_is_named(caplog, ids):
     assert model.packing.left_dense == {
         "model.layers.1.mlp.up_proj": "not smaller packed",
         "model.layers.1.mlp.down_proj": "its forward was replaced",
-        "model.layers.1.self_attn.q_proj": "shares its weight with another module",
-        "model.layers.1.self_attn.k_proj": "shares its weight with another module",
+        "model.layers.1.self_attn.q_proj": "shares its weight with another module, or the config says so",
+        "model.layers.1.self_attn.k_proj": "shares its weight with another module, or the config says so",
     }
     assert type(up) is nn.Linear and "up_proj (not smaller packed)" in repr(model.packing)
     assert_close(logits(model, ids), expected)
@@ -63,7 +63,9 @@ def test_a_sparse_head_is_packed_unless_it_is_tied(tied):
     head.data[torch.rand_like(head) < 0.8] = 0
     sparsify(model)
     assert isinstance(model.lm_head, PackedLinear) == (not tied)
-    assert tied == (model.packing.left_dense.get("lm_head") == "shares its weight with another module")
+    assert tied == (
+        model.packing.left_dense.get("lm_head") == "shares its weight with another module, or the config says so"
+    )
 
 
 def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
