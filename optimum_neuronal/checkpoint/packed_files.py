@@ -116,7 +116,7 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
         if hidden := [name for name in about["weights"] if not str(name).isprintable()]:
             raise ValueError(f"it names a weight {escaped(hidden[0], 80)!r}")
         return dict(about["weights"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a file of a packed checkpoint: {error}. Download or save it again."
         ) from error
@@ -186,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}: expected a JSON object.")

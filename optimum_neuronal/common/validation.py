@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from numbers import Integral, Real
@@ -10,6 +11,8 @@ from typing import Any, TypeVar, get_args
 
 
 Made = TypeVar("Made")
+
+LARGEST = 2**63 - 1  # of torch's integers and seeds
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -45,13 +48,15 @@ def check_patterns(name: str, value: Any) -> None:
 
 def check_count(name: str, value: Any, least: int) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    _require(whole, whole and value >= least, name, value, f"a whole number of at least {least}")
+    bounds = f"from {least} to {LARGEST}" if whole and value > LARGEST else f"of at least {least}"
+    _require(whole, whole and least <= value <= LARGEST, name, value, f"a whole number {bounds}")
 
 
 def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
     """Check that a number is finite and from `least` to `most`. With `above`, `least` itself is not allowed."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    inside = real and math.isfinite(value) and least <= value <= most and not (above and value == least)
+    # Compared, not converted: an int of 400 digits is no float. NaN is outside of all bounds.
+    inside = real and least <= value <= min(most, sys.float_info.max) and not (above and value == least)
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
     else:

@@ -56,7 +56,7 @@ class Comparison:
             values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
             results = [Result(**result) for result in values["results"]]
             return cls(**values | {"dense": Result(**values["dense"]), "results": results})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} was not written by a comparison: {error}") from error
 
     @property

@@ -194,7 +194,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(Path(path).read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     for key in ("sparsity_config", "config"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):

@@ -11,6 +11,7 @@ If no column is named it is `text`, else the only column of strings.
 """
 
 import glob
+import json
 import os
 import re
 import textwrap
@@ -184,6 +185,20 @@ def _read_text(file: Path) -> str:
         ) from error
 
 
+def _check_rows(file: Path) -> None:
+    """Raise `ValueError` if a row of a JSON file is null: `datasets` would crash the process."""
+    with file.open("rb") as lines:
+        starts = (line.lstrip(b"\xef\xbb\xbf \t\r\n")[:4] for line in lines)
+        first = next(filter(None, starts), b"")
+        is_list = first[:1] == b"["
+        has_null = not is_list and (first == b"null" or b"null" in starts)
+    if is_list:
+        with suppress(ValueError, RecursionError):  # `datasets` says what is wrong
+            has_null = None in json.loads(file.read_bytes())
+    if has_null:
+        raise ValueError(f"{file} holds null in place of a row: remove it.")
+
+
 def _load(name: str, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
     dataset = find_dataset(name)
@@ -193,6 +208,10 @@ def _load(name: str, test: bool) -> Documents:
     if dataset.path == "txt":  # without `datasets`, which takes seconds to import
         files = _files(file) if os.path.isdir(file) else [Path(file)]
         return Documents([_read_text(file) for file in files], source, joined=len(files) == 1)
+    if is_local:
+        for one in _files(dataset.path) if is_folder else [Path(file)]:
+            if BUILDERS.get(one.suffix.lower()) == "json":
+                _check_rows(one)
     import datasets
 
     try:

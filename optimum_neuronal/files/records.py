@@ -1,5 +1,6 @@
 """Records of an unfinished prune: one safetensors file for each finished block or step, whole or absent."""
 
+import hashlib
 import json
 import os
 import re
@@ -25,7 +26,9 @@ logger = get_logger(__name__)
 IDENTITY = "identity.json"
 LOCK = ".lock"
 SUFFIX = ".record.safetensors"
-VALUE = "/value"  # the tensor that holds a record's JSON value, as bytes; no module has this name
+# Tensors that hold a record's JSON value and the checksum of all others, as bytes; no module has these names.
+VALUE, CHECKSUM = "/value", "/sha256"
+DAMAGED = (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError)
 
 Finding = tuple[Any, dict[str, torch.Tensor]]  # a JSON value and tensors
 
@@ -55,10 +58,12 @@ class Records:
             return None
         try:
             tensors = load(self._path(name).read_bytes())
+            if not torch.equal(tensors.pop(CHECKSUM), _checksum(tensors)):
+                raise ValueError("its checksum is wrong")
             value = json.loads(bytes(tensors.pop(VALUE).tolist()))
             self.resumed = True
             return value, tensors
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
+        except DAMAGED as error:
             logger.warning(f"{self._path(name)} is damaged ({error}): its result is computed again.")
             return None
 
@@ -67,7 +72,8 @@ class Records:
         if self.directory is None:
             return
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        held[VALUE] = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        held[VALUE] = _as_tensor(json.dumps(value).encode())
+        held[CHECKSUM] = _checksum(held)
         try:
             write_atomically(self._path(name), save(held))
         except OSError as error:
@@ -85,18 +91,33 @@ class Records:
         return self.directory / f"{name}{SUFFIX}"
 
 
+def _as_tensor(content: bytes) -> torch.Tensor:
+    return torch.tensor(list(content), dtype=torch.uint8)
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return _as_tensor(hashlib.sha256(save(dict(tensors))).digest())
+
+
 def _begin(directory: Path, identity: dict[str, Any]) -> None:
-    """Mark a directory as this prune's, or raise `ValueError` if it belongs to another."""
+    """Mark a directory as this prune's, or raise `ValueError` if it belongs to another.
+
+    Records without an identity may be those of any prune, so they are removed.
+    """
     path = directory / IDENTITY
     directory.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         if not all(_is_own(entry.name) for entry in directory.iterdir()):
             raise ValueError(f"{directory} holds other files: choose an empty directory to record in.")
+        if stale := list(directory.glob(f"*{SUFFIX}")):
+            logger.warning(f"{directory} has records without {IDENTITY}: they are removed, and nothing is resumed.")
+        for file in stale:
+            file.unlink()
         write_atomically(path, json.dumps(identity, indent=2).encode())
         return
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):  # not JSON, or not a mapping
+    except (ValueError, TypeError, RecursionError):  # not JSON, or not a mapping
         raise ValueError(f"{path} is damaged: delete {directory} to start again.") from None
     names = [name for name in sorted({**before, **identity}) if before.get(name) != identity.get(name)]
     if names:
@@ -153,11 +174,14 @@ def _locked(directory: Path) -> Iterator[Path]:
 
 
 def remove_records(directory: Path | None) -> None:
-    """Remove the records in a directory, and the directory if nothing else is in it."""
+    """Remove the records in a directory, and the directory if nothing else is in it.
+
+    The identity is removed after all records, so that a kill leaves none without it.
+    """
     if directory is None:
         return
     with suppress(OSError):  # it is gone, not empty or a link
-        for file in directory.iterdir():
+        for file in sorted(directory.iterdir(), key=lambda file: (file.name == LOCK, file.name == IDENTITY)):
             if _is_own(file.name):
                 file.unlink()
         if not directory.samefile(os.curdir):

@@ -1,4 +1,7 @@
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,7 +83,19 @@ def test_a_record_is_whole_or_absent(tmp_path, monkeypatch, call):
     assert records.get("step-01")[0] == "new"
 
 
-@pytest.mark.parametrize("content", [save({"x": torch.ones(1)}), b"cut short"])
+def damaged():
+    """Records with one byte changed: in a tensor's name, in its values, and in the JSON value."""
+    tensors = {"name": torch.arange(6), "other": torch.ones(2)}
+    records = Records(Path(tempfile.mkdtemp()))
+    records.put("step", {"starved": []}, tensors)
+    whole = next(records.directory.glob(f"*{SUFFIX}")).read_bytes()
+    shutil.rmtree(records.directory)
+    for part in (b"name", b"starved", torch.ones(2).numpy().tobytes(), b"/value"):
+        assert part in whole
+        yield whole.replace(part, part[:-1] + b"y")
+
+
+@pytest.mark.parametrize("content", [save({"x": torch.ones(1)}), b"cut short", *damaged()])
 def test_a_file_that_is_no_record_is_made_again(content, tmp_path, warned):
     records = Records(tmp_path)
     (tmp_path / f"step-01{SUFFIX}").write_bytes(content)
@@ -138,7 +153,35 @@ def test_a_second_prune_raises(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("stopped_after", range(4))
+def test_a_removal_that_is_killed_leaves_nothing_that_another_prune_takes(stopped_after, tmp_path, monkeypatch):
+    work, left, unlink = tmp_path / "work", stopped_after, Path.unlink
+    records = Records(work, {"sparsity": 0.3})
+    for name in ("step-01", "block-00000", "zz"):
+        records.put(name, 1, {})
+
+    def stop(path, **options):
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", stop)
+        remove_records(work)
+    with pytest.raises(ValueError, match="sparsity was 0.3, is 0.5"):
+        Records(work, {"sparsity": 0.5})
+
+
+def test_records_without_an_identity_are_never_used(tmp_path, warned):
+    work = used(tmp_path / "work")
+    (work / IDENTITY).unlink()
+    assert Records(work, {"seed": 0}).get("step-01") is None and not list(work.glob(f"*{SUFFIX}"))
+    assert "records without identity.json" in warned[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 10**6])
 def test_damaged_settings_are_named(content, tmp_path):
     work = used(tmp_path / "work")
     (work / IDENTITY).write_bytes(content)

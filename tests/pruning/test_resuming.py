@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.files.records import SUFFIX, VALUE, Records
+from optimum_neuronal.files.records import CHECKSUM, SUFFIX, VALUE, Records
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -72,7 +72,7 @@ def test_stopped_at_every_record(stage, tmp_path, monkeypatch):
 def test_records_hold_packed_bits_and_new_values_alone(saliency, ids, tmp_path):
     model, _ = prune(ids, tmp_path, saliency=saliency, topup="uniform", topup_args={})
     tensors = load_file(tmp_path / f"block-00001{SUFFIX}")
-    assert json.loads(bytes(tensors.pop(VALUE).tolist())) == {"starved": []}
+    assert json.loads(bytes(tensors.pop(VALUE).tolist())) == {"starved": []} and len(tensors.pop(CHECKSUM)) == 32
     for projection in find_decoder(model).blocks[1].pruned:
         kept = projection.weight != 0
         assert len(tensors.pop(f"{projection.name}.mask")) == -(-kept.numel() // 8)
