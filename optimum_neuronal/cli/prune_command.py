@@ -14,7 +14,8 @@ from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS, replace_fields
 from ..data.documents import check_datasets
 from ..evaluation.answers import answer
-from ..model.load_model import checkpoint_dtype, loading_code
+from ..evaluation.perplexity import load_windows
+from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
 from ..pruner import NeuronALPruner
 from ..pruning.dry_run import dry_run
 from . import flags
@@ -86,9 +87,17 @@ class PruneCommand(Command):
         if args.output is not None:
             check_model_directory(args.output, args.overwrite, args.model)
         if args.dry_run:
-            write(f"\n{dry_run(args.model, config, flags.device_of(args), **flags.load_options(args))}")
+            self._dry_run(config)
         else:
             self._prune(config)
+
+    def _dry_run(self, config: NeuronALConfig) -> None:
+        args, options = self.args, flags.load_options(self.args)
+        run = dry_run(args.model, config, flags.device_of(args), **options)
+        tokenizer = find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
+        for test in args.evaluate:
+            load_windows(run.decoder.model.config, tokenizer, test, args.window, add_bos=config.add_bos)
+        write(f"\n{run}")
 
     def config(self) -> NeuronALConfig:
         """Return the config: of the preset, overridden by the file, overridden by flags."""

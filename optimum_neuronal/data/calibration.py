@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,9 +233,21 @@ def tokenize(text: str, tokenizer, bos: int | None = None) -> list[int]:
     return ids[1:] if bos is not None and ids[:1] == [bos] else ids
 
 
-def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
-    """Return a tensor, array or list of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets."""
-    first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
+def padding_ids(model_config, tokenizer=None) -> set[int]:
+    """Return the ids that rows may be padded with: those of padding and of the end of a text."""
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+    sources = (model_config.get_text_config(), tokenizer)
+    found = [getattr(source, name, None) for source in sources for name in ("pad_token_id", "eos_token_id")]
+    return {i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
+
+
+def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int] = ()) -> torch.Tensor | None:
+    """Return a tensor, array or sequence of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets.
+
+    Raise `ValueError` if a row begins or ends with two tokens of `padding`, see [`padding_ids`].
+    """
+    is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
+    first = next(iter(dataset), None) if is_list else dataset
     if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)):
         return None
     try:
@@ -247,6 +260,13 @@ def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
         raise ValueError(f"Token ids need to be integers of shape (N, L), but are {ids.dtype} of {tuple(ids.shape)}.")
     if seq_length not in (None, ids.shape[1]):
         raise ValueError(f"seq_length={seq_length}, but the sequences of token ids have {ids.shape[1]} tokens.")
+    for token in padding:
+        padded = (ids[:, :2] == token).all(dim=1) | (ids[:, -2:] == token).all(dim=1)
+        if bool(padded.any()):
+            raise ValueError(
+                f"{int(padded.sum())} of {len(ids)} rows of token ids are padded with token {token}: pass rows without padding, "
+                "or the text itself."
+            )
     return ids.to(torch.int64)
 
 

@@ -5,7 +5,7 @@ A dataset is one of:
 - a name in `CALIBRATION_DATASETS`;
 - a Hub dataset: `"id"`, `"id:split"`, `"id:split:column"` or `"id:config:split:column"`;
 - a file of text or a .csv, .json, .jsonl or .parquet file, or a folder of one kind of them: `"PATH"` or `"PATH:column"`;
-- a list of strings, or one split of a `datasets.Dataset`.
+- a list of strings, one split of a `datasets.Dataset`, or a column of it.
 
 If no column is named it is `text`, else the only column of strings.
 """
@@ -25,8 +25,11 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from ..common.connection import check_connection
+from ..common.notes import get_logger
 from ..common.validation import did_you_mean
 
+
+logger = get_logger(__name__)
 
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md")
@@ -79,7 +82,7 @@ CALIBRATION_DATASETS = {
 
 @dataclass(frozen=True)
 class Documents(Sequence):
-    """Texts that are read on demand. An entry that is not a string raises `TypeError` with its index."""
+    """Texts that are read on demand. None counts as an empty text; other entries raise `TypeError` with their index."""
 
     entries: Sequence
     source: str  # for reports and errors; of a file, its name without the folder
@@ -100,6 +103,8 @@ class Documents(Sequence):
         return self.separator.join(self)
 
     def _text(self, index: int, entry: Any) -> str:
+        if entry is None:
+            return ""
         if not isinstance(entry, str):
             raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string.")
         return entry
@@ -112,10 +117,11 @@ def load_documents(dataset: Any, split: str = "train") -> Documents:
     """
     if isinstance(dataset, (str, os.PathLike)):
         documents = _load(os.fspath(dataset), split == "test")
-    elif isinstance(dataset, (list, tuple)):
+    elif isinstance(dataset, Sequence):  # also a column of a datasets.Dataset
         documents = Documents(list(dataset), f"a list of {len(dataset)} strings", joined=len(dataset) == 1)
+        _note_nulls(documents, sum(entry is None for entry in dataset))
     else:
-        documents = _column(dataset, None, "a datasets.Dataset")
+        documents = _column(dataset, None, "a datasets.Dataset", in_memory=True)
     if not any(text.strip() for text in documents):
         raise ValueError(f"The dataset ({documents.source}) holds no text.")
     return documents
@@ -255,21 +261,29 @@ def _download(dataset: TextDataset, file: str) -> str:
     return hf_hub_download(dataset.path, file, **where)
 
 
-def _column(data: Any, column: str | None, source: str) -> Documents:
-    """Return one column of a `datasets.Dataset`: the named one, else `text` or the only one of strings."""
+def _column(data: Any, column: str | None, source: str, in_memory: bool = False) -> Documents:
+    """Return one column of a `datasets.Dataset`: the named one, else `text` or the only one of strings.
+
+    `in_memory`: the caller has the dataset, and can choose a column.
+    """
     import datasets
 
     if not isinstance(data, datasets.Dataset):
         raise TypeError(
             f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split of a "
-            "datasets.Dataset."
+            "datasets.Dataset, or a column of it."
         )
     names = data.column_names
     strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
     column = column or (strings[0] if len(strings) == 1 and "text" not in names else "text")
     if column not in names:
-        raise ValueError(
-            f"The dataset ({source}) has no column {column!r}, only {', '.join(names)}. Name one after a colon: "
-            "NAME:COLUMN."
-        )
-    return Documents(data[column], source)
+        how = f"Pass one of them: dataset[{names[0]!r}]" if in_memory else "Name one after a colon: NAME:COLUMN"
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, only {', '.join(names)}. {how}.")
+    documents = Documents(data[column], source)
+    _note_nulls(documents, data.select_columns(column).with_format("arrow")[:][column].null_count)
+    return documents
+
+
+def _note_nulls(documents: Documents, nulls: int) -> None:
+    if nulls:
+        logger.warning(f"{nulls} of {len(documents)} documents of {documents.source} are null: they count as empty.")

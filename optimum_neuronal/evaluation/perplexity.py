@@ -14,7 +14,15 @@ from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
-from ..data.calibration import as_token_ids, check_vocabulary, resolve_bos, resolve_seq_length, tokenize, with_bos
+from ..data.calibration import (
+    as_token_ids,
+    check_vocabulary,
+    padding_ids,
+    resolve_bos,
+    resolve_seq_length,
+    tokenize,
+    with_bos,
+)
 from ..data.documents import load_documents
 from ..model.load_model import find_tokenizer, load_model, without_folders
 
@@ -74,7 +82,7 @@ def load_windows(
     """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
     check_count("The length of test windows", 2 if seq_length is None else seq_length, 2)
     check_count("max_windows", 1 if max_windows is None else max_windows, 1)
-    ids = as_token_ids(dataset, seq_length)
+    ids = as_token_ids(dataset, seq_length, padding_ids(config, tokenizer))
     if ids is not None:
         resolve_seq_length(config, ids.shape[1])
         return ids[:max_windows]

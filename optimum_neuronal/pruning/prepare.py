@@ -29,6 +29,7 @@ from ..data.calibration import (
     CalibrationSet,
     as_token_ids,
     draw_windows,
+    padding_ids,
     resolve_bos,
     resolve_seq_length,
     take_sequences,
@@ -193,7 +194,7 @@ def draw_calibration(
             "text or token ids."
         )
     options = {"num_samples": config.num_samples, "vocab_size": model.get_input_embeddings().weight.shape[0]}
-    ids = as_token_ids(dataset, config.seq_length)
+    ids = as_token_ids(dataset, config.seq_length, padding_ids(model.config, tokenizer))
     seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
     if ids is not None:
         return take_sequences(ids, **options)

@@ -170,6 +170,14 @@ def test_dry_run(run, dense, tmp_path):
     assert "magnitude + uniform" in shown and "70.00%" in shown and sorted(tmp_path.iterdir()) == before
 
 
+def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_path):
+    (tmp_path / "short.txt").write_text("w1 w2 w3")
+    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--evaluate", tmp_path / "short.txt", "--window", 16)
+    for last in (("--dry-run",), ("--output", tmp_path / "sparse")):
+        with pytest.raises(SystemExit, match="holds 3 tokens, fewer than one window of 16"):
+            run("prune", *given, *last)
+
+
 def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     """The only dense copy, and a project's own files. Pruning again over what prune wrote is fine."""
     given = ("--model", dense, "--sparsity", 0.5, *PLAIN, "--output")

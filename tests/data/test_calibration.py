@@ -1,5 +1,7 @@
 import random
+from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,14 @@ from conftest import make_tokenizer
 from texts import MIXED, VOCAB, document, draw
 from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, RobertaConfig
 
-from optimum_neuronal.data.calibration import Texts, draw_as_authors, resolve_bos, resolve_seq_length
+from optimum_neuronal.data.calibration import (
+    Texts,
+    as_token_ids,
+    draw_as_authors,
+    padding_ids,
+    resolve_bos,
+    resolve_seq_length,
+)
 from optimum_neuronal.data.documents import Documents
 
 
@@ -171,10 +180,28 @@ def test_token_ids():
     ids = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     readonly = np.array(ids)
     readonly.setflags(write=False)
-    for given in (torch.tensor(ids), np.array(ids, np.uint16), readonly, ids, [torch.tensor(row) for row in ids]):
+    dataset = datasets.Dataset.from_dict({"input_ids": ids})
+    columns = (dataset["input_ids"], dataset.with_format("torch")["input_ids"])
+    rows = [torch.tensor(row) for row in ids]
+    for given in (torch.tensor(ids), np.array(ids, np.uint16), readonly, ids, rows, *columns):
         result = draw(given, None, num_samples=2, seq_length=None)
         assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
         assert result.drawn_from == "token ids" and result.seed is None
+
+
+def test_padded_token_ids_raise():
+    """Two tokens of padding, or of the end of a text, at an end of a row. One ends a text."""
+    row, config = [5, 6, 7, 8], LlamaConfig(pad_token_id=0, eos_token_id=[2, 3])
+    own = SimpleNamespace(pad_token_id=9, eos_token_id=None)
+    assert padding_ids(config) == {0, 2, 3} and padding_ids(config, own) == {0, 2, 3, 9}
+    for padded, token in (([5, 6, 0, 0], 0), ([3, 3, 3, 8], 3), ([9, 9, 5, 6], 9)):
+        with pytest.raises(
+            ValueError, match=f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
+        ):
+            as_token_ids([row, padded], padding=padding_ids(config, own))
+        assert as_token_ids([row, padded]).tolist() == [row, padded]
+    for good in (row, [5, 6, 7, 2], [0, 6, 0, 0, 7, 8]):
+        assert as_token_ids([good], padding=padding_ids(config, own)).tolist() == [good]
 
 
 def test_resolve_seq_length():

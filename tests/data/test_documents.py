@@ -1,3 +1,5 @@
+import json
+
 import datasets
 import huggingface_hub
 import pytest
@@ -15,12 +17,30 @@ def cache(tmp_path, monkeypatch):
 def test_column_of_a_dataset(tokenizer):
     for columns in ({"text": ["a"], "other": ["b"]}, {"body": ["a"], "year": [1]}):
         assert list(load_documents(datasets.Dataset.from_dict(columns))) == ["a"]
-    with pytest.raises(ValueError, match="no column 'text', only one, two"):
+    with pytest.raises(ValueError, match=r"no column 'text', only one, two. Pass one of them: dataset\['one'\]"):
         load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
-    with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split"):
+    with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split.*or a column"):
         load_documents(datasets.DatasetDict())
-    dataset = datasets.Dataset.from_dict({"text": MIXED})
-    assert torch.equal(draw(dataset, tokenizer).ids, draw(MIXED, tokenizer).ids)
+    dataset = datasets.Dataset.from_dict({"text": MIXED, "prompt": MIXED})
+    for given in (dataset, dataset["prompt"], dataset.select(range(len(MIXED)))["text"]):
+        assert torch.equal(draw(given, tokenizer).ids, draw(MIXED, tokenizer).ids)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nulls_count_as_empty_with_one_note_whatever_the_seed(seed, tokenizer, caplog, tmp_path):
+    texts = [None, *MIXED, None]
+    dataset = datasets.Dataset.from_dict({"text": texts}).shuffle(seed=seed)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for given in (dataset, dataset["text"], texts, tmp_path / "a.jsonl"):
+        caplog.clear()
+        draw(given, tokenizer, seed=seed)
+        (note,) = caplog.messages
+        assert note.startswith(f"2 of {len(texts)} documents of ") and note.endswith(" are null: they count as empty.")
+    expected = draw(["", *MIXED, ""], tokenizer, seed=seed).ids
+    assert torch.equal(draw(texts, tokenizer, seed=seed).ids, expected)
+    for nothing in ([None, None], datasets.Dataset.from_dict({"text": [None, None]})):
+        with pytest.raises(ValueError, match="holds no text"):
+            load_documents(nothing)
 
 
 def test_txt_is_one_stream(tmp_path, tokenizer):
@@ -91,7 +111,6 @@ def test_folders_of_other_texts(tmp_path, name):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n{', "Could not load the dataset a.jsonl: JSON parse error"),
-        ("a.jsonl", '{"text": "a"}\n{"x": "1"}', "Document 1 of a.jsonl is a NoneType: expected a string"),
         ("a.jsonl", '{"id": "1", "content": "2"}', "a.jsonl. has no column 'text', only id, content"),
         ("a.json", "\ufeff\n null", "a.json holds null in place of a row"),
         ("a.jsonl", '{"text": "a"}\n null\n', "a.jsonl holds null in place of a row"),

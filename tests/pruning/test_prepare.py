@@ -8,7 +8,7 @@ import torch
 from conftest import make_model
 from trial_helpers import same_state
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.compat import hf_private
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prepare as preparing
@@ -28,6 +28,16 @@ def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
         preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None)
     )  # runs nothing there
     assert prepare(llama, config(), ids, batch_size=given).runner.batch_size == expected, "of 8192 tokens in all"
+
+
+def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
+    ids[3, -2:] = llama.config.pad_token_id
+    for attempt in (
+        lambda: prepare(llama, config(), ids),
+        lambda: evaluate_perplexity(llama, None, ids),
+    ):
+        with pytest.raises(ValueError, match="1 of 12 rows of token ids are padded with token 0"):
+            attempt()
 
 
 def test_a_second_prune_of_the_same_model_raises(llama, ids):
