@@ -195,8 +195,9 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> PreTrainedModel:
         """Set weights of the model to zero, in place.
 
-        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were.  Under torchrun or `accelerate launch`, the processes share the
-        work, and each prunes its own copy of the model.
+        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were. No other
+        thread may use the model meanwhile: it would compute with trial weights, and disturb the prune. Under torchrun or
+        `accelerate launch`, the processes share the work, and each prunes its own copy of the model.
 
         Args:
             model (`PreTrainedModel`):
@@ -204,7 +205,7 @@ class NeuronALPruner(OptimumQuantizer):
                 become sparse each time they are read, and no file is changed.
             dataset (*optional*):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
-                `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
+                `datasets.Dataset` or a column of it, or token ids of shape (num_samples, seq_length) without padding.
             work_dir (`str` or `Path`, *optional*):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with a
                 bit-identical result.

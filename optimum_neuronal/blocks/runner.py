@@ -93,7 +93,8 @@ class BlockRunner:
                 f"Replaying the blocks ({type(blocks[0].module).__name__}) does not give what the model computes: the "
                 f"largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, "
                 f"name their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
-                "Architecture(blocks='layers')). Otherwise this model family is not supported."
+                "Architecture(blocks='layers')). If another thread uses the model, wait until the prune has finished. Otherwise this "
+                "model family is not supported."
             )
         names = self.decoder.projections
         if missing := [name for name in names if name not in read]:
