@@ -1,6 +1,5 @@
 """The checks of a prune: model, config and weights, before any long work."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -96,13 +95,14 @@ def _check_topup(decoder: Decoder, topup: TopUp) -> None:
 
 def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
     """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
-    for name, projection in projections.items():
-        features = projection.shape[1]
-        if pattern is not None and features % pattern.group:
-            raise ValueError(
-                f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does "
-                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
-            )
+    if pattern is None:
+        return
+    if wrong := {name: p.shape[1] for name, p in projections.items() if p.shape[1] % pattern.group}:
+        name, features = next(iter(wrong.items()))
+        raise ValueError(
+            f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does not fit. "
+            f"Leave out all like it with ignore={patterns_of(wrong, projections)}."
+        )
 
 
 def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:

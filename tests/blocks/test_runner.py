@@ -125,7 +125,9 @@ def test_a_block_that_keeps_a_state_raises(llama, ids):
 
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
     message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
-    message += r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model, wait"
+    message += (
+        r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model, wait"
+    )
     with pytest.raises(ValueError, match=message):
         check(llama, ids)
 

@@ -93,6 +93,13 @@ def test_all_shared_weights_are_named():
     ]  # fmt: skip
 
 
+def test_all_projections_that_a_pattern_does_not_fit_are_named():
+    """48 features divide by 16, 32 by 32."""
+    model = make_model("llama")
+    ignore = follow(lambda ignore: check_prune(model, config(sparsity=0.75, pattern="8:32", ignore=ignore)))
+    assert ignore == [r"model\.layers\.\d+\.mlp\.down_proj$"]
+
+
 def follow(attempt) -> list[str]:
     """Return the `ignore` that one error names, after which there is none."""
     with pytest.raises(ValueError) as caught:
