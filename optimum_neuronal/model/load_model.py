@@ -143,12 +143,14 @@ def load_streamed(
 ) -> PreTrainedModel:
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
-    Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too. `offload_folder` is for weights
-    that are stored unlike the model's parameters, as experts often are. It must outlive the model.
+    Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too, unless they are tied: accelerate
+    takes them for two weights then. `offload_folder` is for weights that are stored unlike the model's parameters, as
+    experts often are. It must outlive the model.
     """
+    skeleton = load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS))
     device_map = {"": "disk"}
-    if device.type != "cpu":
-        device_map = streamed_device_map(load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS)), device)
+    if device.type != "cpu" or hf_private.tied_names(skeleton):
+        device_map = streamed_device_map(skeleton, device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 

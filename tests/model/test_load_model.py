@@ -1,10 +1,12 @@
+import json
+
 import pytest
 import torch
 import transformers
 from conftest import make_model
 from kinds import make_config, make_kind
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
@@ -33,10 +35,43 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
     results = {}
     for name, options in (("streamed", {"stream_to": tmp_path / "rewritten", "device": CPU}), ("whole", {})):
         pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
-        assert all(parameter.is_meta for parameter in pruner.model.parameters()) == (name == "streamed")
+        in_memory = [key for key, parameter in pruner.model.named_parameters() if not parameter.is_meta]
+        tied = ["wte", "wpe", "ln_f"] if family == "gpt2" else []
+        assert name == "whole" or {key.split(".")[1] for key in in_memory} == set(tied)
         pruner.quantize(tmp_path / name, dataset=ids)
         results[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
     assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("stored", ["once", "twice"])
+def test_a_tied_head_is_saved_once(stored, suffix, ids, tmp_path):
+    """Also from files of older releases that hold it twice, and after forward passes of the whole model."""
+    model = make_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "source")
+    (path,) = (tmp_path / "source").glob("*.safetensors")
+    tensors = load_file(path)
+    if stored == "twice":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path, {"format": "pt"})
+    if suffix == "bin":
+        path.unlink()
+        files = {name: f"pytorch_model-0000{index % 2}-of-00002.bin" for index, name in enumerate(tensors)}
+        for file in set(files.values()):
+            torch.save({name: tensors[name] for name in tensors if files[name] == file}, tmp_path / "source" / file)
+        index = {"metadata": {}, "weight_map": files}
+        (tmp_path / "source" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    pruner = NeuronALPruner.from_pretrained(
+        tmp_path / "source", config=config, stream_to=tmp_path / "rewritten", device=CPU
+    )
+    with torch.no_grad():
+        assert torch.equal(pruner.model(ids).logits, model(ids).logits)
+    pruner.prune(pruner.model)
+    for format in ("dense", "packed"):
+        pruner.save(pruner.model, tmp_path / format, format)
+        (path,) = (tmp_path / format).glob("*.safetensors")
+        assert "lm_head.weight" not in load_file(path)
 
 
 def test_on_an_accelerator_only_the_blocks_stay_on_disk(tmp_path):
