@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ..common.notes import get_logger
 from ..common.validation import check_choice
-from ..files.directories import check_writable, is_same
+from ..files.atomic import finish_moves
+from ..files.directories import check_writable, is_same, leads_out
 from ..model.load_model import load_model
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
@@ -20,6 +22,8 @@ from .saving import replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
+
+logger = get_logger(__name__)
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -78,6 +82,8 @@ def find_source(
         raise ValueError(
             f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
         )
+    if Path(directory_or_id).is_dir():
+        finish_moves(directory_or_id)
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
@@ -124,6 +130,9 @@ def _copy_others(source: Path, staging: Path, target: Path) -> None:
         place = staging / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
         if path.is_file() and not hidden and not path.name.endswith(WEIGHT_SUFFIXES) and not place.exists():
+            if leads_out(path, source):
+                logger.warning(f"{path} is a link to a file outside the checkpoint's folder: it is not copied.")
+                continue
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
 
