@@ -18,7 +18,7 @@ from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import is_packed, opened, read_json, weight_files
-from .saving import replaced_checkpoint
+from .saving import check_replaceable, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
@@ -36,6 +36,7 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write a pruned checkpoint in the other format, with the same weights bit for bit.
 
@@ -49,17 +50,21 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
+        overwrite (`bool`): True to replace a model in `output` that is not pruned.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
         `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or an adapter lies beside it.
+        `FileExistsError`: the output holds a model that is not pruned.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
+    if not is_same(source, target):
+        check_replaceable(target, overwrite)
     stored = _dtypes(source, _check(source, format))
     model = load_model(source)
     _check_dtypes(stored, model)

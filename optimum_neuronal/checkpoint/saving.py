@@ -1,5 +1,6 @@
 """Saves models dense or packed, whole or not at all, and pruned ones with their report and model card."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -81,6 +82,11 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_
     except FileExistsError:  # its message says what is in the way
         raise
     except (OSError, SafetensorError) as error:
+        if os.strerror(errno.ENOSPC) in str(error):
+            raise OSError(
+                f"The disk of {path} is full, and its files are unchanged. New files need room beside the old ones: free some, "
+                "and save again."
+            ) from error
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
 
 
@@ -161,6 +167,14 @@ def check_other_directory(source: str | Path | None, output: str | Path) -> None
     """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
     if source and os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(f"The pruned model would replace the model in {output}. Choose another directory.")
+
+
+def check_replaceable(directory: str | Path, overwrite: bool) -> None:
+    """Raise `FileExistsError` if a directory holds a dense model, unless it may be replaced."""
+    if not overwrite and (Path(directory) / CONFIG).exists() and not _is_pruned(Path(directory)):
+        raise FileExistsError(
+            f"{directory} holds a model that is not pruned. Choose another directory, or pass overwrite=True to replace it."
+        )
 
 
 def _is_pruned(directory: Path) -> bool:
