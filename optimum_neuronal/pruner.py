@@ -10,7 +10,7 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
-from .checkpoint.saving import check_other_directory, check_saveable, save_pruned
+from .checkpoint.saving import check_other_directory, check_replaceable, check_saveable, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .common.device import default_device
 from .common.notes import get_logger
@@ -126,6 +126,7 @@ class NeuronALPruner(OptimumQuantizer):
         save_dtype: torch.dtype | None = None,
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
+        overwrite: bool = False,
     ) -> PreTrainedModel:
         """Prune the model of [`~NeuronALPruner.from_pretrained`], save it, and return it.
 
@@ -143,6 +144,7 @@ class NeuronALPruner(OptimumQuantizer):
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, also if `from_pretrained` was given another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
+            overwrite (`bool`): True to replace a model in `save_dir` that is not pruned.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
@@ -152,6 +154,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
         format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
+        check_replaceable(save_dir, overwrite)
         check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
@@ -180,7 +183,7 @@ class NeuronALPruner(OptimumQuantizer):
             except ValueError as error:  # the pruned model is saved all the same
                 logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model))
+            self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model), overwrite)
             remove_records(folder)
         return model
 
@@ -245,6 +248,7 @@ class NeuronALPruner(OptimumQuantizer):
         directory: str | Path,
         format: str | None = None,
         dtype: torch.dtype | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Save the model that this pruner pruned last, or a copy, with tokenizer, report and model card.
 
@@ -258,13 +262,16 @@ class NeuronALPruner(OptimumQuantizer):
                 in processes that have imported this package. None: packed if the model computes with packed weights, else
                 dense.
             dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
+            overwrite (`bool`): True to replace a model in the directory that is not pruned.
 
         Raises:
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
-            `FileExistsError`: the model was read from this directory, and would replace its dense weights.
+            `FileExistsError`: the model was read from this directory, whose dense weights it would replace; or the directory
+                holds another model that is not pruned.
         """
         report = self._report_of(model)
         check_other_directory(model.config.name_or_path, directory)
+        check_replaceable(directory, overwrite)
         processes = Processes.current()
         if processes.rank == 0:
             save_pruned(model, directory, report, self.tokenizer, format, dtype=dtype)

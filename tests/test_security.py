@@ -122,6 +122,39 @@ def test_an_index_names_no_paths(foreign, format, place):
             load_model(folder)
 
 
+@pytest.mark.parametrize("place", ["../other/", "{}/other/", "link/"])
+def test_an_index_of_another_folders_files(place, foreign, tmp_path):
+    """Though that folder is a whole checkpoint, with an index of these files."""
+    folder = foreign("packed")
+    shutil.copytree(folder, folder.parent / "other")
+    (folder / "link").symlink_to(folder.parent / "other")
+    index = folder / "packed.safetensors.index.json"
+    index.write_text(index.read_text().replace("packed-00001", place.format(folder.parent) + "packed-00001"))
+    with pytest.raises(ValueError, match="index.json does not name the files of this checkpoint"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("linked", ["notes.txt", "folder/notes.txt", "tokenizer_config.json"])
+def test_links_that_lead_out_of_a_checkpoint_are_not_copied(linked, foreign, tmp_path):
+    folder, secret = foreign("dense"), tmp_path / "secret"
+    secret.write_text('{"token": "mine"}')
+    (folder / linked).parent.mkdir(exist_ok=True)
+    (folder / linked).symlink_to(secret)
+    (folder / "inside.txt").symlink_to("config.json")
+    convert_checkpoint(folder, "packed", tmp_path / "converted")
+    assert not (tmp_path / "converted" / linked).exists() and (tmp_path / "converted" / "inside.txt").is_file()
+
+
+def test_the_links_of_the_hubs_cache_are_copied(foreign, tmp_path):
+    snapshot, blobs = tmp_path / "models--me--x" / "snapshots" / "abc", tmp_path / "models--me--x" / "blobs"
+    shutil.copytree(foreign("dense"), snapshot)
+    blobs.mkdir()
+    (blobs / "1f").write_text("of the checkpoint")
+    (snapshot / "notes.txt").symlink_to("../../blobs/1f")
+    convert_checkpoint(snapshot, "packed", tmp_path / "converted")
+    assert (tmp_path / "converted" / "notes.txt").read_text() == "of the checkpoint"
+
+
 @FORMATS
 def test_an_adapter_is_named_and_not_verified(foreign, format):
     folder = foreign(format)

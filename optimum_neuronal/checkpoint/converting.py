@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from ..common.notes import get_logger
 from ..common.validation import check_choice
-from ..files.directories import check_writable, is_same
+from ..files.atomic import finish_moves
+from ..files.directories import check_writable, is_same, leads_out
 from ..model.load_model import load_model
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
@@ -17,9 +19,12 @@ from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import float_tensors, is_packed, read_json, weight_files
-from .saving import has_chat_template, replaced_checkpoint
+from .saving import check_replaceable, has_chat_template, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
+
+
+logger = get_logger(__name__)
 
 
 def convert_checkpoint(
@@ -30,6 +35,7 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write a pruned checkpoint in the other format, with the same weights bit for bit.
 
@@ -43,17 +49,21 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
+        overwrite (`bool`): True to replace a model in `output` that is not pruned.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
         `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or an adapter lies beside it.
+        `FileExistsError`: the output holds a model that is not pruned.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
+    if not is_same(source, target):
+        check_replaceable(target, overwrite)
     stored = _dtypes(source, _check(source, format))
     model = load_model(source)
     with replaced_checkpoint(target) as staging:
@@ -76,6 +86,8 @@ def find_source(
         raise ValueError(
             f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
         )
+    if Path(directory_or_id).is_dir():
+        finish_moves(directory_or_id)
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
@@ -119,6 +131,9 @@ def _copy_others(source: Path, staging: Path, target: Path) -> None:
         place = staging / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
         if path.is_file() and not hidden and not path.name.endswith(WEIGHT_SUFFIXES) and not place.exists():
+            if leads_out(path, source):
+                logger.warning(f"{path} is a link to a file outside the checkpoint's folder: it is not copied.")
+                continue
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
 

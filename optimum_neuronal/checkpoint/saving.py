@@ -1,5 +1,6 @@
 """Saves models dense or packed, whole or not at all, and pruned ones with their report and model card."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..common.notes import get_logger
 from ..common.validation import check_choice
 from ..compat import hf_private
-from ..files.atomic import replaced_directory
-from ..files.directories import check_writable, is_same
+from ..files.atomic import finish_moves, replaced_directory
+from ..files.directories import check_writable, is_same, leads_out
 from ..packed.packed_module import packed_modules
 from ..packed.packed_weight import DTYPES
 from ..report import PruningReport
@@ -90,6 +91,11 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_
     except FileExistsError:  # its message says what is in the way
         raise
     except (OSError, SafetensorError) as error:
+        if os.strerror(errno.ENOSPC) in str(error):
+            raise OSError(
+                f"The disk of {path} is full, and its files are unchanged. New files need room beside the old ones: free some, "
+                "and save again."
+            ) from error
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
 
 
@@ -105,8 +111,8 @@ def save_pruned(
 ) -> None:
     """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
 
-    A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. Other files
-    stay, and so does a README.md of your own. The card's title is the directory's name unless you pass one.
+    A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. The next save
+    or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The card's title is the directory's name unless you pass one.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     format = check_saveable(model, format, dtype)
@@ -145,7 +151,7 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
     for name in PROCESSOR_FILES:
         try:
             path = hf_private.find_file(config, name)
-            if path is not None and not (folder / name).exists():
+            if path is not None and not (folder / name).exists() and not leads_out(path, path.parent):
                 shutil.copyfile(path, folder / name)
         except (OSError, ValueError) as error:
             logger.warning(f"{name} could not be copied from {config.name_or_path!r}: {error}")
@@ -167,6 +173,7 @@ def check_model_directory(directory: str | Path, overwrite: bool = False, source
     """Return the absolute path of a directory that a command may write a checkpoint to; never that of the dense `source`."""
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
+    finish_moves(path)
     if not overwrite and path.is_dir() and any(path.iterdir()) and not _is_pruned(path):
         raise FileExistsError(
             f"{directory} is not empty, and does not hold a pruned model. Choose another directory, or pass --overwrite "
@@ -179,6 +186,14 @@ def check_other_directory(source: str | Path | None, output: str | Path) -> None
     """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
     if source and os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(f"The pruned model would replace the model in {output}. Choose another directory.")
+
+
+def check_replaceable(directory: str | Path, overwrite: bool) -> None:
+    """Raise `FileExistsError` if a directory holds a dense model, unless it may be replaced."""
+    if not overwrite and (Path(directory) / CONFIG).exists() and not _is_pruned(Path(directory)):
+        raise FileExistsError(
+            f"{directory} holds a model that is not pruned. Choose another directory, or pass overwrite=True to replace it."
+        )
 
 
 def _is_pruned(directory: Path) -> bool:

@@ -57,7 +57,7 @@ class ConvertCommand(Command):
         if args.output is not None and not is_same(args.output, source):
             check_model_directory(args.output, args.overwrite)
         before = stored_size(source)
-        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size)
+        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, overwrite=args.overwrite)
         after = stored_size(written)
         write(f"Written to {written}, {args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

@@ -132,6 +132,7 @@ class PruneCommand(Command):
                 save_dtype=save_dtype,
                 batch_size=args.batch_size,
                 max_hidden_bytes=args.max_hidden_bytes,
+                overwrite=args.overwrite,
             )
             answers += [answer(model, tokenizer, args.sample)] if args.sample else []
             if processes.rank > 0:

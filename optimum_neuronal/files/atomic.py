@@ -1,21 +1,29 @@
 """Writes a file, or the files of a directory, whole or not at all.
 
 New files are written under a temporary name on the same disk, then renamed by `os.replace`. A process that is killed
-leaves the old files, the new ones, or a directory without the file that makes it a model.
+leaves the old files, the new ones, or a directory without the file that makes it a model. [`finish_moves`] then completes
+the save.
 """
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..common.notes import get_logger
 from .locking import locked
 
 
+logger = get_logger(__name__)
+
 STAGING = ".saving"  # end of the temporary directory's name
 REPLACED = ".replaced"  # folder in it for the old files, until all new ones are in their place
+MOVES = ".moves.json"  # file in it with the names of old and new files, while they are moved
+
+Moves = list[tuple[Path, Path]]  # where a file is, where it goes; the old files first
 
 
 @contextmanager
@@ -30,7 +38,8 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if not (directory / MOVES).exists():  # else it holds files that could be moved neither on nor back
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -50,14 +59,10 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
     """
     path = Path(os.path.realpath(directory))
     path.parent.mkdir(parents=True, exist_ok=True)
+    finish_moves(path)
     is_new = not path.exists()
     place, name = (path.parent, f".{path.name}{STAGING}") if is_new else (path, STAGING)
-    lock = place / f"{name}.lock"
-    with (
-        locked(lock, f"Another process or thread is saving to {path}: let only one of them save."),
-        removed_at_the_end(lock),
-        scratch_directory(place, name) as staging,
-    ):
+    with _saving(path, place / f"{name}.lock") as lock, scratch_directory(place, name) as staging:
         yield staging
         mode = staging.stat().st_mode & 0o666  # of a new file: safetensors writes files that only their user can read
         for file in filter(Path.is_file, staging.rglob("*")):
@@ -69,6 +74,58 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
             _move_files(staging, path, belongs, last)
 
 
+@contextmanager
+def _saving(path: Path, lock: Path) -> Iterator[Path]:
+    """Hold the lock of a directory that is saved to, and yield it."""
+    busy = f"Another process or thread is saving to {path}: let only one of them save."
+    with locked(lock, busy), removed_at_the_end(lock):
+        yield lock
+
+
+def finish_moves(directory: str | Path) -> None:
+    """Complete a save to this directory if its process was killed while files were moved. Say so."""
+    path = Path(os.path.realpath(directory))
+    staging = path / STAGING
+    if not (staging / MOVES).exists():
+        return
+    with _saving(path, path / f"{STAGING}.lock"):
+        moves = _read_moves(staging, path)
+        _move(moves)
+        if left := [place for place, _ in moves if place.is_relative_to(staging) and os.path.lexists(place)]:
+            raise FileExistsError(
+                f"A save to {path} was interrupted, and {left[0].name} was written since. Files of that save are in {staging}, "
+                f"and those before it in {staging / REPLACED}: keep what you need, and delete {staging}."
+            )
+        (staging / MOVES).unlink()
+        shutil.rmtree(staging, ignore_errors=True)
+    logger.warning(f"A save to {path} was interrupted while its files were moved. It is completed now.")
+
+
+def _moves(staging: Path, path: Path, old: Iterable[str], new: Iterable[str]) -> Moves:
+    return [(path / file, staging / REPLACED / file) for file in old] + [(staging / file, path / file) for file in new]
+
+
+def _read_moves(staging: Path, path: Path) -> Moves:
+    """Return the moves of an interrupted save. Raise `ValueError` if one would leave the directory."""
+    try:
+        names = json.loads((staging / MOVES).read_bytes())
+        moves = _moves(staging, path, names["old"], names["new"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{staging / MOVES} is damaged: keep what you need of {staging}, and delete it.") from error
+    for place in (place for move in moves for place in move):
+        if place.name == ".." or not Path(os.path.realpath(place.parent)).is_relative_to(path):
+            raise ValueError(f"{staging / MOVES} names {place}, which is not in {path}: delete {staging}.")
+    return moves
+
+
+def _move(moves: Moves) -> None:
+    """Move files that are not moved yet."""
+    for place, target in moves:
+        if os.path.lexists(place) and not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(place, target)
+
+
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
     """Put new files in the place of old ones. If one cannot be moved, all old files come back."""
     files = (file.relative_to(staging) for file in staging.rglob("*") if not file.is_dir())
@@ -78,18 +135,18 @@ def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / file))
     with os.scandir(path) as entries:
         removed = {Path(e.name) for e in entries if e.is_file() and (e.name == last or belongs(e.name))}
-    old = removed.union(file for file in new if os.path.lexists(path / file))
-    moves = [(path / file, staging / REPLACED / file) for file in sorted(old, key=lambda file: file != Path(last))]
-    moves += [(staging / file, path / file) for file in new]
+    found = removed.union(file for file in new if os.path.lexists(path / file))
+    old = sorted(found, key=lambda file: file != Path(last))
+    names = {"old": [file.as_posix() for file in old], "new": [file.as_posix() for file in new]}
+    moves = _moves(staging, path, **names)
     try:
-        for place, target in moves:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(place, target)
+        write_atomically(staging / MOVES, json.dumps(names).encode())
+        _move(moves)
     except BaseException:
-        for place, target in reversed(moves):
-            if os.path.lexists(target) and not os.path.lexists(place):
-                os.replace(target, place)
+        _move([(target, place) for place, target in reversed(moves)])
+        (staging / MOVES).unlink(missing_ok=True)
         raise
+    (staging / MOVES).unlink()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -19,6 +19,12 @@ def check_writable(directory: str | Path, purpose: str) -> Path:
     return path
 
 
+def leads_out(file: Path, folder: Path) -> bool:
+    """Return True if a file of a checkpoint is a link to one outside its folder. The Hub's cache keeps them in `blobs`."""
+    real, home = file.resolve(), folder.resolve()
+    return not (real.is_relative_to(home) or real.is_relative_to(home.parent.parent / "blobs"))
+
+
 def is_same(one: str | Path, other: str | Path) -> bool:
     """Return True if two paths lead to the same place, existing or not."""
     return os.path.realpath(one) == os.path.realpath(other)

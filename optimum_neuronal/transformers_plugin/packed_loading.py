@@ -4,6 +4,7 @@ Empty packed modules take the place of dense ones. Their buffers are named as th
 imported with the package, so what only a packed checkpoint needs is imported when one is loaded.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
         from ..packed.replacing import put_empty
 
         files = sorted(map(Path, checkpoint_files or ()))
-        if not files or files != weight_files(files[0].parent, packed=True):
+        if not files or not _is_inside(files[0], model) or files != weight_files(files[0].parent, packed=True):
             raise ValueError(f"{PACKED_INDEX} does not name the files of this checkpoint: download or save it again.")
         put_empty(model, _renamed(read_headers(files), model), dtype or model.dtype)
 
@@ -75,6 +76,12 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
         hf_private.forget_conversions(model)
         finish_packing(model)
         return model
+
+
+def _is_inside(file: Path, model: PreTrainedModel) -> bool:
+    """Return True for a file in the directory that a model is loaded from, or in the Hub's cache."""
+    folder = model.config.name_or_path
+    return not os.path.isdir(folder) or Path(os.path.realpath(file.parent)).is_relative_to(os.path.realpath(folder))
 
 
 def _renamed(headers: dict[str, "PackedHeader"], model: PreTrainedModel) -> dict[str, "PackedHeader"]:

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -48,6 +50,34 @@ def test_in_place(tmp_path):
     after = all_files(tmp_path / "model")
     assert same(tensors_of(tmp_path / "model"), dense) and after.keys() == before.keys()
     assert after["README.md"] == before["README.md"] and [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_interrupted_conversion_in_place_is_completed(tmp_path, monkeypatch):
+    """The moves that would bring the old files back fail too, as if the process had been killed."""
+    save_pruned(tmp_path / "model")
+    dense, moves, done, replace = tensors_of(tmp_path / "model"), 0, False, os.replace
+    while not done:
+        folder, left = tmp_path / f"model-{moves}", moves
+        shutil.copytree(tmp_path / "model", folder)
+
+        def move(*paths):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            replace(*paths)
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(os, "replace", move)
+            convert_checkpoint(folder, "packed")
+            done = True
+        with suppress(ValueError) if moves else nullcontext():  # it is packed already
+            convert_checkpoint(folder, "packed")
+        assert not inspect_checkpoint(folder).problems and not (folder / ".saving").exists()
+        convert_checkpoint(folder, "dense")
+        assert same(tensors_of(folder), dense)
+        moves += 1
+    assert moves > 8
 
 
 def test_what_cannot_be_converted(tmp_path):

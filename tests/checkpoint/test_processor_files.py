@@ -25,3 +25,11 @@ def test_the_processor_of_a_multimodal_model_goes_along(llava, tmp_path):
     assert json.loads((tmp_path / "saved" / "preprocessor_config.json").read_text()) == {"size": 16}
     assert (tmp_path / "saved" / "processor_config.json").read_text() == "the caller's own"
     assert len(list((tmp_path / "saved").iterdir())) == 2
+
+
+def test_a_link_out_of_the_checkpoint_is_not_followed(llava, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "dense" / "preprocessor_config.json").unlink()
+    (tmp_path / "dense" / "preprocessor_config.json").symlink_to(tmp_path / "secret")
+    copy_processor(llava, tmp_path / "saved")
+    assert not (tmp_path / "saved" / "preprocessor_config.json").exists()

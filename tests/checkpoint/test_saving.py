@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -305,7 +306,7 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, for
     with monkeypatch.context() as patch:
         patch.setattr(step, full)
         if unused not in step:
-            with pytest.raises(OSError, match="No space left on device"):
+            with pytest.raises(OSError, match="The disk of .*/model is full, and its files are unchanged"):
                 pruner.save(model, tmp_path / "model", format)
             assert all_files(tmp_path) == before
 
@@ -320,6 +321,29 @@ def test_only_an_empty_folder_and_a_pruned_model_may_be_written_to(tmp_path):
             with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
                 check_model_directory(tmp_path)
             assert check_model_directory(tmp_path, overwrite=True) == tmp_path
+
+
+def test_python_replaces_a_dense_model_only_if_it_is_told_to(tmp_path):
+    save_pruned(tmp_path / "pruned")
+    pruner, model = pruned()
+
+    def quantize(directory, **how):
+        make_model("llama").save_pretrained(tmp_path / "source")
+        return NeuronALPruner.from_pretrained(tmp_path / "source", config=CONFIG).quantize(directory, **how)
+
+    for save in (
+        quantize,
+        lambda directory, **how: pruner.save(model, directory, **how),
+        lambda directory, **how: convert_checkpoint(tmp_path / "pruned", "packed", directory, **how),
+    ):
+        make_model("llama").save_pretrained(tmp_path / "dense")
+        before = all_files(tmp_path / "dense")
+        with pytest.raises(FileExistsError, match="dense holds a model that is not pruned.*overwrite=True"):
+            save(tmp_path / "dense")
+        assert all_files(tmp_path / "dense") == before
+        save(tmp_path / "dense", overwrite=True)
+        save(tmp_path / "dense")  # a pruned one is replaced
+        shutil.rmtree(tmp_path / "dense")
 
 
 def test_an_old_chat_template_goes_with_its_tokenizer(tmp_path):

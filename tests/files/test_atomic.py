@@ -1,6 +1,7 @@
 """A kill at any step, an error, and a full disk leave old files, new ones, or a directory that is visibly not a model."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from optimum_neuronal.files.atomic import replaced_directory, scratch_directory, write_atomically
+from optimum_neuronal.files import atomic
+from optimum_neuronal.files.atomic import MOVES, finish_moves, replaced_directory, scratch_directory, write_atomically
 
 
 TOUCHING = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
@@ -78,6 +80,82 @@ def test_a_kill_at_any_step(tmp_path, exists):
         if not killed:
             break
     assert step > 8 and outcomes[-1] == "new" and outcomes[0] == ("old" if exists else None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
+def test_a_save_that_was_killed_while_files_moved_is_completed(tmp_path):
+    """Wherever it was killed, and wherever the completion is killed too. The next save deletes no only copy."""
+    directory, step, completed = tmp_path / "model", 0, 0
+    killed = True
+    while killed:
+        step, again = step + 1, 0
+        make(directory)
+        killed = killed_at(step, lambda: write(directory, "new"))
+        moving = (directory / ".saving" / MOVES).exists()
+        while moving and killed_at(again := again + 1, lambda: finish_moves(directory)):
+            completed += 1
+            assert content(directory) == NEW or (directory / ".saving" / MOVES).exists()
+        with pytest.raises(ZeroDivisionError), replaced_directory(directory, str.isalpha, "config.json"):
+            raise ZeroDivisionError
+        assert content(directory) in ((NEW,) if moving else (OLD, NEW))
+        assert ".saving" not in os.listdir(directory)
+        shutil.rmtree(directory)
+    assert completed > 30
+
+
+def interrupted(directory: Path, monkeypatch) -> None:
+    """A save that was killed after its first move."""
+    make(directory)
+    move = atomic._move
+
+    def stop(moves):
+        if moves[0][0] == directory / "config.json":  # not when the old files would come back
+            move(moves[:1])
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(atomic, "_move", stop)
+        write(directory, "new")
+
+
+def test_the_completion_of_a_save_is_told(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(atomic.logger, "warning", messages.append)
+    interrupted(tmp_path / "model", monkeypatch)
+    for _ in range(2):
+        finish_moves(tmp_path / "model")
+    assert content(tmp_path / "model") == NEW
+    assert len(messages) == 1 and "model was interrupted while its files were moved. It is completed" in messages[0]
+
+
+def test_what_was_written_after_an_interrupted_save_stays(tmp_path, monkeypatch):
+    interrupted(tmp_path / "model", monkeypatch)
+    (tmp_path / "model" / "config.json").write_text("another tool's")
+    for save in (finish_moves, lambda directory: write(directory, "new")):
+        with pytest.raises(FileExistsError, match="config.json was written since.*keep what you need"):
+            save(tmp_path / "model")
+        assert (tmp_path / "model" / "config.json").read_text() == "another tool's"
+        assert (tmp_path / "model" / ".saving" / ".replaced" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["../outside/file", "{}/outside/file", "link/file", ".."])
+@pytest.mark.parametrize("part", ["old", "new"])
+def test_moves_that_a_folder_came_with_stay_inside_it(name, part, tmp_path):
+    """A cloned folder may hold anything."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("mine")
+    staging = tmp_path / "model" / ".saving"
+    staging.mkdir(parents=True)
+    (staging / "file").write_text("theirs")
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "outside")
+    names = {"old": [], "new": []} | {part: [name.format(tmp_path)]}
+    (staging / MOVES).write_text(json.dumps(names))
+    with pytest.raises(ValueError, match="which is not in .*model: delete"):
+        finish_moves(tmp_path / "model")
+    assert (tmp_path / "outside" / "file").read_text() == "mine"
+    (staging / MOVES).write_text("[" * 10**6)
+    with pytest.raises(ValueError, match="moves.json is damaged: keep what you need"):
+        finish_moves(tmp_path / "model")
 
 
 def test_an_exception_leaves_everything(tmp_path):
