@@ -116,8 +116,9 @@ def _run_all(
     windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
     drawn = _in_common([one.to_dict() for one in runs.calibrations.values() if one is not None])
     with_bos = [name for name, ids in runs.windows.items() if begin_with_bos(ids, runs.tokenizer)]
-    own = {"windows": windows, "with_bos": with_bos, "config": fields, "accuracy_over": accuracy_over}
-    comparison = Comparison(public_name(runs.model), dense, [], drawn, versions(), **own)
+    comparison = Comparison(
+        public_name(runs.model), dense, [], drawn, versions(), windows, with_bos, fields, accuracy_over
+    )
     for result, config in progress(combinations, "comparing", "combination"):
         if config is not None:
             depends_on = [result.method, config.to_dict(), runs.depends_on(runs.calibration_of(result, config))]
