@@ -22,7 +22,7 @@ from .card import make_card, may_write_card
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, belongs_to_model, belongs_to_model_or_tokenizer
 from .packed_files import read_json
 from .sparsity_config import KEY
-from .writing import SHARD_SIZE, write_model
+from .writing import SHARD_SIZE, checked_model, write_model
 
 
 logger = get_logger(__name__)
@@ -133,7 +133,10 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
 
 
 def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtype | None = None) -> str:
-    """Return the checked format to save a model in: by default packed if it computes with packed weights."""
+    """Return the format to save a model in, by default packed if it computes with packed weights.
+
+    Raise for a model, format or dtype that could not be saved.
+    """
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
@@ -141,6 +144,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
         raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+    checked_model(model)
     return format
 
 
