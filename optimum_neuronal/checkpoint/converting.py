@@ -17,7 +17,7 @@ from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import float_tensors, is_packed, read_json, weight_files
-from .saving import replaced_checkpoint
+from .saving import check_saveable, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
@@ -30,8 +30,10 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, with the same weights bit for bit.
+    """Write a pruned checkpoint in the other format, with the same weights bit for bit, or in another dtype.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report; a README.md of your own stays.
@@ -43,6 +45,8 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
+        dtype (`torch.dtype`, *optional*): of the files; `format` may then be the one that the checkpoint has.
+        trust_remote_code (`bool`): True to run code that comes with the checkpoint.
 
     Returns:
         `Path`: the directory that was written.
@@ -54,15 +58,17 @@ def convert_checkpoint(
     check_choice("format", format, FORMATS)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
-    stored = _dtypes(source, _check(source, format))
-    model = load_model(source)
+    packed = _check(source, format if dtype is None else None)
+    stored = _dtypes(source, packed) if dtype is None else {}
+    model = load_model(source, trust_remote_code=trust_remote_code)
+    check_saveable(model, format, dtype)
     with replaced_checkpoint(target) as staging:
-        write_model(model, staging, format, max_shard_size)
+        write_model(model, staging, format, max_shard_size, dtype)
         _check_dtypes(stored, _dtypes(staging, format == "packed"))
         if not is_same(source, target):
             _copy_others(source, staging, target)
         if may_write_card(target):
-            _write_card(model, source, staging, format, target.name)
+            _write_card(model, source, staging, format, target.name, dtype)
         else:
             (staging / MODEL_CARD).unlink(missing_ok=True)
     return target
@@ -79,13 +85,13 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def _check(source: Path, format: str) -> bool:
-    """Return True if the source is packed. Raise `ValueError` if it cannot be converted."""
+def _check(source: Path, format: str | None) -> bool:
+    """Return True if the source is packed. Raise `ValueError` if it cannot be converted, or has the format already."""
     config = read_json(source / CONFIG)
     packed = is_packed(config)
     if read_sparsity_config(config) is None and not packed:  # a packed one may hold another tool's zeros
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
-    if packed == (format == "packed"):
+    if format == ("packed" if packed else "dense"):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if (source / ADAPTER_CONFIG).exists():
         raise ValueError(
@@ -123,7 +129,7 @@ def _copy_others(source: Path, staging: Path, target: Path) -> None:
             shutil.copyfile(path, place)
 
 
-def _write_card(model: Any, source: Path, staging: Path, format: str, title: str) -> None:
+def _write_card(model: Any, source: Path, staging: Path, format: str, title: str, dtype: torch.dtype | None) -> None:
     """Render the card for the new format, unless the source has a README.md of the user's own, or no report."""
     card, report = source / MODEL_CARD, source / REPORT_NAME
     if report.exists() and card.exists() and MARK in card.read_text(encoding="utf-8", errors="replace"):
@@ -132,7 +138,7 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
             known = PruningReport(
                 **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
             )
-            text = make_card(model, known, title, format, any(source.glob("tokenizer*")))
+            text = make_card(model, known, title, format, any(source.glob("tokenizer*")), dtype)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
         (staging / MODEL_CARD).write_text(text, encoding="utf-8")
