@@ -19,7 +19,7 @@ from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
 from .packed_files import float_tensors, is_packed, read_json, weight_files
-from .saving import check_replaceable, has_chat_template, replaced_checkpoint
+from .saving import check_replaceable, check_saveable, has_chat_template, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
@@ -36,8 +36,10 @@ def convert_checkpoint(
     revision: str | None = None,
     token: str | None = None,
     overwrite: bool = False,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, with the same weights bit for bit.
+    """Write a pruned checkpoint in the other format, with the same weights bit for bit, or in another dtype.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report; a README.md of your own stays.
@@ -50,6 +52,8 @@ def convert_checkpoint(
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
         overwrite (`bool`): True to replace a model in `output` that is not pruned.
+        dtype (`torch.dtype`, *optional*): of the files; `format` may then be the one that the checkpoint has.
+        trust_remote_code (`bool`): True to run code that comes with the checkpoint.
 
     Returns:
         `Path`: the directory that was written.
@@ -64,15 +68,17 @@ def convert_checkpoint(
     target = check_writable(source if output is None else output, "save to")
     if not is_same(source, target):
         check_replaceable(target, overwrite)
-    stored = _dtypes(source, _check(source, format))
-    model = load_model(source)
+    packed = _check(source, format if dtype is None else None)
+    stored = _dtypes(source, packed) if dtype is None else {}
+    model = load_model(source, trust_remote_code=trust_remote_code)
+    check_saveable(model, format, dtype)
     with replaced_checkpoint(target) as staging:
-        write_model(model, staging, format, max_shard_size)
+        write_model(model, staging, format, max_shard_size, dtype)
         _check_dtypes(stored, _dtypes(staging, format == "packed"))
         if not is_same(source, target):
             _copy_others(source, staging, target)
         if may_write_card(target):
-            _write_card(model, source, staging, format, target.name)
+            _write_card(model, source, staging, format, target.name, dtype)
         else:
             (staging / MODEL_CARD).unlink(missing_ok=True)
     return target
@@ -91,13 +97,13 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def _check(source: Path, format: str) -> bool:
-    """Return True if the source is packed. Raise `ValueError` if it cannot be converted."""
+def _check(source: Path, format: str | None) -> bool:
+    """Return True if the source is packed. Raise `ValueError` if it cannot be converted, or has the format already."""
     config = read_json(source / CONFIG)
     packed = is_packed(config)
     if read_sparsity_config(config) is None and not packed:  # a packed one may hold another tool's zeros
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
-    if packed == (format == "packed"):
+    if format == ("packed" if packed else "dense"):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if (source / ADAPTER_CONFIG).exists():
         raise ValueError(
@@ -138,7 +144,7 @@ def _copy_others(source: Path, staging: Path, target: Path) -> None:
             shutil.copyfile(path, place)
 
 
-def _write_card(model: Any, source: Path, staging: Path, format: str, title: str) -> None:
+def _write_card(model: Any, source: Path, staging: Path, format: str, title: str, dtype: torch.dtype | None) -> None:
     """Render the card for the new format, unless the source has a README.md of the user's own, or no report."""
     card, report = source / MODEL_CARD, source / REPORT_NAME
     if report.exists() and card.exists() and MARK in card.read_text(encoding="utf-8", errors="replace"):
@@ -147,7 +153,12 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
             known = PruningReport(
                 **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
             )
-            text = make_card(model, known, title, format, any(source.glob("tokenizer*")), has_chat_template(source))
+            own = {
+                "with_tokenizer": any(source.glob("tokenizer*")),
+                "chats": has_chat_template(source),
+                "dtype": dtype,
+            }
+            text = make_card(model, known, title, format, **own)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
         (staging / MODEL_CARD).write_text(text, encoding="utf-8")

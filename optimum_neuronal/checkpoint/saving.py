@@ -32,7 +32,7 @@ from .names import (
 )
 from .packed_files import read_json
 from .sparsity_config import KEY
-from .writing import SHARD_SIZE, write_model
+from .writing import SHARD_SIZE, checked_model, write_model
 
 
 logger = get_logger(__name__)
@@ -158,7 +158,10 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
 
 
 def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtype | None = None) -> str:
-    """Return the checked format to save a model in: by default packed if it computes with packed weights."""
+    """Return the format to save a model in, by default packed if it computes with packed weights.
+
+    Raise for a model, format or dtype that could not be saved.
+    """
     if format is None:
         format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
@@ -166,6 +169,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
         raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+    checked_model(model)
     return format
 
 

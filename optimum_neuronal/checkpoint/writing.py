@@ -1,6 +1,7 @@
 """Writes the configs and weights of a model, dense or packed, into an empty folder."""
 
 import copy
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
@@ -44,13 +45,7 @@ def write_model(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write a model's configs and weights into an empty folder."""
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
-    if next(all_adapter_layers(model), None) is not None:
-        raise ValueError(
-            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
-        )
+    model = checked_model(model)
     dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
     if format == "packed":
         return _write_packed(model, folder, max_shard_size, dtype)
@@ -67,6 +62,30 @@ def write_model(
         _convert_files(folder, _converter(model, dtype, finer))
     if dtype is not None:
         write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
+
+
+def checked_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model to write, from `torch.compile` the one inside. Raise for one that [`write_model`] could not write."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    if next(all_adapter_layers(model), None) is not None:
+        raise ValueError(
+            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
+        )
+    try:
+        hf_private.untied_state(model)
+        with tempfile.TemporaryDirectory() as folder:
+            _write_configs(model, copy.deepcopy(model.config), Path(folder))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"The model cannot be saved: {error}") from error
+    return model
+
+
+def _write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path) -> None:
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def _convert_files(folder: Path, convert: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
@@ -130,10 +149,8 @@ def _write_packed(
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
-    config.save_pretrained(folder)
+    _write_configs(model, config, folder)
     write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
 
 
 def _packed_state(

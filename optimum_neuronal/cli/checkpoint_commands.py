@@ -4,13 +4,15 @@ import argparse
 import json
 import sys
 
+import torch
+
 from ..checkpoint.converting import convert_checkpoint, find_source
 from ..checkpoint.inspecting import inspect_checkpoint
 from ..checkpoint.packed_files import stored_size
 from ..checkpoint.saving import check_model_directory
 from ..files.directories import is_same
 from .command import Command, write
-from .flags import add_overwrite_flag, add_switch
+from .flags import DTYPES, add_overwrite_flag, add_switch
 
 
 def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,11 @@ class ConvertCommand(Command):
     NAME = "convert"
     HELP = "Convert a pruned checkpoint to packed or dense, with the same weights."
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
-    EXAMPLES = ("qwen-sparse --format packed", "me/qwen-sparse --format dense --output qwen-sparse-dense")
+    EXAMPLES = (
+        "qwen-sparse --format packed",
+        "me/qwen-sparse --format dense --output qwen-sparse-dense",
+        "qwen-sparse --format packed --dtype bfloat16 --output qwen-sparse-small",
+    )
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +55,9 @@ class ConvertCommand(Command):
         parser.add_argument("--format", required=True, choices=("packed", "dense"), help=format)
         parser.add_argument("--output", help="directory to write, required with a Hub id (default: replace DIR)")
         add_overwrite_flag(parser)
+        dtype = "dtype of the weights that are written; they are rounded (default: as they are)"
+        parser.add_argument("--dtype", choices=DTYPES, help=dtype)
+        add_switch(parser, "--trust-remote-code", "run code that comes with the model")
         parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")
 
     def work(self) -> None:
@@ -57,7 +66,9 @@ class ConvertCommand(Command):
         if args.output is not None and not is_same(args.output, source):
             check_model_directory(args.output, args.overwrite)
         before = stored_size(source)
-        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, overwrite=args.overwrite)
+        options = {"dtype": args.dtype and getattr(torch, args.dtype), "trust_remote_code": args.trust_remote_code}
+        options |= {"overwrite": args.overwrite}
+        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)
         after = stored_size(written)
         write(f"Written to {written}, {args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

@@ -111,6 +111,17 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> di
     return revert_weight_conversion(model, dict(tensors))
 
 
+def names_stored(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> set[str]:
+    """Return the names of a tensor in files: as the model was loaded, and as its family's checkpoints have it."""
+    stored = as_stored(model, {name: tensor}).keys()
+    conversions = model.__dict__.pop("_weight_conversions", None)
+    try:
+        return stored | as_stored(model, {name: tensor}).keys()
+    finally:
+        if conversions is not None:
+            model._weight_conversions = conversions
+
+
 def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors of a model (default: its state dict) to save: tied ones once, without the ignored ones."""
     state = model.state_dict() if state is None else state

@@ -12,7 +12,13 @@ from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import convert_checkpoint, inspect_checkpoint, save_pretrained
+from optimum_neuronal import (
+    NeuronALConfig,
+    NeuronALPruner,
+    convert_checkpoint,
+    inspect_checkpoint,
+    save_pretrained,
+)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
@@ -35,6 +41,18 @@ def test_there_and_back(family, shard, tmp_path, tokenizer):
         assert before[name] == after[name], name
     assert json.loads(after["config.json"]) == json.loads(before["config.json"])
     assert all_files(tmp_path / "dense") == before, "the source is only read"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor_are_verified_again_one_by_one(family, tmp_path):
+    make_model(family).save_pretrained(tmp_path / "source", save_original_format=False)
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    NeuronALPruner.from_pretrained(tmp_path / "source", config=config).quantize(tmp_path / "dense")
+    convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed")
+    convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "again")
+    assert tensors_of(tmp_path / "dense").keys() != tensors_of(tmp_path / "again").keys()
+    for name in ("dense", "packed", "again"):
+        assert not inspect_checkpoint(tmp_path / name).problems
 
 
 def test_in_place(tmp_path):

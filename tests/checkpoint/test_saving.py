@@ -269,6 +269,16 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path):
     assert pruner.report is None and file.read_text() == "precious" and not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_a_model_that_could_not_be_saved_is_found_before_the_work(format, tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG)
+    pruner.model.generation_config.num_return_sequences = 3
+    with pytest.raises(ValueError, match="cannot be saved: .*`num_return_sequences` different than 1"):
+        pruner.quantize(tmp_path / "sparse", format=format)
+    assert pruner.report is None and not hasattr(pruner.model.config, "sparsity_config")
+
+
 def test_a_readme_of_your_own_stays(tmp_path, caplog):
     """One of ours is replaced, until you take it over by removing a line."""
     pruner, model = pruned()

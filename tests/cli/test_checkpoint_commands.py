@@ -1,8 +1,12 @@
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from sparse_checkpoints import save_pruned
+from sparse_checkpoints import change_config, same, save_pruned
+
+from optimum_neuronal import densify
+from optimum_neuronal.model.load_model import load_model
 
 
 @pytest.fixture
@@ -44,3 +48,23 @@ def test_convert_leaves_what_it_did_not_write(run, sparse, tmp_path):
     assert [file.name for file in output.iterdir()] == ["README.md"]
     run("convert", sparse, "--format", "packed", "--output", output, "--overwrite")
     assert (output / "README.md").read_text() == "# Mine"
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_convert_to_another_dtype(run, sparse, tmp_path, format):
+    run("convert", sparse, "--format", format, "--dtype", "bfloat16", "--output", tmp_path / "half")
+    before, after = load_model(sparse).bfloat16(), densify(load_model(tmp_path / "half"))
+    assert after.dtype == torch.bfloat16 and same(before.state_dict(), after.state_dict())
+    assert "Verified" in run("inspect", tmp_path / "half") and "bfloat16" in (tmp_path / "half/README.md").read_text()
+
+
+def test_convert_runs_code_of_the_checkpoint_only_if_it_is_trusted(run, sparse, tmp_path):
+    code = "from transformers import LlamaForCausalLM\n\n\nclass Mine(LlamaForCausalLM):\n    pass\n"
+    (sparse / "modeling_mine.py").write_text(code)
+    mine = {"architectures": ["Mine"], "auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}}
+    change_config(sparse, lambda config: config.update(mine))
+    given = ("convert", sparse, "--format", "packed", "--output", tmp_path / "packed")
+    with pytest.raises(SystemExit, match="trust_remote_code"):
+        run(*given)
+    run(*given, "--trust-remote-code")
+    assert type(load_model(tmp_path / "packed", trust_remote_code=True)).__name__ == "Mine"
