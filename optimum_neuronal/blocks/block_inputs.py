@@ -44,14 +44,31 @@ def output_wrapper(output) -> Wrap:
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
     before = module.__dict__.get("forward")  # set already where accelerate dispatches the module
-    module.forward = forward
     try:
+        module.forward = forward  # within `try`: Ctrl-C may come right after it
         yield
     finally:
         if before is None:
-            del module.forward
+            module.__dict__.pop("forward", None)
         else:
             module.forward = before
+
+
+@contextmanager
+def observed(module: nn.Module, observe: Callable[[nn.Module, tuple, Any], Any]) -> Iterator[None]:
+    """Call `observe` with a module, its positional arguments and its output after each forward.
+
+    Ctrl-C while a hook is registered would leave it in the module.
+    """
+    forward = module.forward
+
+    def observing(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        observe(module, args, output)
+        return output
+
+    with replaced_forward(module, observing):
+        yield
 
 
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -213,7 +230,7 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     with ExitStack() as stack:
         for module in decoder.module.modules():
             if module not in inside and not isinstance(module, nn.Dropout):
-                stack.enter_context(module.register_forward_hook(observe))
+                stack.enter_context(observed(module, observe))
         yield
 
 
@@ -256,7 +273,6 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
     outputs: dict[nn.Module, object] = {}
     with ExitStack() as stack:
         for block in blocks:
-            hook = block.module.register_forward_hook(lambda module, _args, output: outputs.update({module: output}))
-            stack.enter_context(hook)
+            stack.enter_context(observed(block.module, lambda module, _, output: outputs.update({module: output})))
         decoder.module(input_ids=ids, use_cache=False)
     return [outputs[block.module] for block in blocks]

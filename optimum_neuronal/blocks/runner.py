@@ -257,11 +257,11 @@ def _recording(
     watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
     with ExitStack() as stack:
-        stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         for experts in block.experts:
             if any(p.module is experts.module for p in block.pruned):
                 recording = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
                 stack.enter_context(replaced_forward(experts.module, recording.forward))
+        stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         yield
 
 

@@ -1,13 +1,14 @@
-"""Statistics of the inputs of projections, gathered by hooks while a block runs."""
+"""Statistics of the inputs of projections, gathered while a block runs."""
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
 from ..common.device import full_precision
+from .block_inputs import replaced_forward
 
 
 class SquaredNorms:
@@ -128,9 +129,8 @@ def record_inputs(
     """
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
 
-    def hook(name: str):
-        def observe(_module, args):
-            inputs = args[0]
+    def recording(name: str, forward: Callable) -> Callable:
+        def record(inputs: torch.Tensor) -> None:
             for reference, version, shared in seen:
                 if reference() is inputs and version == inputs._version:
                     recorded[name] = shared
@@ -141,9 +141,13 @@ def record_inputs(
             sums.update(inputs, batch[0])
             seen.append((weakref.ref(inputs), inputs._version, sums))
 
-        return observe
+        def record_and_run(*args, **kwargs):
+            record(args[0])
+            return forward(*args, **kwargs)
+
+        return record_and_run
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(module.register_forward_pre_hook(hook(name)))
+            stack.enter_context(replaced_forward(module, recording(name, module.forward)))
         yield

@@ -139,11 +139,11 @@ def tied_names(model: PreTrainedModel) -> set[str]:
 def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
     before = {key: value for key, value in vars(model).items() if key == "hf_device_map"}
-    model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
     try:
+        model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
         yield
     finally:
-        del model.hf_device_map
+        vars(model).pop("hf_device_map", None)
         vars(model).update(before)
 
 

@@ -207,16 +207,19 @@ def draw_calibration(
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
-    parameters = set(model.parameters())
-    with _lock:
-        if parameters & _in_use:
+    parameters, is_taken = set(model.parameters()), True
+    try:  # first, so that Ctrl-C leaves no model in use
+        with _lock:
+            is_taken = bool(parameters & _in_use)
+            if not is_taken:
+                _in_use.update(parameters)
+        if is_taken:
             raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
-        _in_use.update(parameters)
-    try:
         yield
     finally:
-        with _lock:
-            _in_use.difference_update(parameters)
+        if not is_taken:
+            with _lock:
+                _in_use.difference_update(parameters)
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
