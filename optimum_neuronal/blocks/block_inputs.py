@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compat import hf_private
 from ..model.projections import Block, Decoder
 
 
@@ -55,20 +56,14 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
 
 
 @contextmanager
-def observed(module: nn.Module, observe: Callable[[nn.Module, tuple, Any], Any]) -> Iterator[None]:
-    """Call `observe` with a module, its positional arguments and its output after each forward.
-
-    Ctrl-C while a hook is registered would leave it in the module.
-    """
-    forward = module.forward
-
-    def observing(*args, **kwargs):
-        output = forward(*args, **kwargs)
-        observe(module, args, output)
-        return output
-
-    with replaced_forward(module, observing):
+def hooked(module: nn.Module, hook: Callable, before: bool = False) -> Iterator[None]:
+    """Register a hook that runs after each forward of a module, or before it, while the context lasts."""
+    register = module.register_forward_pre_hook if before else module.register_forward_hook
+    try:
+        register(hook)
         yield
+    finally:  # not by its handle, which is lost if Ctrl-C comes while the hook is registered
+        hf_private.remove_hook(module, hook)
 
 
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -230,7 +225,7 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     with ExitStack() as stack:
         for module in decoder.module.modules():
             if module not in inside and not isinstance(module, nn.Dropout):
-                stack.enter_context(observed(module, observe))
+                stack.enter_context(hooked(module, observe))
         yield
 
 
@@ -273,6 +268,6 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
     outputs: dict[nn.Module, object] = {}
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(observed(block.module, lambda module, _, output: outputs.update({module: output})))
+            stack.enter_context(hooked(block.module, lambda module, _, output: outputs.update({module: output})))
         decoder.module(input_ids=ids, use_cache=False)
     return [outputs[block.module] for block in blocks]

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of projections, gathered while a block runs."""
+"""Statistics of the inputs of projections, gathered by hooks while a block runs."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..common.device import full_precision
-from .block_inputs import replaced_forward
+from .block_inputs import hooked
 
 
 class SquaredNorms:
@@ -129,8 +129,9 @@ def record_inputs(
     """
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
 
-    def recording(name: str, forward: Callable) -> Callable:
-        def record(inputs: torch.Tensor) -> None:
+    def recording(name: str) -> Callable:
+        def record(_module, args) -> None:
+            inputs = args[0]
             for reference, version, shared in seen:
                 if reference() is inputs and version == inputs._version:
                     recorded[name] = shared
@@ -141,13 +142,9 @@ def record_inputs(
             sums.update(inputs, batch[0])
             seen.append((weakref.ref(inputs), inputs._version, sums))
 
-        def record_and_run(*args, **kwargs):
-            record(args[0])
-            return forward(*args, **kwargs)
-
-        return record_and_run
+        return record
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(replaced_forward(module, recording(name, module.forward)))
+            stack.enter_context(hooked(module, recording(name), before=True))
         yield

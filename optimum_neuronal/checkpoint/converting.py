@@ -153,12 +153,8 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
             known = PruningReport(
                 **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
             )
-            own = {
-                "with_tokenizer": any(source.glob("tokenizer*")),
-                "chats": has_chat_template(source),
-                "dtype": dtype,
-            }
-            text = make_card(model, known, title, format, **own)
+            with_tokenizer, chats = any(source.glob("tokenizer*")), has_chat_template(source)
+            text = make_card(model, known, title, format, with_tokenizer, chats, dtype)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
         (staging / MODEL_CARD).write_text(text, encoding="utf-8")

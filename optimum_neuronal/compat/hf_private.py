@@ -147,6 +147,13 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
+def remove_hook(module: nn.Module, hook: Any) -> None:
+    """Remove a forward hook from a module, if it has it."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, own in hooks.items() if own is hook]:
+            del hooks[key]
+
+
 def compiled_parts(model: nn.Module) -> list[str]:
     """Return the names of modules inside a model that torch.compile has compiled, in place or in a wrapper."""
     parts = [(name, module) for name, module in model.named_modules() if name]
