@@ -316,7 +316,9 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, for
     with monkeypatch.context() as patch:
         patch.setattr(step, full)
         if unused not in step:
-            with pytest.raises(OSError, match="The disk of .*/model is full, and its files are unchanged|No space left on device"):
+            with pytest.raises(
+                OSError, match="The disk of .*/model is full, and its files are unchanged|No space left on device"
+            ):
                 pruner.save(model, tmp_path / "model", format)
             assert all_files(tmp_path) == before
 
