@@ -112,7 +112,8 @@ def save_pruned(
     """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
 
     A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. The next save
-    or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The card's title is the directory's name unless you pass one.
+    or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The
+    card's title is the directory's name unless you pass one.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     format = check_saveable(model, format, dtype)

@@ -148,6 +148,11 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     return {**options, **({"local_files_only": True} if only_cached else {})}
 
 
+def tokenizer_of(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of the model, None without one. `options` are those of [`load_options`]."""
+    return find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
+
+
 @contextmanager
 def loaded(
     args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
@@ -156,7 +161,7 @@ def loaded(
     options = load_options(args)
     if prunes:
         check_unquantized(args.model, options)
-    tokenizer = find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
+    tokenizer = tokenizer_of(args, options)
     if not args.stream and not args.device_map:
         yield load_model(args.model, **options).to(device), tokenizer
         return

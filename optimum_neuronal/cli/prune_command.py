@@ -15,7 +15,7 @@ from ..config.presets import PRESETS, replace_fields
 from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
-from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
+from ..model.load_model import checkpoint_dtype, loading_code
 from ..pruner import NeuronALPruner
 from ..pruning.dry_run import dry_run
 from . import flags
@@ -94,7 +94,7 @@ class PruneCommand(Command):
     def _dry_run(self, config: NeuronALConfig) -> None:
         args, options = self.args, flags.load_options(self.args)
         run = dry_run(args.model, config, flags.device_of(args), **options)
-        tokenizer = find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
+        tokenizer = flags.tokenizer_of(args, options)
         for test in args.evaluate:
             load_windows(run.decoder.model.config, tokenizer, test, args.window, add_bos=config.add_bos)
         write(f"\n{run}")

@@ -94,6 +94,9 @@ def experiment(name: str, **given: Any) -> dict[str, Any]:
 def _resolved(text: str, known: Sequence[str], kind: str) -> str:
     """Return a method's text with the hyper-parameters that it has in an experiment whose methods are known."""
     name, hyper_parameters = parse_method(text)
-    usual = [list(parse_method(one)[1].items()) for one in known if parse_method(one)[0] == name]
-    common = dict(item for item in usual[0] if all(item in items for items in usual)) if usual else None
-    return format_method(name, {**(authors_variant(kind, name) if common is None else common), **hyper_parameters})
+    alike = [given for method, given in map(parse_method, known) if method == name]
+    if alike:
+        usual = {key: value for key, value in alike[0].items() if all(given.get(key) == value for given in alike)}
+    else:
+        usual = authors_variant(kind, name)
+    return format_method(name, usual | hyper_parameters)

@@ -124,8 +124,7 @@ def resolve_bos(model_config: Any, tokenizer: Any, add_bos: bool | None = None) 
     text = model_config.get_text_config()
     if not (any("gemma" in config.model_type for config in (model_config, text)) if add_bos is None else add_bos):
         return None
-    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    bos = getattr(text if tokenizer is None else tokenizer, "bos_token_id", None)
+    bos = getattr(text if tokenizer is None else text_tokenizer(tokenizer), "bos_token_id", None)
     bos = bos[0] if isinstance(bos, list) else bos
     if bos is None and add_bos:
         raise ValueError("add_bos is True, but the tokenizer has no BOS token: leave it out, or set bos_token.")
@@ -226,10 +225,14 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
     return ids[start : start + length]
 
 
+def text_tokenizer(tokenizer: Any) -> Any:
+    """Return the tokenizer of a processor, or a tokenizer as it is given."""
+    return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+
+
 def tokenize(text: str, tokenizer, bos: int | None = None) -> list[int]:
     """Return the token ids of a text of any length, without a BOS token at its start if `bos` names it."""
-    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    ids = text_tokenizer(tokenizer)(text, truncation=False, verbose=False)["input_ids"]
     return ids[1:] if bos is not None and ids[:1] == [bos] else ids
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
@@ -20,6 +20,7 @@ from ..data.calibration import (
     padding_ids,
     resolve_bos,
     resolve_seq_length,
+    text_tokenizer,
     tokenize,
     with_bos,
 )
@@ -102,8 +103,7 @@ def load_windows(
 
 def begin_with_bos(windows: torch.Tensor, tokenizer: Any) -> bool:
     """Return True if all windows, (N, L), begin with the BOS token of a tokenizer."""
-    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    bos = getattr(tokenizer, "bos_token_id", None)
+    bos = getattr(text_tokenizer(tokenizer), "bos_token_id", None)
     return bos is not None and bool((windows[:, 0] == bos).all())
 
 
