@@ -238,8 +238,7 @@ def tokenize(text: str, tokenizer, bos: int | None = None) -> list[int]:
 
 def padding_ids(model_config, tokenizer=None) -> set[int]:
     """Return the ids that rows may be padded with: those of padding and of the end of a text."""
-    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-    sources = (model_config.get_text_config(), tokenizer)
+    sources = (model_config.get_text_config(), text_tokenizer(tokenizer))
     found = [getattr(source, name, None) for source in sources for name in ("pad_token_id", "eos_token_id")]
     return {i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
 
