@@ -1,5 +1,7 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,12 @@ from .checkpoint.sparsity_config import KEY
 from .common.device import default_device
 from .common.notes import get_logger
 from .common.processes import Processes
+from .common.progress import announce
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_writable
-from .files.records import remove_records, work_directory
+from .files.records import Finding, remove_records, work_directory
 from .model.load_model import (
     TOKENIZER_KWARGS,
     check_unquantized,
@@ -175,7 +178,16 @@ class NeuronALPruner(OptimumQuantizer):
                     evaluation[name][when] = evaluate_perplexity(model, None, ids, batch_size=batch_size)
                     context.clock.lap("evaluation")
 
-            measure("dense")
+            def measure_dense() -> Finding:
+                measure("dense")
+                return {name: measured["dense"] for name, measured in evaluation.items()}, {}
+
+            if windows:
+                dense, _ = context.records.recorded(f"dense-{_digest(windows)}", measure_dense)
+                for name, value in dense.items():
+                    evaluation[name]["dense"] = value
+                    if context.records.processes.rank == 0:
+                        announce(f"perplexity of the dense model, {name}: {value:.2f}")
             report = prune_model(context)
             self._remember(context, report)
             try:
@@ -297,3 +309,11 @@ class NeuronALPruner(OptimumQuantizer):
                 "it before you prune another model, or use model.save_pretrained(directory)."
             )
         return self.report
+
+
+def _digest(windows: Mapping[str, torch.Tensor]) -> str:
+    """Return a name for the results on these test windows."""
+    digest = hashlib.sha256(json.dumps([[name, list(ids.shape)] for name, ids in windows.items()]).encode())
+    for ids in windows.values():
+        digest.update(ids.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

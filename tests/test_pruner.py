@@ -127,6 +127,32 @@ class TestQuantize:
         first.quantize(tmp_path / "model", work_dir=tmp_path / "work")
         assert errors and not (tmp_path / "work").exists()
 
+    def test_a_resumed_prune_does_not_measure_the_dense_model_again(self, tmp_path, ids, monkeypatch, capfd):
+        make_model("llama").save_pretrained(tmp_path / "dense")
+        given = {"dataset": ids, "work_dir": tmp_path / "work"}
+        measured, measure = [], pruner_module.evaluate_perplexity
+        monkeypatch.setattr(
+            pruner_module, "evaluate_perplexity", lambda *a, **k: measured.append(a) or measure(*a, **k)
+        )
+
+        def run(evaluate):
+            pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+            pruner.quantize(tmp_path / "sparse", evaluate={"test": evaluate}, **given)
+            return pruner.report.evaluation["test"]
+
+        def interrupted(_context):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pruner_module, "prune_model", interrupted)
+            for test in (ids, ids[:1]):  # the second is measured, too
+                with pytest.raises(KeyboardInterrupt):
+                    run(test)
+        assert len(measured) == 2
+        found = run(ids)
+        assert len(measured) == 3 and found["dense"] == pytest.approx(measure(make_model("llama"), None, ids))
+        assert capfd.readouterr().err.count(f"perplexity of the dense model, test: {found['dense']:.2f}\n") == 2
+
     def test_test_files_of_the_same_name(self, tmp_path, ids, monkeypatch):
         saved_with_own_tokenizer(tmp_path / "dense", 0)
         for folder, count in (("a", 3), ("b", 60)):

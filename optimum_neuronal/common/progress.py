@@ -15,6 +15,13 @@ SHORT = 10.0  # seconds: a quarter that ends earlier gets no line
 Item = TypeVar("Item")
 
 
+def announce(text: str) -> None:
+    """Write a line to the log of a long task, unless its progress is hidden."""
+    if logging.is_progress_bar_enabled():
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
 def progress(items: Sequence[Item], label: str, unit: str, announced: bool = True) -> Iterator[Item]:
     """Yield items while a bar with this label is shown. Without a terminal, write a line per quarter of a long loop.
 

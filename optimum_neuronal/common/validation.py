@@ -2,12 +2,13 @@
 
 import difflib
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_args
+
+import regex
 
 
 Made = TypeVar("Made")
@@ -41,9 +42,11 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
 def check_patterns(name: str, value: Any) -> None:
     for index, pattern in enumerate(check_texts(name, value, "['q_proj']")):
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{name}[{index}] is not a valid regular expression: {pattern!r}: {error}.") from error
+            regex.compile(pattern)
+        except (regex.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"{name}[{index}] is not a valid regular expression: {_shown(pattern)}: {error}."
+            ) from error
 
 
 def check_count(name: str, value: Any, least: int) -> None:

@@ -94,7 +94,9 @@ class Comparison:
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
-            spread = "the standard error" + (", or of a mean the standard deviation" if swept else "")
+            spread = "the standard error" + (
+                ", of several runs the standard deviation and one's error" if swept else ""
+            )
             notes.append(f"Zero-shot accuracy, ± {spread}: {', '.join(asked)}.")
         return notes
 

@@ -71,6 +71,12 @@ class Result:
     def mean_accuracy(self) -> float | None:
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
+    @property
+    def mean_accuracy_error(self) -> float | None:
+        """The standard error of the mean over tasks, from those of the tasks."""
+        errors = [task.get("stderr") for task in self.accuracy.values()]
+        return math.hypot(*errors) / len(errors) if errors and None not in errors else None
+
 
 def group_by(results: Iterable[Any], *attributes: str) -> dict[Any, list[Any]]:
     """Return the results by their values of several attributes, in the order of each group's first result."""

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from ..common.display import Column, Table
 from .results import DENSE, PRESET, Aggregate, Result, group_by
@@ -82,13 +82,16 @@ def measured_columns(
         for name in dense.perplexity
     ]
     for name in tasks:
-        means = column(name, rows, lambda r, name=name: r.accuracy.get(name, {}).get("accuracy"), "{:.2%}", max)
-        errors = [row[0].accuracy.get(name, {}).get("stderr") if len(row) == 1 else None for row in rows]
-        values = [v and (v[0], error if v[1] is None else v[1]) for v, error in zip(means.values, errors)]
-        columns.append(means._replace(values=values))
+        task = partial(_of_task, name)
+        columns.append(column(name, rows, partial(task, "accuracy"), "{:.2%}", max, partial(task, "stderr")))
     if dense.accuracy:
-        columns.append(column(f"{prefix}mean accuracy", rows, lambda result: result.mean_accuracy, "{:.2%}", max))
+        accuracy, error = attrgetter("mean_accuracy"), attrgetter("mean_accuracy_error")
+        columns.append(column(f"{prefix}mean accuracy", rows, accuracy, "{:.2%}", max, error))
     return columns
+
+
+def _of_task(name: str, what: str, result: Result) -> float | None:
+    return result.accuracy.get(name, {}).get(what)
 
 
 def column(
@@ -97,14 +100,26 @@ def column(
     value: Callable[[Result], float | None],
     text: str | None = None,
     best: Callable | None = None,
+    error: Callable[[Result], float | None] | None = None,
 ) -> Column:
-    """Return a column of means over the results of every row; if one is the best, with their standard deviations."""
+    """Return a column of means over the results of every row.
+
+    If one is the best, each has the standard deviation of several results, and the standard `error` of a single one.
+    """
     show = text.format if text else _short
 
-    def shown(pair: tuple[float, float | None]) -> str:
-        return show(pair[0]) if pair[1] is None or best is None else f"{show(pair[0])} ± {show(pair[1])}"
+    def shown(cell: tuple[float, float | None, float | None]) -> str:
+        mean, deviation, of_one = cell
+        if best is None or (deviation is None and of_one is None):
+            return show(mean)
+        if deviation is None or of_one is None:
+            return f"{show(mean)} ± {show(of_one if deviation is None else deviation)}"
+        return f"{show(mean)} ± {show(deviation)} (one: ± {show(of_one)})"
 
-    return Column(title, [mean_of(row, value) for row in rows], shown, best and partial(best, key=itemgetter(0)))
+    means = [mean_of(row, value) for row in rows]
+    errors = [mean_of(row, error) if error else None for row in rows]
+    cells = [mean and (*mean, of_one and of_one[0]) for mean, of_one in zip(means, errors)]
+    return Column(title, cells, shown, best and partial(best, key=itemgetter(0)))
 
 
 def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) -> tuple[float, float | None] | None:

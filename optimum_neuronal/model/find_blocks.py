@@ -1,9 +1,9 @@
 """Finds a model's decoder blocks and their projections. Weights that it does not understand raise an error."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import regex
 from torch import nn
 from transformers import Conv1D, PreTrainedConfig, PreTrainedModel
 
@@ -26,7 +26,8 @@ class Patterns:
         return False if self._matches(self.ignore, name) else targeted
 
     def _matches(self, patterns: Sequence[str], name: str) -> bool:
-        matching = [pattern for pattern in patterns if re.search(pattern, name)]
+        # Not of `re`, which searches for hours with a pattern such as "([a-z.]+)+#" from another's model card.
+        matching = [pattern for pattern in patterns if regex.search(pattern, name)]
         self.unmatched.difference_update(matching)
         return bool(matching)
 

@@ -51,7 +51,7 @@ def test_aggregates_by_hand(comparison):
 
 def test_tables(comparison):
     line = next(line for line in str(comparison).splitlines() if "owl" in line)
-    expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% - - 2.00 block 0.10"
+    expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% ± 1.00% - - 2.00 block 0.10"
     assert squeezed(line).strip() == expected and "failed: out of | luck" in str(comparison)
     markdown = squeezed(comparison.to_markdown())
     assert "| 0.00% | dense | - | 16.00 | 10.00 |" in markdown and "out of \\| luck" in markdown
@@ -62,11 +62,21 @@ def test_tables(comparison):
 
 
 def test_means_over_seeds(comparison):
-    """A deviation of 0 is shown, too."""
+    """A deviation of 0 is shown, too, beside the error that each proportion has."""
     seeds = [result(0.7, "ria", "owl", 9.0, 9.0, accuracy=0.7, setting={"seed": seed}) for seed in (0, 1)]
     comparison.results[3:] = seeds
-    assert "9.00 ± 0.00 9.00 ± 0.00 70.00% ± 0.00% 70.00% ± 0.00%" in squeezed(str(comparison))
-    assert "± the standard error, or of a mean the standard deviation" in str(comparison)
+    share = "70.00% ± 0.00% (one: ± 1.00%)"
+    assert f"9.00 ± 0.00 9.00 ± 0.00 {share} {share}" in squeezed(str(comparison))
+    assert "± the standard error, of several runs the standard deviation and one's error" in str(comparison)
+
+
+def test_the_error_of_a_mean_accuracy_is_that_of_independent_tasks():
+    """Half of the square root of 0.03^2 + 0.04^2; a task of one question has none."""
+    tasks = {name: {"accuracy": 0.5, "stderr": error} for name, error in (("a", 0.03), ("b", 0.04))}
+    assert Result(0.5, "wanda", "owl", accuracy=tasks).mean_accuracy_error == pytest.approx(0.025)
+    tasks["b"]["stderr"] = None
+    assert Result(0.5, "wanda", "owl", accuracy=tasks).mean_accuracy_error is None
+    assert Result(0.5, "wanda", "owl").mean_accuracy_error is None
 
 
 def test_lambdas_of_every_seed_stand_by_their_step(comparison):
@@ -101,8 +111,8 @@ def test_the_best_of_every_amount_is_bold(comparison):
     comparison.results.insert(3, result(0.7, "wanda", "uniform", 90.0, 90.0, accuracy=0.1))
     comparison.results.append(result(0.5, "ria", "owl", 20.001, 90.0, accuracy=0.2))
     lines = [line for line in squeezed(comparison.to_markdown()).splitlines() if "%" in line]
-    assert "| wanda | uniform | 9.00 | **20.00** | **40.00** | 60.00% ± 1.00% | 60.00% |" in lines[1]
-    assert "| wanda | owl | - | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00%** |" in lines[3]
+    assert "| wanda | uniform | 9.00 | **20.00** | **40.00** | 60.00% ± 1.00% | 60.00% ± 1.00% |" in lines[1]
+    assert "| wanda | owl | - | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00% ± 1.00%** |" in lines[3]
     assert "| ria | owl | - | **20.00** | 90.00 |" in lines[6]
     assert not any("**" in line for line in lines if "dense |" in line or "failed" in line or "70.00%" in line)
 

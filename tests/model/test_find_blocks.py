@@ -29,6 +29,13 @@ def test_patterns_that_match_nothing_raise():
             find_decoder(make_model("llama"), **patterns)
 
 
+def test_a_hostile_pattern_is_soon_searched():
+    """Python's `re` takes hours for each of these."""
+    for pattern in ("([a-z._0-9]+)+#", "^(([a-z._0-9])+.)+[A-Z]"):
+        with pytest.raises(ValueError, match="match no projection"):
+            find_decoder(make_model("llama"), ignore=[pattern])
+
+
 def test_what_is_not_understood_is_named():
     model = make_model("llama")
     model.model.layers[1].mlp.lora = nn.Linear(32, 4)
