@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local text, .csv, "
-    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN)"
+    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN), of text or conversations"
 )
 
 
