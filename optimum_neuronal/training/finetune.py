@@ -1,0 +1,381 @@
+"""`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+)
+
+from ..checkpoint.hub import find_checkpoint
+from ..checkpoint.saving import check_model_directory, check_saveable, save_pretrained, save_pruned
+from ..checkpoint.sparsity_config import read_sparsity_config
+from ..common.device import default_device, time_on, trains_in_bfloat16
+from ..common.notes import get_logger
+from ..common.processes import Processes
+from ..common.progress import announce
+from ..data.calibration import resolve_bos, resolve_seq_length
+from ..data.documents import check_datasets
+from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
+from ..files.records import Records, remove_records, work_directory
+from ..model.find_blocks import find_decoder
+from ..model.load_model import checkpoint_dtype, find_tokenizer, load_model, public_name
+from ..packed.packed_module import packed_modules
+from ..packed.sparsify import densify
+from ..pruning.prepare import identity, versions
+from ..report import PruningReport
+from .chunked_loss import Predictor, mixed_loss
+from .finetune_config import WARMUP, FinetuneConfig
+from .finetune_progress import FinetuneProgress
+from .lora import keep_lora_sparse
+from .packing import TrainingText, pack_text
+from .sparse_trainer import SparseTrainer, check_vocabularies
+from .sparse_weights import NEGLIGIBLE, find_sparse_decoder, find_sparse_weights
+from .training_data import untouched_randomness
+
+
+logger = get_logger(__name__)
+
+EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
+PROBED = 3  # steps that are timed before training for some minutes; the first one is slower and does not count
+STATE = "trainer_state.json"  # which Trainer writes last into a checkpoint
+
+
+def finetune(
+    model: str | Path,
+    output: str | Path,
+    config: FinetuneConfig | None = None,
+    *,
+    teacher: str | Path | None = None,
+    evaluate: Iterable[Any] | Mapping[str, Any] = (),
+    window: int | None = None,
+    format: str = "dense",
+    save_dtype: torch.dtype | None = None,
+    work_dir: str | Path | None = None,
+    overwrite: bool = False,
+    device: torch.device | None = None,
+    **model_kwargs: Any,
+) -> tuple[PreTrainedModel, PruningReport | None]:
+    """Train a saved sparse model, by default toward the predictions of its dense model, and save it. Every zero stays.
+
+    ```python
+    model, report = finetune("llama-50", "llama-50-tuned", FinetuneConfig(minutes=10), evaluate=["wikitext2"])
+    ```
+
+    The weights that measure best on held-out text during the training are kept. An interrupted run goes on from its last
+    checkpoint when it is called again. Under torchrun or `accelerate launch`, the processes share each step.
+
+    Args:
+        model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
+        output (`str` or `Path`): where to save; checked before the work starts.
+        config ([`FinetuneConfig`], *optional*): text, amount and learning rate. None: its defaults.
+        teacher (`str` or `Path`, *optional*):
+            The dense model. None: the one that the sparse model's config names. It is not needed with `kl_weight=0`.
+        evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
+        window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
+        format (`str`): `"dense"` or `"packed"`.
+        save_dtype (`torch.dtype`, *optional*): to save in. None: that of the sparse model's checkpoint.
+        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, beside the output.
+        overwrite (`bool`): True to replace a model in `output` that is not pruned.
+        device (`torch.device`, *optional*): the CPU, or the accelerator. None: the accelerator if there is one.
+        model_kwargs: for `from_pretrained`: `revision`, `trust_remote_code`, `token`, ... The teacher gets them without
+            `revision`.
+
+    Returns:
+        The model in float32, and its report with the training added; None if the sparse model has no report.
+
+    Raises:
+        `ValueError`, `TypeError`: model, teacher, text and config do not fit; the message says what to do.
+        `FileExistsError`: `output` holds another model.
+    """
+    config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
+    check_datasets([config.dataset, *tests.values()])
+    path = check_model_directory(output, overwrite, model)
+    student, tokenizer = _load_student(model, config, format, save_dtype, model_kwargs)
+    dense = _load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
+    with work_directory(work_directory_of(path, work_dir)) as folder:
+        setup = _prepare(student.to(device), dense, tokenizer, config, folder)
+        windows = {
+            name: load_windows(student.config, tokenizer, test, window, add_bos=config.add_bos)
+            for name, test in tests.items()
+        }
+
+        def measure() -> dict[str, float]:
+            return {name: evaluate_perplexity(student, None, ids, batch_size=None) for name, ids in windows.items()}
+
+        before, _ = setup.records.recorded("before", lambda: (measure(), {}))
+        record = _train(setup)
+        after = measure()
+        record["evaluation"] = {
+            name: {"window": ids.shape[1], "bos": begin_with_bos(ids, tokenizer)}
+            | {"before": before[name], "after": after[name]}
+            for name, ids in windows.items()
+        }
+        report = _report_of(model, model_kwargs)
+        if report is not None:
+            report = replace(report, training=[*report.training, record])
+        if setup.processes.rank == 0:
+            dtype = save_dtype or checkpoint_dtype(student)
+            if report is not None:
+                save_pruned(student, path, report, tokenizer, format, dtype=dtype)
+            else:
+                save_pretrained(student, path, format, dtype=dtype)
+                tokenizer.save_pretrained(path)
+            shutil.rmtree(setup.checkpoints, ignore_errors=True)
+            remove_records(folder)
+        setup.processes.from_first(None)  # the others wait
+    return student, report
+
+
+def work_directory_of(output: str | Path, work_dir: str | Path | None = None) -> Path:
+    """Return where a fine-tune keeps its checkpoints: `work_dir`, or a hidden directory beside the output."""
+    path = Path(os.path.abspath(output))
+    return Path(work_dir or path.parent / f".{path.name}.unfinished")
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a fine-tune trains, on what, and where it keeps its checkpoints."""
+
+    student: PreTrainedModel
+    teacher: PreTrainedModel | None
+    config: FinetuneConfig
+    text: TrainingText
+    records: Records
+    checkpoints: Path
+    steps: int
+    micro_batch: int  # sequences in a forward pass of a process
+    accumulated: int  # forward passes of a process in a step
+    bf16: bool
+
+    @property
+    def processes(self) -> Processes:
+        return self.records.processes
+
+
+def _load_student(
+    model: str | Path, config: FinetuneConfig, format: str, dtype: torch.dtype | None, model_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
+    student = load_model(model, dtype=torch.float32, **model_kwargs)
+    tokenizer = find_tokenizer(model, **model_kwargs)
+    if tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer, which training text needs: save one beside the model.")
+    resolve_seq_length(student.config, config.seq_length)
+    if next(packed_modules(student), None) is not None:
+        student = densify(student).requires_grad_(True)
+    check_saveable(student, format, dtype)
+    find_sparse_weights(student)
+    return student, tokenizer
+
+
+def _load_teacher(
+    name: str | Path | None,
+    student: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: FinetuneConfig,
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> PreTrainedModel | None:
+    """Load the dense model that the student learns from, or return None if it learns from the text alone."""
+    if config.kl_weight == 0:
+        return None
+    name = name or (read_sparsity_config(student.config) or {}).get("base_model")
+    if name is None:
+        raise ValueError(
+            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight to 0 to "
+            "learn from the text alone."
+        )
+    options = {key: value for key, value in model_kwargs.items() if key != "revision"}
+    bf16 = trains_in_bfloat16(device) if config.bf16 is None else config.bf16
+    teacher = densify(load_model(name, dtype=torch.bfloat16 if bf16 else torch.float32, **options))
+    projections = find_decoder(teacher).projections.values()
+    zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
+    share = zeros / sum(projection.numel for projection in projections)
+    if share > NEGLIGIBLE:
+        raise ValueError(
+            f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
+            "pruned from."
+        )
+    check_vocabularies(student, teacher)
+    theirs = find_tokenizer(name, **options)
+    if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that it was pruned "
+            "from."
+        )
+    return teacher.to(device)
+
+
+def _prepare(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    config: FinetuneConfig,
+    folder: Path | None,
+) -> _Setup:
+    """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
+    processes, device = Processes.current(), student.device
+    if config.batch_size % processes.count:
+        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
+    each = config.batch_size // processes.count
+    micro_batch = min(each, config.micro_batch or each)
+    if each % micro_batch:
+        raise ValueError(
+            f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
+        )
+    bf16 = trains_in_bfloat16(device) if config.bf16 is None else config.bf16
+    records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
+
+    def time_step() -> tuple[float, dict]:
+        return _seconds_of_step(student, teacher, config, micro_batch, each // micro_batch, bf16), {}
+
+    seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
+    steps = config.count_steps(seconds)
+    bos = resolve_bos(student.config, tokenizer, config.add_bos)
+    vocab_size = student.get_input_embeddings().weight.shape[0]
+    count = steps * config.batch_size
+    text = pack_text(config.dataset, tokenizer, count, config.seq_length, config.seed, vocab_size, bos)
+    decoder, _ = find_sparse_decoder(student)
+    made_from = {**identity(decoder, text.windows), "versions": versions()}
+    before, _ = records.recorded("identity", lambda: (made_from, {}))
+    if before != made_from:
+        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
+        raise ValueError(
+            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
+        )
+    where = Path(processes.from_first(str(folder)))
+    return _Setup(
+        student, teacher, config, text, records, where / "checkpoints", steps, micro_batch, each // micro_batch, bf16
+    )
+
+
+def _seconds_of_step(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    config: FinetuneConfig,
+    micro_batch: int,
+    accumulated: int,
+    bf16: bool,
+) -> float:
+    """Return the seconds of a step of the optimizer, about. No weight is changed."""
+    device, of_student, of_teacher = student.device, Predictor(student), teacher and Predictor(teacher)
+    ids = torch.zeros(micro_batch, config.seq_length, dtype=torch.int64, device=device)
+    student.train()
+    for _ in range(PROBED):
+        start = time_on(device)
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+            loss = mixed_loss(of_student, of_teacher, student, {"input_ids": ids}, ids, config.kl_weight)
+        loss.backward()
+        student.zero_grad()
+        seconds = time_on(device) - start
+    return seconds * accumulated
+
+
+def _train(setup: _Setup) -> dict[str, Any]:
+    """Train the student in place, and return what a report says of it."""
+    config, student, text = setup.config, setup.student, setup.text
+    every, model = max(1, setup.steps // EVALUATIONS), student
+    if config.lora is not None:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear")
+        model = keep_lora_sparse(get_peft_model(student, adapter))
+    arguments = TrainingArguments(
+        setup.checkpoints,
+        max_steps=setup.steps,
+        per_device_train_batch_size=setup.micro_batch,
+        gradient_accumulation_steps=setup.accumulated,
+        learning_rate=config.rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(WARMUP * setup.steps),
+        bf16=setup.bf16,
+        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
+        use_cpu=student.device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        logging_steps=max(1, every // 5),
+        seed=config.seed,
+        report_to="none",
+    )
+    trainer = SparseTrainer(
+        model,
+        arguments,
+        teacher=setup.teacher,
+        kl_weight=config.kl_weight,
+        train_dataset=_examples(text.windows),
+        eval_dataset=_examples(text.held_out),
+        callbacks=[FinetuneProgress(setup.processes.rank == 0)],
+    )
+    if config.gradient_checkpointing:  # the argument of TrainingArguments has another name in later releases
+        student.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if setup.processes.rank == 0:
+        announce(
+            f"fine-tuning for {setup.steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
+            + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
+        )
+    start = time.perf_counter()
+    with untouched_randomness():
+        trainer.train(resume_from_checkpoint=_last_checkpoint(setup.checkpoints))
+    seconds = time.perf_counter() - start
+    if config.gradient_checkpointing:
+        student.gradient_checkpointing_disable()
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
+    if config.lora is not None:
+        model.merge_and_unload()
+    find_sparse_weights(student.eval())  # raises if a zero was lost
+    return {
+        "config": config.to_dict(),
+        "teacher": None if setup.teacher is None else public_name(setup.teacher),
+        "source": text.source,
+        "sha256": text.sha256,
+        "steps": setup.steps,
+        "tokens": setup.steps * config.batch_size * config.seq_length,
+        "learning_rate": config.rate,
+        "bf16": setup.bf16,
+        "device": student.device.type,
+        "processes": setup.processes.count,
+        "best_step": trainer.state.best_global_step,
+        "seconds": seconds,
+        "versions": versions(),
+    }
+
+
+def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    return [{"input_ids": window, "labels": window} for window in windows]
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """Return the last checkpoint that was written completely, or None. Those that were not are removed."""
+    whole: list[tuple[int, Path]] = []
+    for path in folder.glob("checkpoint-*"):
+        if (path / STATE).exists():
+            whole.append((int(path.name.rpartition("-")[2]), path))
+        else:
+            shutil.rmtree(path)
+    return str(max(whole)[1]) if whole else None
+
+
+def _report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
+    where = {key: model_kwargs[key] for key in ("revision", "token", "cache_dir") if key in model_kwargs}
+    report = PruningReport.load(find_checkpoint(model, whole=True, **where))
+    if report is None:
+        logger.warning(f"{model} has no neuronal_report.json, so the result has no report and no model card.")
+    return report
