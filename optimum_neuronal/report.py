@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .common.display import format_table
+from .common.display import format_duration, format_table
 from .files.atomic import write_atomically
 
 
@@ -119,7 +119,7 @@ class PruningReport:
             tokens = f", windows of {window_text(values)} tokens" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
         for record in self.training:
-            yield ["fine-tuned", training_text(record)]
+            yield ["fine-tuned", f"{training_text(record)}, {format_duration(record['seconds'])}"]
             for dataset, values in record["evaluation"].items():
                 yield [
                     f"perplexity, {dataset}, windows of {window_text(values)} tokens",

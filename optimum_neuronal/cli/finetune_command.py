@@ -95,7 +95,14 @@ class FinetuneCommand(Command):
                 return
             if report is not None:
                 write(f"\n{report}")
-            write(f"\nSaved to {args.output}. Load it with:\n    {loading_code(model, args.output)}")
+            write(f"\nSaved to {args.output}. Load it with:")
+            if args.format == "packed":
+                write("    import optimum_neuronal  # to load the packed format")
+            write(f"    {loading_code(model, args.output)}")
+            if args.push_to_hub and report is None:
+                raise ValueError(
+                    f"{args.model} has no report, so the result has no model card: push {args.output} yourself."
+                )
             if args.push_to_hub:
                 tokenizer = find_tokenizer(args.output)
                 how = {"format": args.format, "private": args.private, "overwrite": args.overwrite}

@@ -13,7 +13,7 @@ from torch.nn.functional import linear, log_softmax
 from .sparse_weights import is_spread, unwrap
 
 
-CHUNK_BYTES = 2**26  # of float32 logits at a time
+CHUNK_BYTES = 2**27  # of float32 logits at a time
 ROUNDING = 0.02  # relative difference of equal logits, in bfloat16
 LABELS_TO_IGNORE = -100
 

@@ -17,6 +17,7 @@ from transformers import (
     ProgressCallback,
     TrainingArguments,
 )
+from transformers.utils import is_accelerate_available, is_peft_available
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.saving import check_model_directory, check_saveable, save_pretrained, save_pruned
@@ -30,7 +31,7 @@ from ..data.documents import check_datasets
 from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
 from ..files.records import Records, remove_records, work_directory
 from ..model.find_blocks import find_decoder
-from ..model.load_model import checkpoint_dtype, find_tokenizer, load_model, public_name
+from ..model.load_model import checkpoint_dtype, find_tokenizer, load_model, public_name, without_folders
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity, versions
@@ -58,6 +59,7 @@ def finetune(
     config: FinetuneConfig | None = None,
     *,
     teacher: str | Path | None = None,
+    dataset: Any = None,
     evaluate: Iterable[Any] | Mapping[str, Any] = (),
     window: int | None = None,
     format: str = "dense",
@@ -82,6 +84,7 @@ def finetune(
         config ([`FinetuneConfig`], *optional*): text, amount and learning rate. None: its defaults.
         teacher (`str` or `Path`, *optional*):
             The dense model. None: the one that the sparse model's config names. It is not needed with `kl_weight=0`.
+        dataset (*optional*): text in memory instead of the config's: a list of strings or conversations, a `datasets.Dataset`.
         evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         format (`str`): `"dense"` or `"packed"`.
@@ -100,12 +103,14 @@ def finetune(
         `FileExistsError`: `output` holds another model.
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
-    check_datasets([config.dataset, *tests.values()])
+    dataset = config.dataset if dataset is None else dataset
+    check_datasets([dataset, *tests.values()])
+    _check_extras(config)
     path = check_model_directory(output, overwrite, model)
     student, tokenizer = _load_student(model, config, format, save_dtype, model_kwargs)
     dense = _load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_directory_of(path, work_dir)) as folder:
-        setup = _prepare(student.to(device), dense, tokenizer, config, folder)
+        setup = _prepare(student.to(device), dense, tokenizer, config, dataset, folder)
         windows = {
             name: load_windows(student.config, tokenizer, test, window, add_bos=config.add_bos)
             for name, test in tests.items()
@@ -162,6 +167,16 @@ class _Setup:
     @property
     def processes(self) -> Processes:
         return self.records.processes
+
+
+def _check_extras(config: FinetuneConfig) -> None:
+    """Raise `ImportError` if a package is missing that the training needs."""
+    missing = [] if is_accelerate_available() else ["train"]
+    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
+    if missing:
+        raise ImportError(
+            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
+        )
 
 
 def _load_student(
@@ -223,6 +238,7 @@ def _prepare(
     teacher: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     config: FinetuneConfig,
+    dataset: Any,
     folder: Path | None,
 ) -> _Setup:
     """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
@@ -246,7 +262,7 @@ def _prepare(
     bos = resolve_bos(student.config, tokenizer, config.add_bos)
     vocab_size = student.get_input_embeddings().weight.shape[0]
     count = steps * config.batch_size
-    text = pack_text(config.dataset, tokenizer, count, config.seq_length, config.seed, vocab_size, bos)
+    text = pack_text(dataset, tokenizer, count, config.seq_length, config.seed, vocab_size, bos)
     decoder, _ = find_sparse_decoder(student)
     made_from = {**identity(decoder, text.windows), "versions": versions()}
     before, _ = records.recorded("identity", lambda: (made_from, {}))
@@ -322,8 +338,8 @@ def _train(setup: _Setup) -> dict[str, Any]:
         eval_dataset=_examples(text.held_out),
         callbacks=[FinetuneProgress(setup.processes.rank == 0)],
     )
-    if config.gradient_checkpointing:  # the argument of TrainingArguments has another name in later releases
-        student.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.gradient_checkpointing:
+        _checkpointing(student, "enable", {"use_reentrant": False})
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if setup.processes.rank == 0:
@@ -336,13 +352,13 @@ def _train(setup: _Setup) -> dict[str, Any]:
         trainer.train(resume_from_checkpoint=_last_checkpoint(setup.checkpoints))
     seconds = time.perf_counter() - start
     if config.gradient_checkpointing:
-        student.gradient_checkpointing_disable()
+        _checkpointing(student, "disable")
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
         model.merge_and_unload()
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
-        "config": config.to_dict(),
+        "config": {**config.to_dict(), "dataset": without_folders(config.dataset)},
         "teacher": None if setup.teacher is None else public_name(setup.teacher),
         "source": text.source,
         "sha256": text.sha256,
@@ -356,6 +372,12 @@ def _train(setup: _Setup) -> dict[str, Any]:
         "seconds": seconds,
         "versions": versions(),
     }
+
+
+def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:
+    """Call a method of a model that has another name since transformers 5.23."""
+    names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"
+    getattr(model, next(name for name in names if hasattr(model, name)))(*options)
 
 
 def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:

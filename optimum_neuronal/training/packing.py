@@ -2,14 +2,13 @@
 
 import hashlib
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import torch
 
 from ..common.notes import get_logger
 from ..data.calibration import check_vocabulary, text_tokenizer, tokenize, with_bos
-from ..data.documents import load_documents
+from ..data.documents import iterate_documents
 
 
 logger = get_logger(__name__)
@@ -36,28 +35,22 @@ def pack_text(
 ) -> TrainingText:
     """Return up to `count` sequences to train on, and some to measure on.
 
-    The documents come in an order that the seed decides, each with the tokenizer's end-of-text token behind it, and are cut
-    without overlap. The first sequences are held out: 16, or a tenth if the dataset holds less than 160. With `bos`, see
+    The documents, or conversations rendered by the chat template, come in an order that the seed decides, each document with
+    the tokenizer's end-of-text token behind it. They are cut without overlap. The first sequences are held out: 16, or a tenth if the dataset holds less than 160. With `bos`, see
     [`resolve_bos`], every sequence is this token and a window that is one token shorter.
     """
-    documents = load_documents(dataset)
+    stream, ids = iterate_documents(dataset, seed, tokenizer), []
     length, end = seq_length - (bos is not None), getattr(text_tokenizer(tokenizer), "eos_token_id", None)
-    needed, ids = (HELD_OUT + count) * length, []
-    texts = (
-        [documents.join()]
-        if documents.joined
-        else (documents[i] for i in Random(seed).sample(range(len(documents)), len(documents)))
-    )
-    for text in texts:
-        ids += tokenize(text, tokenizer, bos)
-        if end is not None and ids[-1:] != [end]:
+    for text in stream.texts:
+        ids += tokenize(text, tokenizer, bos, stream.rendered)
+        if end is not None and not stream.rendered:  # a chat template ends the turns itself
             ids.append(end)
-        if len(ids) >= needed:
+        if len(ids) >= (HELD_OUT + count) * length:
             break
     found = len(ids) // length
     if found < 2:
         raise ValueError(
-            f"The dataset ({documents.source}) holds {len(ids)} tokens: expected at least two sequences of {seq_length}. Give "
+            f"The dataset ({stream.source}) holds {len(ids)} tokens: expected at least two sequences of {seq_length}. Give "
             "more text, or lower seq_length."
         )
     windows = with_bos(torch.tensor(ids[: min(found, HELD_OUT + count) * length]).view(-1, length), bos)
@@ -65,7 +58,7 @@ def pack_text(
     held_out = min(HELD_OUT, max(1, found // 10))
     if found - held_out < count:
         logger.warning(
-            f"The dataset ({documents.source}) holds {found - held_out} sequences of {seq_length} tokens to train on, and "
+            f"The dataset ({stream.source}) holds {found - held_out} sequences of {seq_length} tokens to train on, and "
             f"{count} are asked for: they are repeated."
         )
-    return TrainingText(windows[held_out : held_out + count], windows[:held_out], documents.source)
+    return TrainingText(windows[held_out : held_out + count], windows[:held_out], stream.source)
