@@ -9,7 +9,8 @@ import torch
 from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
 from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
-from ..training.finetune import finetune, work_directory_of
+from ..report import REPORT_NAME
+from ..training.finetune import finetune, report_of, work_directory_of
 from ..training.finetune_config import PRESETS, FinetuneConfig
 from . import flags
 from .command import Command, write
@@ -75,6 +76,8 @@ class FinetuneCommand(Command):
         options = {name: value for name, value in flags.load_options(args).items() if name != "dtype"}
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
+            if report_of(args.model, options) is None:
+                raise ValueError(f"{args.model} has no {REPORT_NAME}, which --push-to-hub needs for the model card.")
         dtype = getattr(torch, args.save_dtype) if args.save_dtype else None
         with process_group() as processes:
             model, report = finetune(
@@ -99,10 +102,6 @@ class FinetuneCommand(Command):
             if args.format == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model, args.output)}")
-            if args.push_to_hub and report is None:
-                raise ValueError(
-                    f"{args.model} has no report, so the result has no model card: push {args.output} yourself."
-                )
             if args.push_to_hub:
                 tokenizer = find_tokenizer(args.output)
                 how = {"format": args.format, "private": args.private, "overwrite": args.overwrite}

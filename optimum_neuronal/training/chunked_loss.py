@@ -27,7 +27,7 @@ class Predictor:
 
     def __init__(self, model: nn.Module):
         self.model = unwrap(model)
-        self._in_chunks: bool | None = None  # None: not known yet
+        self.in_chunks: bool | None = None  # None: not known yet
 
     def predict(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Run the model, or its wrapper for several processes, on a batch of shape (N, L).
@@ -36,9 +36,9 @@ class Predictor:
         """
         decoder = self.model.get_decoder()
         decoder = self.model.base_model if decoder is self.model else decoder
-        if self._in_chunks is None and not self._is_simple(decoder):
-            self._in_chunks = False
-        if self._in_chunks is False:
+        if self.in_chunks is None and not self._is_simple(decoder):
+            self.in_chunks = False
+        if self.in_chunks is False:
             return model(**inputs, use_cache=False).logits, False
         kept: list[torch.Tensor] = []
         hook = decoder.register_forward_hook(lambda _module, _inputs, output: kept.append(output[0]))
@@ -47,12 +47,12 @@ class Predictor:
         finally:
             hook.remove()
         (hidden,) = kept
-        if self._in_chunks is None:
+        if self.in_chunks is None:
             with torch.no_grad():
                 error = (self.logits(hidden[:, -1]) - last.float()).abs().max() / last.abs().max()
             # Some decoders drop all hidden states but the last, too.
-            self._in_chunks = hidden.shape[1] == inputs["input_ids"].shape[1] and bool(error < ROUNDING)
-        return (hidden, True) if self._in_chunks else self.predict(model, inputs)
+            self.in_chunks = hidden.shape[1] == inputs["input_ids"].shape[1] and bool(error < ROUNDING)
+        return (hidden, True) if self.in_chunks else self.predict(model, inputs)
 
     def _is_simple(self, decoder: nn.Module) -> bool:
         simple = type(self.head) is nn.Linear and not is_spread(self.head.weight) and decoder is not self.model

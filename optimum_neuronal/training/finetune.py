@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..model.load_model import checkpoint_dtype, find_tokenizer, load_model, pub
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity, versions
-from ..report import PruningReport
+from ..report import REPORT_NAME, PruningReport
 from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import WARMUP, FinetuneConfig
 from .finetune_progress import FinetuneProgress
@@ -106,7 +107,9 @@ def finetune(
     dataset = config.dataset if dataset is None else dataset
     check_datasets([dataset, *tests.values()])
     _check_extras(config)
-    path = check_model_directory(output, overwrite, model)
+    path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
+    if report is None:
+        logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     student, tokenizer = _load_student(model, config, format, save_dtype, model_kwargs)
     dense = _load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_directory_of(path, work_dir)) as folder:
@@ -127,7 +130,6 @@ def finetune(
             | {"before": before[name], "after": after[name]}
             for name, ids in windows.items()
         }
-        report = _report_of(model, model_kwargs)
         if report is not None:
             report = replace(report, training=[*report.training, record])
         if setup.processes.rank == 0:
@@ -252,6 +254,16 @@ def _prepare(
             f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
         )
     bf16 = trains_in_bfloat16(device) if config.bf16 is None else config.bf16
+    draw = partial(
+        pack_text,
+        dataset,
+        tokenizer,
+        seq_length=config.seq_length,
+        seed=config.seed,
+        vocab_size=student.get_input_embeddings().weight.shape[0],
+        bos=resolve_bos(student.config, tokenizer, config.add_bos),
+    )
+    draw(1)  # raises for data that cannot be used before anything is recorded
     records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
@@ -259,10 +271,7 @@ def _prepare(
 
     seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
     steps = config.count_steps(seconds)
-    bos = resolve_bos(student.config, tokenizer, config.add_bos)
-    vocab_size = student.get_input_embeddings().weight.shape[0]
-    count = steps * config.batch_size
-    text = pack_text(dataset, tokenizer, count, config.seq_length, config.seed, vocab_size, bos)
+    text = draw(steps * config.batch_size)
     decoder, _ = find_sparse_decoder(student)
     made_from = {**identity(decoder, text.windows), "versions": versions()}
     before, _ = records.recorded("identity", lambda: (made_from, {}))
@@ -395,9 +404,7 @@ def _last_checkpoint(folder: Path) -> str | None:
     return str(max(whole)[1]) if whole else None
 
 
-def _report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
+def report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
+    """Return the report that was saved with a model, or None."""
     where = {key: model_kwargs[key] for key in ("revision", "token", "cache_dir") if key in model_kwargs}
-    report = PruningReport.load(find_checkpoint(model, whole=True, **where))
-    if report is None:
-        logger.warning(f"{model} has no neuronal_report.json, so the result has no report and no model card.")
-    return report
+    return PruningReport.load(find_checkpoint(model, whole=True, **where))

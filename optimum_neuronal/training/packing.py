@@ -31,7 +31,14 @@ class TrainingText:
 
 
 def pack_text(
-    dataset: Any, tokenizer: Any, count: int, seq_length: int, seed: int, vocab_size: int, bos: int | None = None
+    dataset: Any,
+    tokenizer: Any,
+    count: int,
+    *,
+    seq_length: int,
+    seed: int,
+    vocab_size: int,
+    bos: int | None = None,
 ) -> TrainingText:
     """Return up to `count` sequences to train on, and some to measure on.
 
