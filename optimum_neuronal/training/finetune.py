@@ -3,54 +3,40 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    TrainingArguments,
-)
-from transformers.utils import is_accelerate_available, is_peft_available
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.saving import check_model_directory, check_saveable, save_pretrained, save_pruned
-from ..checkpoint.sparsity_config import read_sparsity_config
-from ..common.device import default_device, time_on, trains_in_bfloat16
+from ..checkpoint.saving import check_model_directory, save_pretrained, save_pruned
+from ..common.device import default_device
+from ..common.display import format_bytes
 from ..common.notes import get_logger
-from ..common.processes import Processes
 from ..common.progress import announce
-from ..data.calibration import resolve_bos, resolve_seq_length
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
-from ..files.records import Records, remove_records, work_directory
-from ..model.find_blocks import find_decoder
-from ..model.load_model import checkpoint_dtype, find_tokenizer, load_model, public_name, without_folders
-from ..packed.packed_module import packed_modules
-from ..packed.sparsify import densify
-from ..pruning.prepare import identity, versions
+from ..files.records import remove_records, work_directory
+from ..model.load_model import checkpoint_dtype, public_name, without_folders
+from ..pruning.prepare import versions
 from ..report import REPORT_NAME, PruningReport
-from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import WARMUP, FinetuneConfig
 from .finetune_progress import FinetuneProgress
+from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
-from .packing import TrainingText, pack_text
-from .sparse_trainer import SparseTrainer, check_vocabularies
-from .sparse_weights import NEGLIGIBLE, find_sparse_decoder, find_sparse_weights
+from .sparse_trainer import SparseTrainer
+from .sparse_weights import find_sparse_weights
 from .training_data import untouched_randomness
 
 
 logger = get_logger(__name__)
 
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
-PROBED = 3  # steps that are timed before training for some minutes; the first one is slower and does not count
 STATE = "trainer_state.json"  # which Trainer writes last into a checkpoint
 
 
@@ -106,14 +92,14 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     dataset = config.dataset if dataset is None else dataset
     check_datasets([dataset, *tests.values()])
-    _check_extras(config)
+    check_extras(config)
     path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
     if report is None:
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
-    student, tokenizer = _load_student(model, config, format, save_dtype, model_kwargs)
-    dense = _load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
+    student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
+    dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_directory_of(path, work_dir)) as folder:
-        setup = _prepare(student.to(device), dense, tokenizer, config, dataset, folder)
+        setup = prepare_training(student.to(device), dense, tokenizer, config, dataset, folder)
         windows = {
             name: load_windows(student.config, tokenizer, test, window, add_bos=config.add_bos)
             for name, test in tests.items()
@@ -151,164 +137,7 @@ def work_directory_of(output: str | Path, work_dir: str | Path | None = None) ->
     return Path(work_dir or path.parent / f".{path.name}.unfinished")
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """What a fine-tune trains, on what, and where it keeps its checkpoints."""
-
-    student: PreTrainedModel
-    teacher: PreTrainedModel | None
-    config: FinetuneConfig
-    text: TrainingText
-    records: Records
-    checkpoints: Path
-    steps: int
-    micro_batch: int  # sequences in a forward pass of a process
-    accumulated: int  # forward passes of a process in a step
-    bf16: bool
-
-    @property
-    def processes(self) -> Processes:
-        return self.records.processes
-
-
-def _check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package is missing that the training needs."""
-    missing = [] if is_accelerate_available() else ["train"]
-    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
-    if missing:
-        raise ImportError(
-            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
-        )
-
-
-def _load_student(
-    model: str | Path, config: FinetuneConfig, format: str, dtype: torch.dtype | None, model_kwargs: Mapping[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
-    student = load_model(model, dtype=torch.float32, **model_kwargs)
-    tokenizer = find_tokenizer(model, **model_kwargs)
-    if tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, which training text needs: save one beside the model.")
-    resolve_seq_length(student.config, config.seq_length)
-    if next(packed_modules(student), None) is not None:
-        student = densify(student).requires_grad_(True)
-    check_saveable(student, format, dtype)
-    find_sparse_weights(student)
-    return student, tokenizer
-
-
-def _load_teacher(
-    name: str | Path | None,
-    student: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    config: FinetuneConfig,
-    device: torch.device,
-    model_kwargs: Mapping[str, Any],
-) -> PreTrainedModel | None:
-    """Load the dense model that the student learns from, or return None if it learns from the text alone."""
-    if config.kl_weight == 0:
-        return None
-    name = name or (read_sparsity_config(student.config) or {}).get("base_model")
-    if name is None:
-        raise ValueError(
-            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight to 0 to "
-            "learn from the text alone."
-        )
-    options = {key: value for key, value in model_kwargs.items() if key != "revision"}
-    bf16 = trains_in_bfloat16(device) if config.bf16 is None else config.bf16
-    teacher = densify(load_model(name, dtype=torch.bfloat16 if bf16 else torch.float32, **options))
-    projections = find_decoder(teacher).projections.values()
-    zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
-    share = zeros / sum(projection.numel for projection in projections)
-    if share > NEGLIGIBLE:
-        raise ValueError(
-            f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
-            "pruned from."
-        )
-    check_vocabularies(student, teacher)
-    theirs = find_tokenizer(name, **options)
-    if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that it was pruned "
-            "from."
-        )
-    return teacher.to(device)
-
-
-def _prepare(
-    student: PreTrainedModel,
-    teacher: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase,
-    config: FinetuneConfig,
-    dataset: Any,
-    folder: Path | None,
-) -> _Setup:
-    """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
-    processes, device = Processes.current(), student.device
-    if config.batch_size % processes.count:
-        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
-    each = config.batch_size // processes.count
-    micro_batch = min(each, config.micro_batch or each)
-    if each % micro_batch:
-        raise ValueError(
-            f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
-        )
-    bf16 = trains_in_bfloat16(device) if config.bf16 is None else config.bf16
-    draw = partial(
-        pack_text,
-        dataset,
-        tokenizer,
-        seq_length=config.seq_length,
-        seed=config.seed,
-        vocab_size=student.get_input_embeddings().weight.shape[0],
-        bos=resolve_bos(student.config, tokenizer, config.add_bos),
-    )
-    draw(1)  # raises for data that cannot be used before anything is recorded
-    records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
-
-    def time_step() -> tuple[float, dict]:
-        return _seconds_of_step(student, teacher, config, micro_batch, each // micro_batch, bf16), {}
-
-    seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
-    steps = config.count_steps(seconds)
-    text = draw(steps * config.batch_size)
-    decoder, _ = find_sparse_decoder(student)
-    made_from = {**identity(decoder, text.windows), "versions": versions()}
-    before, _ = records.recorded("identity", lambda: (made_from, {}))
-    if before != made_from:
-        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
-        raise ValueError(
-            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
-        )
-    where = Path(processes.from_first(str(folder)))
-    return _Setup(
-        student, teacher, config, text, records, where / "checkpoints", steps, micro_batch, each // micro_batch, bf16
-    )
-
-
-def _seconds_of_step(
-    student: PreTrainedModel,
-    teacher: PreTrainedModel | None,
-    config: FinetuneConfig,
-    micro_batch: int,
-    accumulated: int,
-    bf16: bool,
-) -> float:
-    """Return the seconds of a step of the optimizer, about. No weight is changed."""
-    device, of_student, of_teacher = student.device, Predictor(student), teacher and Predictor(teacher)
-    ids = torch.zeros(micro_batch, config.seq_length, dtype=torch.int64, device=device)
-    student.train()
-    for _ in range(PROBED):
-        start = time_on(device)
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
-            loss = mixed_loss(of_student, of_teacher, student, {"input_ids": ids}, ids, config.kl_weight)
-        loss.backward()
-        student.zero_grad()
-        seconds = time_on(device) - start
-    return seconds * accumulated
-
-
-def _train(setup: _Setup) -> dict[str, Any]:
+def _train(setup: Setup) -> dict[str, Any]:
     """Train the student in place, and return what a report says of it."""
     config, student, text = setup.config, setup.student, setup.text
     every, model = max(1, setup.steps // EVALUATIONS), student
@@ -325,7 +154,7 @@ def _train(setup: _Setup) -> dict[str, Any]:
         learning_rate=config.rate,
         lr_scheduler_type="cosine",
         warmup_steps=round(WARMUP * setup.steps),
-        bf16=setup.bf16,
+        bf16=config.multiplies_bfloat16(student.device),
         use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
         use_cpu=student.device.type == "cpu",
         eval_strategy="steps",
@@ -357,7 +186,7 @@ def _train(setup: _Setup) -> dict[str, Any]:
             + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
         )
     start = time.perf_counter()
-    with untouched_randomness():
+    with untouched_randomness(), _room_for_checkpoints(setup.checkpoints, student):
         trainer.train(resume_from_checkpoint=_last_checkpoint(setup.checkpoints))
     seconds = time.perf_counter() - start
     if config.gradient_checkpointing:
@@ -374,7 +203,7 @@ def _train(setup: _Setup) -> dict[str, Any]:
         "steps": setup.steps,
         "tokens": setup.steps * config.batch_size * config.seq_length,
         "learning_rate": config.rate,
-        "bf16": setup.bf16,
+        "bf16": config.multiplies_bfloat16(student.device),
         "device": student.device.type,
         "processes": setup.processes.count,
         "best_step": trainer.state.best_global_step,
@@ -391,6 +220,21 @@ def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:
 
 def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": window, "labels": window} for window in windows]
+
+
+@contextmanager
+def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None]:
+    """Explain the errors of a full disk, of which torch and safetensors each have their own."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        free, needed = shutil.disk_usage(folder.parent).free, 3 * model.get_memory_footprint()
+        if free > needed:
+            raise
+        raise OSError(
+            f"A checkpoint could not be written to {folder}: the disk has {format_bytes(free)} left, and one needs about "
+            f"{format_bytes(needed)}. Free some, and run the same again: it resumes from its last checkpoint. ({error})"
+        ) from error
 
 
 def _last_checkpoint(folder: Path) -> str | None:

@@ -4,6 +4,9 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
+from ..common.device import trains_in_bfloat16
 from ..common.validation import check_field
 from ..config.config_fields import DATASETS, config_field
 
@@ -71,6 +74,10 @@ class FinetuneConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-serializable."""
         return asdict(self)
+
+    def multiplies_bfloat16(self, device: torch.device) -> bool:
+        """Return True if matrices are multiplied in bfloat16 on a device."""
+        return trains_in_bfloat16(device) if self.bf16 is None else self.bf16
 
     @property
     def rate(self) -> float:

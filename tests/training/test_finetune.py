@@ -19,6 +19,7 @@ from optimum_neuronal import (
     inspect_checkpoint,
 )
 from optimum_neuronal.training import finetune as module
+from optimum_neuronal.training import finetune_setup
 from optimum_neuronal.training.sparse_weights import DenseModelError
 
 
@@ -144,14 +145,14 @@ class TestAmount:
 
     def test_minutes(self, folders, monkeypatch):
         """A step of half a second fits 12 times into 6 seconds."""
-        monkeypatch.setattr(module, "_seconds_of_step", lambda *_: 0.5)
+        monkeypatch.setattr(finetune_setup, "seconds_of_pass", lambda *_: 0.5)
         _, report = tuned(folders, steps=None, minutes=0.1)
         assert report.training[0]["steps"] == 12
 
     def test_timing_changes_no_weight(self, folders):
         student = AutoModelForCausalLM.from_pretrained(folders / "sparse")
         before = {name: value.clone() for name, value in student.state_dict().items()}
-        seconds = module._seconds_of_step(student, None, FinetuneConfig(seq_length=16), 2, 3, False)
+        seconds = finetune_setup.seconds_of_pass(student, None, FinetuneConfig(seq_length=16), 2)
         assert seconds > 0 and all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
         assert all(parameter.grad is None for parameter in student.parameters())
 
@@ -186,6 +187,24 @@ class TestResuming:
         theirs = resumed.state_dict()
         assert all(torch.equal(value, theirs[name]) for name, value in whole.state_dict().items())
         assert not work.exists()
+
+    def test_a_full_disk_is_named(self, folders, monkeypatch):
+        """The next run goes on; torch itself speaks of a failed write."""
+
+        def fails(*_, **__):
+            raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+        class Usage:
+            free = 1000
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module.SparseTrainer, "_save_checkpoint", fails)
+            with pytest.raises(RuntimeError, match="^PytorchStreamWriter"):
+                tuned(folders)  # there is room, so it was something else
+            patch.setattr(module.shutil, "disk_usage", lambda _: Usage)
+            with pytest.raises(OSError, match="the disk has 1.00 kB left, and one needs about .* it resumes"):
+                tuned(folders)
+        assert tuned(folders)[1].training[0]["steps"] == 10
 
     def test_other_settings_are_refused(self, folders, monkeypatch):
         def interrupted(self, *_, **__):
@@ -261,7 +280,7 @@ class TestRefused:
             tuned(folders, micro_batch=3)
 
     def test_missing_packages(self, folders, monkeypatch):
-        monkeypatch.setattr(module, "is_accelerate_available", lambda: False)
+        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
         with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
             tuned(folders)
 
