@@ -68,6 +68,8 @@ def _message_of(message: Any, name: str) -> dict[str, Any]:
     found = dict(message) if isinstance(message, Mapping) else {}
     if found.get("from") is not None:  # ShareGPT
         found = {"role": ROLES.get(str(found["from"]), found["from"]), "content": found.get("value")}
+    if found.get("tool_calls"):
+        found["content"] = found.get("content") or ""
     content = found.get("content")
     if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         found["content"] = content = "".join(part.get("text") or "" for part in content)

@@ -187,3 +187,9 @@ def test_training_text(chat_tokenizer):
         ValueError, match="Message 0 of document 1 .* expected a role and content"
     ):  # before the first text
         iterate_documents([CHAT[0], [{"role": "user"}]], 0, chat_tokenizer)
+
+
+def test_a_message_that_calls_tools_may_have_no_text(chat_tokenizer):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    chat = [CHAT[0][0], call, {"role": "tool", "content": "w40"}]
+    assert list(load_documents([chat], "test", chat_tokenizer)) == ["w9 w1 w20 w21 w2  w3 w40 "]
