@@ -1,7 +1,5 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +18,10 @@ from .common.processes import Processes
 from .common.progress import announce
 from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
-from .evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
+from .evaluation.perplexity import name_test_sets
+from .evaluation.test_sets import TestSets
 from .files.directories import check_writable
-from .files.records import Finding, remove_records, work_directory
+from .files.records import remove_records, work_directory
 from .model.load_model import (
     TOKENIZER_KWARGS,
     check_unquantized,
@@ -161,39 +160,19 @@ class NeuronALPruner(OptimumQuantizer):
         check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
-            windows = {
-                name: load_windows(model.config, context.tokenizer, test, window, add_bos=self.config.add_bos)
-                for name, test in tests.items()
-            }
+            sets = TestSets.load(tests, model, context.tokenizer, window, self.config.add_bos)
             held_out = None if context.calibration is None else context.calibration.held_out
-            if not windows and held_out is not None and model.can_generate():
-                windows = {CALIBRATION_TEST: held_out}
-            evaluation: dict[str, dict[str, float]] = {
-                name: {"window": ids.shape[1], "bos": begin_with_bos(ids, context.tokenizer)}
-                for name, ids in windows.items()
-            }
-
-            def measure(when: str) -> None:
-                for name, ids in windows.items():
-                    evaluation[name][when] = evaluate_perplexity(model, None, ids, batch_size=batch_size)
-                    context.clock.lap("evaluation")
-
-            def measure_dense() -> Finding:
-                measure("dense")
-                return {name: measured["dense"] for name, measured in evaluation.items()}, {}
-
-            if windows:
-                dense, _ = context.records.recorded(f"dense-{_digest(windows)}", measure_dense)
-                for name, value in dense.items():
-                    evaluation[name]["dense"] = value
-                    if context.records.processes.rank == 0:
-                        announce(f"perplexity of the dense model, {name}: {value:.2f}")
-            report = prune_model(context)
+            if not sets.windows and held_out is not None and model.can_generate():
+                sets = TestSets({CALIBRATION_TEST: held_out})
+            dense = self._measure_dense(context, sets, batch_size)
+            report, pruned = prune_model(context), {}
             self._remember(context, report)
             try:
-                measure("pruned")
+                pruned = sets.measure(model, batch_size)
             except ValueError as error:  # the pruned model is saved all the same
                 logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+            context.clock.lap("evaluation")
+            evaluation = sets.report(context.tokenizer, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
             self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model), overwrite)
             remove_records(folder)
@@ -249,6 +228,19 @@ class NeuronALPruner(OptimumQuantizer):
     def _prepare(self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any) -> PruneContext:
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
+
+    def _measure_dense(self, context: PruneContext, tests: TestSets, batch_size: int | None) -> dict[str, float]:
+        """Return the perplexities of the model before it is pruned, recorded for a prune that resumes."""
+        if not tests.windows:
+            return {}
+        dense, _ = context.records.recorded(
+            f"dense-{tests.digest}", lambda: (tests.measure(context.model, batch_size), {})
+        )
+        context.clock.lap("evaluation")
+        if context.records.processes.rank == 0:
+            for name, value in dense.items():
+                announce(f"perplexity of the dense model, {name}: {value:.2f}")
+        return dense
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Note what has been pruned, so that `save` can check that it is given the same model."""
@@ -310,11 +302,3 @@ class NeuronALPruner(OptimumQuantizer):
                 "it before you prune another model, or use model.save_pretrained(directory)."
             )
         return self.report
-
-
-def _digest(windows: Mapping[str, torch.Tensor]) -> str:
-    """Return a name for the results on these test windows."""
-    digest = hashlib.sha256(json.dumps([[name, list(ids.shape)] for name, ids in windows.items()]).encode())
-    for ids in windows.values():
-        digest.update(ids.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]

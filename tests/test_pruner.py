@@ -14,7 +14,7 @@ from trial_helpers import same_state, state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal import pruner as pruner_module
-from optimum_neuronal.evaluation import perplexity
+from optimum_neuronal.evaluation import perplexity, test_sets
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.saliency import SALIENCIES
@@ -130,10 +130,8 @@ class TestQuantize:
     def test_a_resumed_prune_does_not_measure_the_dense_model_again(self, tmp_path, ids, monkeypatch, capfd):
         make_model("llama").save_pretrained(tmp_path / "dense")
         given = {"dataset": ids, "work_dir": tmp_path / "work"}
-        measured, measure = [], pruner_module.evaluate_perplexity
-        monkeypatch.setattr(
-            pruner_module, "evaluate_perplexity", lambda *a, **k: measured.append(a) or measure(*a, **k)
-        )
+        measured, measure = [], test_sets.evaluate_perplexity
+        monkeypatch.setattr(test_sets, "evaluate_perplexity", lambda *a, **k: measured.append(a) or measure(*a, **k))
 
         def run(evaluate):
             pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
@@ -168,7 +166,7 @@ class TestQuantize:
             sizes.append(batch_size)
             return perplexity.evaluate_perplexity(*args)
 
-        monkeypatch.setattr(pruner_module, "evaluate_perplexity", measured)
+        monkeypatch.setattr(test_sets, "evaluate_perplexity", measured)
         files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
         pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files, batch_size=3)
         assert len(read) == 2, "each once, for both measurements"

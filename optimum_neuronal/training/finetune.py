@@ -20,7 +20,8 @@ from ..common.display import format_bytes
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..data.documents import check_datasets
-from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
+from ..evaluation.perplexity import name_test_sets
+from ..evaluation.test_sets import TestSets
 from ..files.records import remove_records, work_directory
 from ..model.load_model import checkpoint_dtype, public_name, without_folders
 from ..pruning.prepare import versions
@@ -100,22 +101,10 @@ def finetune(
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_directory_of(path, work_dir)) as folder:
         setup = prepare_training(student.to(device), dense, tokenizer, config, dataset, folder)
-        windows = {
-            name: load_windows(student.config, tokenizer, test, window, add_bos=config.add_bos)
-            for name, test in tests.items()
-        }
-
-        def measure() -> dict[str, float]:
-            return {name: evaluate_perplexity(student, None, ids, batch_size=None) for name, ids in windows.items()}
-
-        before, _ = setup.records.recorded("before", lambda: (measure(), {}))
+        sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
+        before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
         record = _train(setup)
-        after = measure()
-        record["evaluation"] = {
-            name: {"window": ids.shape[1], "bos": begin_with_bos(ids, tokenizer)}
-            | {"before": before[name], "after": after[name]}
-            for name, ids in windows.items()
-        }
+        record["evaluation"] = sets.report(tokenizer, before=before, after=sets.measure(student))
         if report is not None:
             report = replace(report, training=[*report.training, record])
         if setup.processes.rank == 0:

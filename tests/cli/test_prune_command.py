@@ -6,10 +6,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from optimum_neuronal import pruner
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.cli.prune_command import PruneCommand
-from optimum_neuronal.evaluation import perplexity
+from optimum_neuronal.evaluation import perplexity, test_sets
 from optimum_neuronal.files import atomic
 
 
@@ -55,13 +54,13 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     """Without --evaluate, on sequences that the prune did not use. Only the dense model's perplexity is made up."""
     words = torch.randint(60, (2000,), generator=torch.Generator().manual_seed(0))
     (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
-    measured, measure = [], pruner.evaluate_perplexity
+    measured, measure = [], test_sets.evaluate_perplexity
 
     def first_is_made_up(model, tokenizer, ids, batch_size):
         measured.append(ids)
         return dense_value if len(measured) == 1 else measure(model, tokenizer, ids)
 
-    monkeypatch.setattr(pruner, "evaluate_perplexity", first_is_made_up)
+    monkeypatch.setattr(test_sets, "evaluate_perplexity", first_is_made_up)
     given = (
         "--model",
         dense,
