@@ -1,5 +1,6 @@
 import argparse
 import io
+import signal
 import sys
 
 import huggingface_hub
@@ -32,13 +33,26 @@ def run(error, **flags):
         (MemoryError(), "error: MemoryError (--debug shows where)"),
         (ValueError("x is 1: expected 2."), "error: x is 1: expected 2."),
         (ValueError("\x1b[2Jmodel.layers\u202e"), r"error: \x1b[2Jmodel.layers\u202e"),
-        (KeyboardInterrupt(), "interrupted: nothing is lost"),
     ],
 )
 def test_expected_errors_are_one_line(error, line):
     with pytest.raises(SystemExit) as stop:
         run(error)
     assert stop.value.code == f"sample: {line}"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_with_one_line(number, status, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+
+    class Stopped(Sample):
+        def work(self):
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as stop:
+        Stopped(argparse.Namespace(debug=False, quiet=False)).run()
+    assert stop.value.code == status and capsys.readouterr().err == "sample: interrupted: nothing is lost\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_other_errors_and_debug_show_where():
