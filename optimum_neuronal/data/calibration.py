@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,7 +250,7 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
     """
     is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
     first = next(iter(dataset), None) if is_list else dataset
-    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)):
+    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)) or _is_text(first):
         return None
     try:
         # np.array copies: torch would warn about a read-only array
@@ -270,6 +270,13 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
                 "or the text itself."
             )
     return ids.to(torch.int64)
+
+
+def _is_text(row: Any) -> bool:
+    """Return True for an array of text or objects, and for a list of texts or of the messages of a chat."""
+    if isinstance(row, np.ndarray):
+        return row.dtype.kind in "OSU"
+    return isinstance(row, (list, tuple)) and bool(row) and isinstance(row[0], (str, Mapping))
 
 
 def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:

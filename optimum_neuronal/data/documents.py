@@ -106,7 +106,9 @@ class Documents(Sequence):
         if entry is None:
             return ""
         if not isinstance(entry, str):
-            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string.")
+            chat = " Turn a chat into text first, with tokenizer.apply_chat_template(messages, tokenize=False)."
+            hint = chat if isinstance(entry, (list, dict)) else ""
+            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string.{hint}")
         return entry
 
 
@@ -115,6 +117,8 @@ def load_documents(dataset: Any, split: str = "train") -> Documents:
 
     `split` is `"train"` or `"test"`, for datasets that do not name one.
     """
+    if isinstance(dataset, Documents):
+        return dataset
     if isinstance(dataset, (str, os.PathLike)):
         documents = _load(os.fspath(dataset), split == "test")
     elif isinstance(dataset, Sequence):  # also a column of a datasets.Dataset
@@ -277,8 +281,9 @@ def _column(data: Any, column: str | None, source: str, in_memory: bool = False)
     strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
     column = column or (strings[0] if len(strings) == 1 and "text" not in names else "text")
     if column not in names:
-        how = f"Pass one of them: dataset[{names[0]!r}]" if in_memory else "Name one after a colon: NAME:COLUMN"
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, only {', '.join(names)}. {how}.")
+        how = "Name one after a colon: NAME:COLUMN"
+        how = f"Pass one of them: dataset[{next(iter(names), 'text')!r}]" if in_memory else how
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, only {', '.join(names) or 'none'}. {how}.")
     documents = Documents(data[column], source)
     _note_nulls(documents, data.select_columns(column).with_format("arrow")[:][column].null_count)
     return documents

@@ -2,10 +2,12 @@ import json
 
 import datasets
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from texts import MIXED, document, draw
 
+from optimum_neuronal.data.calibration import as_token_ids
 from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, load_documents
 
 
@@ -19,11 +21,29 @@ def test_column_of_a_dataset(tokenizer):
         assert list(load_documents(datasets.Dataset.from_dict(columns))) == ["a"]
     with pytest.raises(ValueError, match=r"no column 'text', only one, two. Pass one of them: dataset\['one'\]"):
         load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
+    with pytest.raises(ValueError, match="no column 'text', only none"):
+        load_documents(datasets.Dataset.from_dict({}))
     with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split.*or a column"):
         load_documents(datasets.DatasetDict())
     dataset = datasets.Dataset.from_dict({"text": MIXED, "prompt": MIXED})
     for given in (dataset, dataset["prompt"], dataset.select(range(len(MIXED)))["text"]):
         assert torch.equal(draw(given, tokenizer).ids, draw(MIXED, tokenizer).ids)
+
+
+def test_chats_are_told_to_become_text(tokenizer, tmp_path):
+    """Not taken for token ids, nor is an array of text."""
+    chats = [[{"role": "user", "content": "Hi"}]] * 2
+    dataset = datasets.Dataset.from_dict({"messages": chats})
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    for given in (chats, dataset["messages"], f"{tmp_path}/chats.jsonl:messages"):
+        assert as_token_ids(given) is None
+        with pytest.raises(
+            TypeError, match="is a list: expected a string. Turn a chat into text first, with tokenizer.app"
+        ):
+            draw(given, tokenizer)
+    assert as_token_ids(np.array(["a text"])) is None
+    with pytest.raises(TypeError, match="of type ndarray is not supported. Pass .* a list of strings"):
+        draw(np.array(["a text"]), tokenizer)
 
 
 @pytest.mark.parametrize("seed", range(4))
