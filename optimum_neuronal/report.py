@@ -103,7 +103,7 @@ class PruningReport:
             yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
         for dataset, values in self.evaluation.items():
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
-            tokens = f", windows of {window_text(values)} tokens" if "window" in values else ""
+            tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
         yield [
             "seconds, resumed" if self.resumed else "seconds",
@@ -120,6 +120,6 @@ def calibration_text(calibration: Mapping[str, Any]) -> str:
     return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}") + first
 
 
-def window_text(values: Mapping[str, Any]) -> str:
+def window_text(values: Mapping[str, Any], unit: str = "") -> str:
     """Return the length of the test windows of a report's evaluation: `"2048"`, or `"2048 (BOS first)"`."""
-    return f"{values['window']}{' (BOS first)' if values.get('bos') else ''}"
+    return f"{values['window']}{unit}{' (BOS first)' if values.get('bos') else ''}"
