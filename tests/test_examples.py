@@ -110,6 +110,14 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, command):
     assert last == pytest.approx(evaluate_perplexity(tuned, tokenizer, tmp_path / "test.txt", window), rel=1e-5)
 
 
+def test_export_gguf_checks_its_paths_first(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gguf")
+    places = ("--model", tmp_path, "--llama-cpp", tmp_path / "gone", "--text", EXAMPLES / "prune.py")
+    with pytest.raises(SystemExit):
+        run("export_gguf.py", monkeypatch, *places, "--output", tmp_path / "out")
+    assert "gone/convert_hf_to_gguf.py does not exist" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_gradual_pruning(tmp_path, monkeypatch, text):
     prepare(tmp_path, 0)
     arguments = ("--topup", "uniform", "--num-samples", 8, *text[:-3], 5, *text[-2:])
