@@ -250,7 +250,7 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
         raise ValueError(f"{wanted}, or save one beside the model.")
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     try:
-        return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
+        return _load_tokenizer(origin, revision=revision or "main", **gguf)
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
@@ -259,8 +259,16 @@ def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerB
     """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
     model_or_path, options = locate(model_or_path, options)
     with suppress(ImportError, OSError, ValueError, AttributeError, StrictDataclassError):  # also for a damaged config
-        return AutoTokenizer.from_pretrained(model_or_path, **options)
+        return _load_tokenizer(model_or_path, **options)
     return None
+
+
+def _load_tokenizer(model_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
+    """Load a tokenizer. Raise `ValueError` if its files are missing: for some families, transformers makes an empty one."""
+    tokenizer = AutoTokenizer.from_pretrained(model_or_path, **options)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ValueError("its files are missing")
+    return tokenizer
 
 
 def hub_id(model: PreTrainedModel) -> str | None:

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 import transformers
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from kinds import make_config, make_kind
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -22,6 +22,7 @@ from optimum_neuronal.model.load_model import (
     load_streamed,
     loading_class,
     loading_code,
+    own_tokenizer,
     public_name,
     streamed_device_map,
 )
@@ -237,6 +238,18 @@ def test_a_damaged_config_is_named(change, message, tmp_path):
         check_unquantized(tmp_path, {})
         find_tokenizer(tmp_path)
         load_model(tmp_path)
+
+
+def test_a_tokenizer_without_words_is_none(tmp_path):
+    """transformers makes one for families such as Gemma if there are no files."""
+    make_model("gemma2").save_pretrained(tmp_path)
+    assert find_tokenizer(tmp_path) is None
+    with pytest.raises(
+        ValueError, match="needs a tokenizer: pass .* None could be loaded from .*: its files are missing"
+    ):
+        own_tokenizer(load_model(tmp_path))
+    make_tokenizer().save_pretrained(tmp_path)
+    assert find_tokenizer(tmp_path)("w7")["input_ids"] == own_tokenizer(load_model(tmp_path))("w7")["input_ids"] == [7]
 
 
 def test_tied_weights_are_stored_once_and_a_new_head_is_new(tmp_path):
