@@ -190,17 +190,19 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(ids, tmp_path):
 
 
 def test_packed_weights_that_no_module_takes_raise(tmp_path):
-    """Tensors and metadata may both name a head that the config leaves out."""
+    """Of a head that the config leaves out, for example."""
     save_pruned(tmp_path, format="packed")
     (path,) = tmp_path.glob("*.safetensors")
     with safe_open(path, framework="pt") as file:
-        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    part, name = "model.layers.0.mlp.up_proj", "head.up_proj"
-    tensors = {key.replace(part, name): tensor for key, tensor in tensors.items()}
-    save_file(tensors, path, {key: value.replace(f'"{part}"', f'"{name}"') for key, value in about.items()})
-    index = tmp_path / "packed.safetensors.index.json"
-    index.write_text(index.read_text().replace(part, name))
-    with pytest.raises(ValueError, match="head.up_proj.packed_mask|lacks model.layers.0.mlp.up_proj.weight"):
+        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["neuronal"])  # noqa: SIM118
+    part, extra = "model.layers.0.mlp.up_proj", "head.up_proj"
+    tensors |= {name.replace(part, extra): tensor.clone() for name, tensor in tensors.items() if part in name}
+    about["weights"][extra] = about["weights"][part]
+    save_file(tensors, path, {"format": "pt", "neuronal": json.dumps(about)})
+    index = json.loads((tmp_path / "packed.safetensors.index.json").read_text())
+    index["weight_map"] = dict.fromkeys(tensors, path.name)
+    (tmp_path / "packed.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="has no place for head.up_proj.packed_mask, head.up_proj.packed_values of"):
         load_model(tmp_path)
 
 
