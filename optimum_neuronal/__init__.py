@@ -24,6 +24,9 @@ _HOME = {
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
     "lora_for_packed": "training.lora",
+    "FinetuneConfig": "training.finetune_config",
+    "finetune": "training.finetune",
+    "SparseTrainer": "training.sparse_trainer",
     "SparsityCallback": "training.callbacks",
     "NeuronALCallback": "training.neuronal_callback",
     "Architecture": "model.architectures",
@@ -48,9 +51,12 @@ if TYPE_CHECKING:
     from .saliency import register_saliency
     from .topup import register_topup
     from .training.callbacks import SparsityCallback
+    from .training.finetune import finetune
+    from .training.finetune_config import FinetuneConfig
     from .training.keeping import keep_sparsity
     from .training.lora import keep_lora_sparse, lora_for_packed
     from .training.neuronal_callback import NeuronALCallback
+    from .training.sparse_trainer import SparseTrainer
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name

@@ -219,8 +219,9 @@ class NeuronALPruner(OptimumQuantizer):
                 A dense decoder model. Weights that accelerate offloads (`device_map`) are read block by block. They
                 become sparse each time they are read, and no file is changed.
             dataset (*optional*):
-                Calibration data instead of the config's: a name or path as there, a list of strings, a
-                `datasets.Dataset` or a column of it, or token ids of shape (num_samples, seq_length) without padding.
+                Calibration data instead of the config's: a name or path as there, a list of strings or conversations, a
+                `datasets.Dataset` or `IterableDataset`, a column of the former, or token ids of shape (num_samples,
+                seq_length) without padding.
             work_dir (`str` or `Path`, *optional*):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with a
                 bit-identical result.

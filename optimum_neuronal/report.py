@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .common.display import format_table
+from .common.display import format_duration, format_table
 from .files.atomic import write_atomically
 
 
@@ -41,6 +41,9 @@ class PruningReport:
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
         dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
+        training (`list[dict]`):
+            Fine-tunes after the prune, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
+            `sha256`, `steps`, `tokens`, `seconds`, and `evaluation`, dataset -> perplexities `before` and `after`.
         version (`int`): of this format.
     """
 
@@ -64,6 +67,7 @@ class PruningReport:
     bits_per_weight: float | None = None
     dtype: str | None = None
     gguf_file: str | None = None
+    training: list[dict[str, Any]] = field(default_factory=list)
     version: int = VERSION
 
     @property
@@ -81,6 +85,15 @@ class PruningReport:
         path = Path(directory) / REPORT_NAME
         write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
         return path
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "PruningReport | None":
+        """Return the report that was saved with a model, or None if there is none that can be read."""
+        try:
+            values = json.loads((Path(directory) / REPORT_NAME).read_text(encoding="utf-8"))
+            return cls(**values) if values["version"] == VERSION else None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
 
     def __repr__(self) -> str:
         return format_table(["", "pruned model"], list(self._rows()))
@@ -105,6 +118,13 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
+        for record in self.training:
+            yield ["fine-tuned", f"{training_text(record)}, {format_duration(record['seconds'])}"]
+            for dataset, values in record["evaluation"].items():
+                yield [
+                    f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}",
+                    f"{values['before']:.2f} (before), {values['after']:.2f} (after)",
+                ]
         yield [
             "seconds, resumed" if self.resumed else "seconds",
             ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items()),
@@ -118,6 +138,14 @@ def calibration_text(calibration: Mapping[str, Any]) -> str:
     seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
     first = ", each begins with BOS" if calibration.get("add_bos") is True else ""
     return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}") + first
+
+
+def training_text(record: Mapping[str, Any]) -> str:
+    """Return how a model was fine-tuned, in a few words: `"500,000 tokens of c4, teacher me/llama, all weights"`."""
+    config, teacher = record["config"], record["teacher"]
+    weights = "all weights" if config["lora"] is None else f"LoRA of rank {config['lora']}"
+    taught = f", teacher {teacher}" if teacher else ""
+    return f"{record['tokens']:,} tokens of {record['source']}{taught}, {weights}, learning rate {record['learning_rate']:g}"
 
 
 def window_text(values: Mapping[str, Any], unit: str = "") -> str:

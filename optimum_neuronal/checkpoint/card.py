@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
 from ..model.load_model import PIPELINE_TAGS, loading_class, loading_code
-from ..report import PruningReport, window_text
+from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CONFIG, MODEL_CARD
@@ -76,6 +77,8 @@ def make_card(
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
+        training=[_training(record) for record in report.training],
+        tuning_commands="\n".join(shlex.join(_tuning_command(record, folder)) for record in report.training),
         command=shlex.join(command),
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
         papers=[method.paper for method in methods if method.paper],
@@ -133,6 +136,30 @@ def _perplexities(report: PruningReport) -> str | None:
         measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
         rows.append([dataset, *measured, window_text(values) if "window" in values else "-"])
     return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
+
+
+def _training(record: Mapping[str, Any]) -> str:
+    """Return a paragraph on a fine-tune, with a table of its perplexities."""
+    rows = [
+        [dataset, f"{values['before']:.2f}", f"{values['after']:.2f}", window_text(values)]
+        for dataset, values in record["evaluation"].items()
+    ]
+    text = f"It was trained on {escaped(training_text(record))}; every zero stayed."
+    header = ["dataset", "perplexity before", "after", "tokens per window"]
+    return f"{text}\n\n{format_markdown(header, rows)}" if rows else text
+
+
+def _tuning_command(record: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the command that repeats a fine-tune."""
+    given = {name: value for name, value in record["config"].items() if value not in (None, False)}
+    given |= {"steps": record["steps"]}
+    command = ["optimum-cli", "neuronal", "finetune", "--model", "path/to/pruned-model"]
+    command += ["--teacher", record["teacher"]] if record["teacher"] else []
+    for name, value in given.items():
+        if name not in ("tokens", "minutes"):
+            flag = f"--{name.replace('_', '-')}"
+            command += [flag] if value is True else [flag, f"{value}"]
+    return [*command, "--output", folder]
 
 
 def _calibration_text(report: PruningReport) -> str | None:

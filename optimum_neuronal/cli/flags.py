@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,10 +33,15 @@ def describe(parser: argparse.ArgumentParser, usage: str | None, description: st
     parser.epilog = "\n".join(["examples:", *(f"  {parser.prog} {example}".rstrip() for example in examples)])
 
 
-def add_config_flags(parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] = {}) -> None:
-    """Add flags of fields of the config. `several` maps fields that take several values to their default in words."""
+def add_config_flags(
+    parser: Flags,
+    names: Iterable[str] = CONFIG_FLAGS,
+    several: Mapping[str, str] = {},
+    known: Mapping[str, Field] = CONFIG_FLAGS,
+) -> None:
+    """Add flags of fields of a config. `several` maps fields that take several values to their default in words."""
     for name in names:
-        entry = CONFIG_FLAGS[name]
+        entry = known[name]
         kind, meaning = value_type(entry), entry.metadata["help"]
         unset = several.get(name, entry.metadata.get("unset", entry.default))
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
@@ -144,7 +149,11 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model."""
     # Without a connection, transformers retries for a minute even if all files are in the cache.
     only_cached = not os.path.exists(args.model) and not is_connected()
-    options = {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
+    options = {
+        "dtype": getattr(args, "dtype", None),
+        "revision": args.revision or "main",
+        "trust_remote_code": args.trust_remote_code,
+    }
     return {**options, **({"local_files_only": True} if only_cached else {})}
 
 

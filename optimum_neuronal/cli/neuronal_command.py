@@ -9,6 +9,7 @@ from ..demo.run import run_demo
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import Command, write
 from .compare_command import CompareCommand
+from .finetune_command import FinetuneCommand
 from .flags import add_overwrite_flag, add_switch, describe
 from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
@@ -31,7 +32,7 @@ class DemoCommand(Command):
 
 
 COMMANDS: tuple[type[Command], ...] = (
-    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
+    PruneCommand, FinetuneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
 HELP = "NeuronAL: prune language models without retraining."
 EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")

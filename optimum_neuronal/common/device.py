@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import torch
+from transformers.utils import is_torch_bf16_available_on_device
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
@@ -33,6 +34,13 @@ def multiplies_bfloat16() -> bool:
     False with a torch that cannot tell.
     """
     return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+
+
+def trains_in_bfloat16(device: torch.device) -> bool:
+    """Return True if a device multiplies bfloat16 matrices faster than float32 ones, with float32 weights."""
+    if device.type == "cpu":
+        return multiplies_bfloat16() or bool(getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16"))
+    return device.type != "mps" and is_torch_bf16_available_on_device(device)
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local text, .csv, "
-    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN)"
+    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN), of text or conversations"
 )
 
 
-def _field(default: Any, help: str, **metadata: Any) -> Any:
+def config_field(default: Any, help: str, **metadata: Any) -> Any:
     """Return a field of the config with its explanation.
 
     Metadata: `unset`, the meaning of None; the bounds or choices of [`hyper`]; `metavar` of the flag's value; `methods`, the
@@ -28,21 +28,21 @@ def _hyper_parameters(method: str) -> Any:
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig generates these
 class ConfigFields:
-    """The fields of [`NeuronALConfig`], which checks them. The metadata of each explains it, see `_field`."""
+    """The fields of [`NeuronALConfig`], which checks them. The metadata of each explains it, see `config_field`."""
 
-    sparsity: float = _field(
+    sparsity: float = config_field(
         MISSING,
         "share of the weights in the decoder blocks' linear projections to set to zero, in [0, 1), such as 0.7",
         metavar="SHARE",
     )
-    saliency: str = _field(
+    saliency: str = config_field(
         "alps",
         "method that scores the weights; alps and sparsegpt also update the weights that they keep",
         methods="saliency",
         example="ria:power=1.0",
     )
     saliency_args: dict[str, Any] = _hyper_parameters("saliency")
-    topup: str = _field(
+    topup: str = config_field(
         "neuronal",
         "method that decides how much of each block, projection and row is pruned; uniform with a pattern",
         methods="topup",
@@ -50,61 +50,61 @@ class ConfigFields:
     )
     topup_args: dict[str, Any] = _hyper_parameters("top-up")
     _: KW_ONLY
-    dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
-    num_samples: int = _field(128, "calibration sequences", least=1)
-    num_alignment_samples: int = _field(
+    dataset: str | None = config_field("c4", f"calibration text: {DATASETS}")
+    num_samples: int = config_field(128, "calibration sequences", least=1)
+    num_alignment_samples: int = config_field(
         8, "number of calibration sequences, from the first one on, that the top-up compares candidates on", least=1
     )
-    seq_length: int | None = _field(
+    seq_length: int | None = config_field(
         None, "tokens in each sequence", unset="2048, or the model's longest sequence if that is shorter", least=2
     )
-    min_expert_tokens: int = _field(
+    min_expert_tokens: int = config_field(
         32, "an MoE expert with fewer calibration tokens is pruned as if all its inputs were equally active", least=1
     )
-    seed: int = _field(0, "seed for drawing the calibration sequences", least=0)
-    sampling: str = _field(
+    seed: int = config_field(0, "seed for drawing the calibration sequences", least=0)
+    sampling: str = config_field(
         "distinct",
         "how calibration sequences are drawn. distinct: no document twice before all that are long enough were drawn; "
         "authors: the draw of NeuronAL's authors, with replacement",
         choices=("distinct", "authors"),
     )
-    add_bos: bool | None = _field(
+    add_bos: bool | None = config_field(
         None,
         "begin every calibration sequence and test window that is cut from text with the tokenizer's BOS token",
         unset="yes for Gemma models, else no",
     )
-    targets: Sequence[str] | None = _field(
+    targets: Sequence[str] | None = config_field(
         None,
         "regular expressions, searched in module names: only projections that match one are pruned, and sparsity is "
         "counted over them",
         unset="all projections",
         metavar="REGEX",
     )
-    ignore: Sequence[str] | None = _field(
+    ignore: Sequence[str] | None = config_field(
         None,
         "regular expressions, searched in module names: projections that match one are not pruned",
         unset="none",
         metavar="REGEX",
     )
-    pattern: str | None = _field(
+    pattern: str | None = config_field(
         None,
         "keep N of every M consecutive weights of a row, such as 2:4, with a sparsity of 1 - N/M everywhere",
         unset="zeros may be anywhere in a row",
         metavar="N:M",
     )
-    refit_epochs: int = _field(
+    refit_epochs: int = config_field(
         0,
         "epochs of gradient descent that fit the kept weights of each block, with a saliency that updates weights, "
         "best with uniform sparsity; 0: no refit",
         least=0,
     )
-    refit_learning_rate: float = _field(
+    refit_learning_rate: float = config_field(
         0.01,
         "size of the refit's first steps, as a share of the weights' root mean square; above 0",
         least=0,
         above=True,
     )
-    refit_dtype: str | None = _field(
+    refit_dtype: str | None = config_field(
         None,
         "dtype of the matrix products in a refit of float32 weights, float32 or bfloat16",
         choices=("float32", "bfloat16"),

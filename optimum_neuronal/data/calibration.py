@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from .conversations import are_conversations
 from .documents import Documents, load_documents
 
 
@@ -82,7 +83,7 @@ def draw_windows(
     give equal ids, whose first sequences do not depend on `num_samples`. Further windows that overlap with none of these
     are `held_out`.
     """
-    documents, count = load_documents(dataset), num_samples + EXTRA_WINDOWS
+    documents, count = load_documents(dataset, tokenizer=tokenizer), num_samples + EXTRA_WINDOWS
     texts, length = Texts(documents, tokenizer, bos), seq_length - (bos is not None)
     if sampling == "authors":
         route = "stream" if documents.joined else "documents"
@@ -107,10 +108,12 @@ class Texts:
         return len(self.documents)
 
     def __getitem__(self, index: int) -> list[int]:
-        return tokenize(self.documents[index], self.tokenizer, self.bos)
+        return tokenize(self.documents[index], self.tokenizer, self.bos, self.documents.rendered)
 
     def joined(self, separator: str | None = None) -> list[int]:
-        """Return the token ids of all documents as one text."""
+        """Return the token ids of all documents as one text. Conversations are tokenized one by one."""
+        if self.documents.rendered:
+            return [token for index in range(len(self)) for token in self[index]]
         text = self.documents.join() if separator is None else separator.join(self.documents)
         return tokenize(text, self.tokenizer, self.bos)
 
@@ -230,9 +233,13 @@ def text_tokenizer(tokenizer: Any) -> Any:
     return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
 
 
-def tokenize(text: str, tokenizer, bos: int | None = None) -> list[int]:
-    """Return the token ids of a text of any length, without a BOS token at its start if `bos` names it."""
-    ids = text_tokenizer(tokenizer)(text, truncation=False, verbose=False)["input_ids"]
+def tokenize(text: str, tokenizer, bos: int | None = None, rendered: bool = False) -> list[int]:
+    """Return the token ids of a text of any length, without a BOS token at its start if `bos` names it.
+
+    `rendered`: by a chat template, which adds special tokens itself.
+    """
+    options = {"add_special_tokens": not rendered, "truncation": False, "verbose": False}
+    ids = text_tokenizer(tokenizer)(text, **options)["input_ids"]
     return ids[1:] if bos is not None and ids[:1] == [bos] else ids
 
 
@@ -250,6 +257,8 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
     """
     is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
     first = next(iter(dataset), None) if is_list else dataset
+    if isinstance(first, (list, tuple)) and are_conversations([first]):
+        return None
     if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)) or _is_text(first):
         return None
     try:
@@ -273,10 +282,10 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
 
 
 def _is_text(row: Any) -> bool:
-    """Return True for an array of text or objects, and for a list of texts or of the messages of a chat."""
+    """Return True for an array of text or objects, and for a list of texts."""
     if isinstance(row, np.ndarray):
         return row.dtype.kind in "OSU"
-    return isinstance(row, (list, tuple)) and bool(row) and isinstance(row[0], (str, Mapping))
+    return isinstance(row, (list, tuple)) and bool(row) and isinstance(row[0], str)
 
 
 def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:

@@ -5,19 +5,24 @@ A dataset is one of:
 - a name in `CALIBRATION_DATASETS`;
 - a Hub dataset: `"id"`, `"id:split"`, `"id:split:column"` or `"id:config:split:column"`;
 - a file of text or a .csv, .json, .jsonl or .parquet file, or a folder of one kind of them: `"PATH"` or `"PATH:column"`;
-- a list of strings, one split of a `datasets.Dataset`, or a column of it.
+- a list of strings or conversations, one split of a `datasets.Dataset`, a column of it, or a `datasets.IterableDataset`.
 
-If no column is named it is `text`, else the only column of strings.
+If no column is named it is `text`, else `messages`, `conversations`, or `prompt` with `completion`, else the only column of
+strings. Conversations are lists of messages, with `role` and `content` or ShareGPT's `from` and `value`. The tokenizer's
+chat template renders them.
 """
 
 import glob
+import itertools
 import json
 import os
+import random
 import re
 import textwrap
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from ..common.connection import check_connection
 from ..common.notes import get_logger
 from ..common.validation import did_you_mean
+from .conversations import PAIR, are_conversations, find_template, render
 
 
 logger = get_logger(__name__)
@@ -36,6 +42,8 @@ TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md")
 FILE_SUFFIXES = (*TEXT_SUFFIXES, *BUILDERS)
 README = "README.md"  # describes a folder and is not part of its text
 ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
+NAMED = "Name one after a colon: NAME:COLUMN"
+STREAM_DOCUMENTS = 10_000  # that are read of a stream to draw calibration sequences from, or to test with
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class TextDataset:
     joined: bool = False  # True: documents such as lines, which make sense only together
     test_documents: int | None = None  # the most documents and windows of an evaluation
     test_windows: int | None = None
+    shards: int = 1  # files that the text to train on is split into; `files` names the first
 
 
 CALIBRATION_DATASETS = {
@@ -62,6 +71,7 @@ CALIBRATION_DATASETS = {
         separator=" ",
         test_documents=1100,
         test_windows=256,
+        shards=1024,
     ),
     "wikitext2": TextDataset(
         "Salesforce/wikitext",
@@ -82,50 +92,119 @@ CALIBRATION_DATASETS = {
 
 @dataclass(frozen=True)
 class Documents(Sequence):
-    """Texts that are read on demand. None counts as an empty text; other entries raise `TypeError` with their index."""
+    """Texts that are read on demand. None counts as an empty text; other entries raise an error with their index."""
 
     entries: Sequence
     source: str  # for reports and errors; of a file, its name without the folder
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
+    template: Any = field(
+        default=None, repr=False
+    )  # whose chat template renders the entries, if they are conversations
+
+    @property
+    def rendered(self) -> bool:
+        """True if a chat template rendered the texts: it has its own BOS, so tokenize them without special tokens."""
+        return self.template is not None
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __getitem__(self, index: int) -> str:
-        return self._text(index, self.entries[index])
+        return self.text_of(index, self.entries[index])
 
     def __iter__(self) -> Iterator[str]:
-        return (self._text(index, entry) for index, entry in enumerate(self.entries))
+        return (self.text_of(index, entry) for index, entry in enumerate(self.entries))
 
     def join(self) -> str:
         return self.separator.join(self)
 
-    def _text(self, index: int, entry: Any) -> str:
+    def text_of(self, index: int, entry: Any) -> str:
         if entry is None:
             return ""
+        if self.rendered:
+            return render(entry, self.template, f"document {index} of {self.source}")
         if not isinstance(entry, str):
-            chat = " Turn a chat into text first, with tokenizer.apply_chat_template(messages, tokenize=False)."
-            hint = chat if isinstance(entry, (list, dict)) else ""
-            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string.{hint}")
+            raise TypeError(
+                f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string, or messages."
+            )
         return entry
 
 
-def load_documents(dataset: Any, split: str = "train") -> Documents:
+@dataclass(frozen=True)
+class TextStream:
+    """Texts to train on, read on demand. Without an end, if the dataset has none."""
+
+    texts: Iterator[str]
+    source: str  # for reports
+    rendered: bool  # as of `Documents`
+
+
+def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) -> Documents:
     """Open a text dataset of any kind that this module's docstring lists; raise if it holds no text.
 
-    `split` is `"train"` or `"test"`, for datasets that do not name one.
+    `split` is `"train"` or `"test"`, for datasets that do not name one. Conversations need a tokenizer, or processor, with
+    a chat template. Of a `datasets.IterableDataset`, the first `STREAM_DOCUMENTS` documents are read.
     """
-    if isinstance(dataset, Documents):
-        return dataset
     if isinstance(dataset, (str, os.PathLike)):
-        documents = _load(os.fspath(dataset), split == "test")
+        documents = _load(os.fspath(dataset), find_dataset(os.fspath(dataset)), split == "test")
     elif isinstance(dataset, Sequence):  # also a column of a datasets.Dataset
-        documents = Documents(list(dataset), f"a list of {len(dataset)} strings", joined=len(dataset) == 1)
+        kind = "conversations" if are_conversations(dataset) else "strings"
+        documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
         _note_nulls(documents, sum(entry is None for entry in dataset))
     else:
-        documents = _column(dataset, None, "a datasets.Dataset", in_memory=True)
+        documents = _column(*_in_memory(dataset, STREAM_DOCUMENTS))
+    return _readable(documents, tokenizer)
+
+
+def iterate_documents(dataset: Any, seed: int, tokenizer: Any = None) -> TextStream:
+    """Open a dataset of any kind that [`load_documents`] takes, to train on all of its text once.
+
+    The seed decides the order of the documents. A `datasets.IterableDataset` keeps its own. Lines (wikitext2, ptb, .txt)
+    are joined to one text. The files of "c4" are read one after the other. Empty texts are left out.
+    """
+    import datasets
+
+    if not isinstance(dataset, datasets.IterableDataset):
+        documents = load_documents(dataset, tokenizer=tokenizer)
+        if documents.rendered:
+            deque(documents, maxlen=0)  # raises for a conversation that cannot be rendered, before the training
+        texts = _shuffled(documents, _next_files(dataset, tokenizer), random.Random(seed))
+        return TextStream(filter(str.strip, texts), documents.source, documents.rendered)
+    head, *how = _in_memory(dataset, 100)
+    documents, columns = _readable(_column(head, *how), tokenizer), _find_columns(head, *how)
+    documents = replace(documents, source="a datasets.IterableDataset")
+    entries = (row[columns[0]] if len(columns) == 1 else row for row in dataset)
+    texts = (documents.text_of(index, entry) for index, entry in enumerate(entries))
+    return TextStream(filter(str.strip, texts), documents.source, documents.rendered)
+
+
+def _shuffled(documents: Documents, others: Iterable[Documents], rng: random.Random) -> Iterator[str]:
+    for part in itertools.chain([documents], others):
+        if part.joined:
+            yield part.join()
+        else:
+            yield from (part[index] for index in rng.sample(range(len(part)), len(part)))
+
+
+def _next_files(name: Any, tokenizer: Any) -> Iterator[Documents]:
+    """Yield the documents of each further file of a named dataset, until one cannot be loaded."""
+    dataset = CALIBRATION_DATASETS.get(name) if isinstance(name, str) else None
+    for number in range(1, dataset.shards if dataset else 1):
+        file = dataset.files[0].replace("00000-of", f"{number:05}-of")
+        try:
+            documents = _load(name, replace(dataset, files=(file, None)), test=False)
+        except RuntimeError as error:
+            logger.warning(f"The text of {name} ends after {number} of {dataset.shards} files. {error}")
+            return
+        yield _readable(documents, tokenizer)
+
+
+def _readable(documents: Documents, tokenizer: Any) -> Documents:
+    """Return documents that render what they hold, if these are conversations. Raise if they hold no text."""
+    if are_conversations(documents.entries):
+        documents = replace(documents, separator="", template=find_template(tokenizer, documents.source))
     if not any(text.strip() for text in documents):
         raise ValueError(f"The dataset ({documents.source}) holds no text.")
     return documents
@@ -209,9 +288,8 @@ def _check_rows(file: Path) -> None:
         raise ValueError(f"{file} holds null in place of a row: remove it.")
 
 
-def _load(name: str, test: bool) -> Documents:
+def _load(name: str, dataset: TextDataset, test: bool) -> Documents:
     """Load a named dataset, for evaluation (`test`) or calibration."""
-    dataset = find_dataset(name)
     split, file, is_folder = dataset.splits[test], dataset.files[test], os.path.isabs(dataset.path)
     is_local = is_folder or dataset.path in ("txt", *BUILDERS.values())
     source = Path(file or dataset.path).name if is_local else f"{name} ({dataset.path}, split {split})"
@@ -265,28 +343,48 @@ def _download(dataset: TextDataset, file: str) -> str:
     return hf_hub_download(dataset.path, file, **where)
 
 
-def _column(data: Any, column: str | None, source: str, in_memory: bool = False) -> Documents:
-    """Return one column of a `datasets.Dataset`: the named one, else `text` or the only one of strings.
+def _in_memory(dataset: Any, most: int) -> tuple[Any, None, str, str]:
+    """Return the arguments of [`_column`] for a dataset in memory: of a stream, the first documents, at most `most`."""
+    import datasets
 
-    `in_memory`: the caller has the dataset, and can choose a column.
+    if not isinstance(dataset, datasets.IterableDataset):
+        return dataset, None, "a datasets.Dataset", "Pass one of them: dataset[{!r}]"
+    head = datasets.Dataset.from_list(list(dataset.take(most)), features=dataset.features)
+    source = f"the first {len(head)} documents of a datasets.IterableDataset"
+    return head, None, source, "Rename one: dataset.rename_column({!r}, 'text')"
+
+
+def _column(data: Any, column: str | None, source: str, how: str = NAMED) -> Documents:
+    """Return the named column of a `datasets.Dataset`, or the one that this module's docstring says.
+
+    `how`: what the caller does to choose a column.
     """
+    columns = _find_columns(data, column, source, how)
+    if len(columns) > 1:
+        return Documents(data.select_columns(columns), source)
+    documents = Documents(data[columns[0]], source)
+    _note_nulls(documents, data.select_columns(columns).with_format("arrow")[:][columns[0]].null_count)
+    return documents
+
+
+def _find_columns(data: Any, column: str | None, source: str, how: str) -> list[str]:
+    """Return the names of the columns that hold the documents."""
     import datasets
 
     if not isinstance(data, datasets.Dataset):
         raise TypeError(
-            f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split of a "
-            "datasets.Dataset, or a column of it."
+            f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, one split of a "
+            "datasets.Dataset, a column of it, or a datasets.IterableDataset."
         )
     names = data.column_names
     strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
-    column = column or (strings[0] if len(strings) == 1 and "text" not in names else "text")
-    if column not in names:
-        how = "Name one after a colon: NAME:COLUMN"
-        how = f"Pass one of them: dataset[{next(iter(names), 'text')!r}]" if in_memory else how
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, only {', '.join(names) or 'none'}. {how}.")
-    documents = Documents(data[column], source)
-    _note_nulls(documents, data.select_columns(column).with_format("arrow")[:][column].null_count)
-    return documents
+    accepted = [[column]] if column else [["text"], ["messages"], ["conversations"], [*PAIR]]
+    for columns in [*accepted, strings] if not column and len(strings) == 1 else accepted:
+        if set(columns) <= set(names):
+            return columns
+    missing = " or ".join(" with ".join(map(repr, columns)) for columns in accepted)
+    how = how.format(*names[:1] or [""])
+    raise ValueError(f"The dataset ({source}) has no column {missing}, only {', '.join(names) or 'none'}. {how}.")
 
 
 def _note_nulls(documents: Documents, nulls: int) -> None:

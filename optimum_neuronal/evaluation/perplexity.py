@@ -15,13 +15,13 @@ from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import (
+    Texts,
     as_token_ids,
     check_vocabulary,
     padding_ids,
     resolve_bos,
     resolve_seq_length,
     text_tokenizer,
-    tokenize,
     with_bos,
 )
 from ..data.documents import load_documents
@@ -90,8 +90,8 @@ def load_windows(
     seq_length = resolve_seq_length(config, seq_length)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
-    documents, bos = load_documents(dataset, "test"), resolve_bos(config, tokenizer, add_bos)
-    stream = torch.tensor(tokenize(documents.join(), tokenizer, bos), dtype=torch.int64)
+    documents, bos = load_documents(dataset, "test", tokenizer), resolve_bos(config, tokenizer, add_bos)
+    stream = torch.tensor(Texts(documents, tokenizer, bos).joined(), dtype=torch.int64)
     length = seq_length - (bos is not None)
     if len(stream) < length:
         raise ValueError(

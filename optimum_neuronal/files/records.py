@@ -125,7 +125,7 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
     if names:
         changes = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in names)
         raise ValueError(
-            f"{directory} holds an unfinished prune that was started with different settings: {changes}. Use the same "
+            f"{directory} holds unfinished work that was started with different settings: {changes}. Use the same "
             "settings, or delete that directory to start again."
         )
 
@@ -170,7 +170,7 @@ def weights_directory(directory: Path) -> Iterator[Path]:
 def _locked(directory: Path) -> Iterator[Path]:
     """Create a directory and lock it. Raise `BlockingIOError` if it is in use."""
     directory.mkdir(parents=True, exist_ok=True)
-    busy = f"{directory} is in use by another prune: wait for it to end, or choose another directory."
+    busy = f"{directory} is in use by another run: wait for it to end, or choose another directory."
     with locked(directory / LOCK, busy):
         yield directory
 

@@ -1,10 +1,12 @@
 import json
 import re
 
+import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
 from sparse_checkpoints import change_config
+from transformers import AutoTokenizer
 
 from optimum_neuronal import pruner
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -233,3 +235,29 @@ def test_the_pruned_model_that_is_replaced_is_named(run, dense, tmp_path, caplog
     change_config(output, lambda config: config.update(sparsity_config={"format": "dense"}))
     with pytest.raises(SystemExit, match="does not hold a pruned model"):
         run(*given, "--sparsity", 0.6)
+
+
+def test_conversations(run, dense, tmp_path, monkeypatch):
+    """A dry run, a prune and an evaluation render them. Without a chat template, an error says so before the work."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    chat = [
+        [{"role": role, "content": f"w{20 + 2 * i} w{21 + 2 * i}"} for role in ("user", "assistant")]
+        for i in range(60)
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chat))
+    data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
+    prune = ("prune", *data, "--sparsity", 0.5, "--saliency", "wanda", "--topup", "uniform", *SMALL)
+    with pytest.raises(
+        SystemExit, match=r"chat.jsonl\) holds conversations, but the tokenizer .* has no chat template"
+    ):
+        run(*prune, "--output", tmp_path / "sparse")
+    tokenizer = AutoTokenizer.from_pretrained(dense)
+    tokenizer.chat_template = "{% for message in messages %}{{ 'w1 ' + message.content + ' ' }}{% endfor %}"
+    tokenizer.save_pretrained(dense)
+    assert "dry run" in run(*prune, "--evaluate", tmp_path / "chat.jsonl", "--dry-run")
+    run(*prune, "--output", tmp_path / "sparse")
+    assert (
+        json.loads((tmp_path / "sparse" / "neuronal_report.json").read_text())["calibration"]["source"] == "chat.jsonl"
+    )
+    shown = run("evaluate", *data, "--window", 16).splitlines()[-1].split()
+    assert shown[2:4] == [str(60 * 6 // 16), "16"]

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import datasets
@@ -7,8 +8,9 @@ import pytest
 import torch
 from texts import MIXED, document, draw
 
+from optimum_neuronal.data import documents as module
 from optimum_neuronal.data.calibration import as_token_ids
-from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, load_documents
+from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, iterate_documents, load_documents
 
 
 @pytest.fixture(autouse=True)
@@ -19,28 +21,20 @@ def cache(tmp_path, monkeypatch):
 def test_column_of_a_dataset(tokenizer):
     for columns in ({"text": ["a"], "other": ["b"]}, {"body": ["a"], "year": [1]}):
         assert list(load_documents(datasets.Dataset.from_dict(columns))) == ["a"]
-    with pytest.raises(ValueError, match=r"no column 'text', only one, two. Pass one of them: dataset\['one'\]"):
+    with pytest.raises(
+        ValueError, match=r"no column 'text' or .*'completion', only one, two. Pass one of them: dataset\['one'\]"
+    ):
         load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
-    with pytest.raises(ValueError, match="no column 'text', only none"):
+    with pytest.raises(ValueError, match="no column 'text' or .*, only none"):
         load_documents(datasets.Dataset.from_dict({}))
-    with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split.*or a column"):
+    with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split.*a column of it"):
         load_documents(datasets.DatasetDict())
     dataset = datasets.Dataset.from_dict({"text": MIXED, "prompt": MIXED})
     for given in (dataset, dataset["prompt"], dataset.select(range(len(MIXED)))["text"]):
         assert torch.equal(draw(given, tokenizer).ids, draw(MIXED, tokenizer).ids)
 
 
-def test_chats_are_told_to_become_text(tokenizer, tmp_path):
-    """Not taken for token ids, nor is an array of text."""
-    chats = [[{"role": "user", "content": "Hi"}]] * 2
-    dataset = datasets.Dataset.from_dict({"messages": chats})
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    for given in (chats, dataset["messages"], f"{tmp_path}/chats.jsonl:messages"):
-        assert as_token_ids(given) is None
-        with pytest.raises(
-            TypeError, match="is a list: expected a string. Turn a chat into text first, with tokenizer.app"
-        ):
-            draw(given, tokenizer)
+def test_an_array_of_text_is_not_token_ids(tokenizer):
     assert as_token_ids(np.array(["a text"])) is None
     with pytest.raises(TypeError, match="of type ndarray is not supported. Pass .* a list of strings"):
         draw(np.array(["a text"]), tokenizer)
@@ -131,7 +125,7 @@ def test_folders_of_other_texts(tmp_path, name):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n{', "Could not load the dataset a.jsonl: JSON parse error"),
-        ("a.jsonl", '{"id": "1", "content": "2"}', "a.jsonl. has no column 'text', only id, content"),
+        ("a.jsonl", '{"id": "1", "content": "2"}', "a.jsonl. has no column 'text' or .*, only id, content. Name one"),
         ("a.json", "\ufeff\n null", "a.json holds null in place of a row"),
         ("a.jsonl", '{"text": "a"}\n null\n', "a.jsonl holds null in place of a row"),
         ("a.json", '[null, {"text": "a"}]', "a.json holds null in place of a row"),
@@ -178,15 +172,15 @@ HUB = [
 ]
 
 
-def put_in_cache(folder, name, is_test):
+def put_in_cache(folder, name, path):
     """Write a file of a named dataset where huggingface_hub keeps what was downloaded."""
-    dataset, texts = CALIBRATION_DATASETS[name], [f"{name} {is_test} {i}" for i in range(1200)]
+    dataset, texts = CALIBRATION_DATASETS[name], [f"{name} {path} {i}" for i in range(1200)]
     repository = folder / f"datasets--{dataset.path.replace('/', '--')}"
-    for path in (reference := repository / "refs" / (dataset.revision or "main"), repository / "snapshots" / "abc"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for made in (reference := repository / "refs" / (dataset.revision or "main"), repository / "snapshots" / "abc"):
+        made.parent.mkdir(parents=True, exist_ok=True)
     reference.write_text("abc")
-    file = repository / "snapshots" / "abc" / dataset.files[is_test]
-    file.parent.mkdir(parents=True)
+    file = repository / "snapshots" / "abc" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
     rows = datasets.Dataset.from_dict({dataset.column or "text": texts, "timestamp": ["x"] * len(texts)})
     rows.to_parquet(file) if file.suffix == ".parquet" else rows.to_json(file, compression="gzip")
 
@@ -195,9 +189,11 @@ class TestHub:
     @pytest.mark.parametrize(("name", "role"), NAMED)
     def test_named_datasets_are_read_from_the_cache_without_a_connection(self, tmp_path, monkeypatch, name, role):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", tmp_path)
-        put_in_cache(tmp_path, name, role == "test")
-        documents, dataset = load_documents(name, role), CALIBRATION_DATASETS[name]
-        assert documents[0] == f"{name} {role == 'test'} 0"
+        dataset = CALIBRATION_DATASETS[name]
+        path = dataset.files[role == "test"]
+        put_in_cache(tmp_path, name, path)
+        documents = load_documents(name, role)
+        assert documents[0] == f"{name} {path} 0"
         assert documents.source == f"{name} ({dataset.path}, split {dataset.splits[role == 'test']})"
         is_test_of_c4 = (name, role) == ("c4", "test")
         assert (len(documents), documents.max_windows) == ((1100, 256) if is_test_of_c4 else (1200, None))
@@ -237,3 +233,58 @@ def test_text_in_another_encoding_is_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text .* at byte 3"):
         load_documents(str(tmp_path / "latin.txt"), "test")
+
+
+def endless(start=0):
+    for i in itertools.count(start):
+        yield {"id": i, "text": f"w{i}" if i % 2 else None}
+
+
+def test_streams(tokenizer, monkeypatch, caplog):
+    """Of a stream without an end, the first documents are read."""
+    monkeypatch.setattr(module, "STREAM_DOCUMENTS", 6)
+    stream = datasets.IterableDataset.from_generator(endless)
+    for split in ("train", "test"):
+        documents = load_documents(stream, split)
+        assert list(documents) == ["", "w1", "", "w3", "", "w5"]
+        assert documents.source == "the first 6 documents of a datasets.IterableDataset"
+    assert draw(stream, tokenizer, num_samples=1, seq_length=3).ids.tolist() == [[1, 3, 5]]
+    with pytest.raises(ValueError, match=r"only id, body. Rename one: dataset.rename_column\('id', 'text'\)"):
+        load_documents(stream.rename_column("text", "body").map(lambda row: {**row, "body": [1]}))
+    with pytest.raises(ValueError, match="holds no text"):
+        load_documents(stream.take(1))
+
+
+class TestTrainingText:
+    def test_each_document_once_in_an_order_that_the_seed_decides(self):
+        texts = [f"w{i}" for i in range(20)]
+        found = iterate_documents([*texts, "", None], 3)
+        assert (found.source, found.rendered) == ("a list of 22 strings", False)
+        order = list(found.texts)
+        assert sorted(order) == sorted(texts) and order != texts
+        assert list(iterate_documents([*texts, "", None], 3).texts) == order
+        assert list(iterate_documents([*texts, "", None], 4).texts) != order
+        dataset = datasets.Dataset.from_dict({"text": [*texts, "", None]})
+        assert list(iterate_documents(dataset, 3).texts) == order
+
+    def test_lines_are_one_text_and_streams_keep_their_order(self, tmp_path):
+        (tmp_path / "a.txt").write_text("one\n\ntwo")
+        assert list(iterate_documents(tmp_path / "a.txt", 0).texts) == ["one\n\ntwo"]
+        found = iterate_documents(datasets.IterableDataset.from_generator(endless), 0)
+        assert list(itertools.islice(found.texts, 200)) == [f"w{i}" for i in range(1, 400, 2)]
+        assert found.source == "a datasets.IterableDataset"
+
+    def test_c4_goes_on_with_its_next_file(self, tmp_path, monkeypatch, caplog):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", tmp_path)
+        files = [f"en/c4-train.{number:05}-of-01024.json.gz" for number in (0, 1)]
+        for file in files:
+            put_in_cache(tmp_path, "c4", file)
+        found = iterate_documents("c4", 0)
+        assert found.source == "c4 (allenai/c4, split train)" and not caplog.messages
+        texts = list(found.texts)
+        for number, file in enumerate(files):
+            part = texts[1200 * number : 1200 * (number + 1)]
+            assert sorted(part) == sorted(f"c4 {file} {i}" for i in range(1200)) and part[0] != f"c4 {file} 0"
+        assert len(texts) == 2400
+        (note,) = caplog.messages
+        assert note.startswith("The text of c4 ends after 2 of 1024 files. Could not load the dataset c4 (")

@@ -100,7 +100,7 @@ class TestValue:
     def test_the_datasets_own_number_of_windows(self, model, tokenizer, forwards, monkeypatch):
         documents = Documents([text(random_ids(100))], "c4", separator=" ", max_windows=4)
         roles = []
-        monkeypatch.setattr(evaluation, "load_documents", lambda dataset, role: roles.append(role) or documents)
+        monkeypatch.setattr(evaluation, "load_documents", lambda _name, role, *_: roles.append(role) or documents)
         evaluate_perplexity(model, tokenizer, "c4", 10)
         assert len(forwards) == 4 and roles == ["test"]
         evaluate_perplexity(model, tokenizer, "c4", 10, max_windows=6)

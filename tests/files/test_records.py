@@ -147,7 +147,7 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
 
 def test_a_second_prune_raises(tmp_path):
     work = tmp_path / "work"
-    with work_directory(work), pytest.raises(BlockingIOError, match="work is in use by another prune"):
+    with work_directory(work), pytest.raises(BlockingIOError, match="work is in use by another run"):
         work_directory(work).__enter__()
     with work_directory(work):
         pass
@@ -207,7 +207,7 @@ def test_the_directory_of_weights_is_of_one_command(tmp_path):
         assert not list(directory.iterdir())
         (directory / "weights").touch()
         with (
-            pytest.raises(BlockingIOError, match="own is in use by another prune"),
+            pytest.raises(BlockingIOError, match="own is in use by another run"),
             weights_directory(tmp_path / "own"),
         ):
             pytest.fail("entered")

@@ -1,0 +1,115 @@
+"""`optimum-cli neuronal finetune`, from a sparse model to a sparse model that has learned from the dense one."""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ..checkpoint.hub import check_push, push_pruned
+from ..common.processes import process_group
+from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
+from ..report import REPORT_NAME
+from ..training.finetune import finetune, report_of, work_directory_of
+from ..training.finetune_config import PRESETS, FinetuneConfig
+from . import flags
+from .command import Command, write
+
+
+FIELDS = {entry.name: entry for entry in fields(FinetuneConfig)}
+AMOUNT = ("steps", "tokens", "minutes")
+TEXT = ("dataset", "seq_length", "batch_size", "seed", "add_bos")
+METHOD = ("kl_weight", "learning_rate", "lora")
+
+
+class FinetuneCommand(Command):
+    NAME = "finetune"
+    HELP = "Train a sparse model toward the predictions of its dense model. Every zero stays."
+    USAGE = "--model SPARSE --output DIR [flags]"
+    EXAMPLES = (
+        "--model qwen-sparse --minutes 10 --output qwen-tuned --evaluate wikitext2",
+        "--model qwen-sparse --teacher Qwen/Qwen3-0.6B --dataset chat.jsonl --tokens 2000000 --output qwen-tuned",
+    )
+
+    @staticmethod
+    def add_flags(parser: argparse.ArgumentParser) -> None:
+        main, result, amount, text, method, rare = (
+            parser.add_argument_group(name)
+            for name in ("model", "result", "how much", "text", "method", "rarely needed")
+        )
+        main.add_argument("--model", required=True, help="Hub id or directory of a sparse model (required)")
+        teacher = "Hub id or directory of the dense model (default: the one that the sparse model was pruned from)"
+        main.add_argument("--teacher", help=teacher)
+        main.add_argument("--device", help="cpu, or the accelerator's name (default: the accelerator if there is one)")
+        preset = "fields of the config under one name, which flags override (default: none)"
+        main.add_argument("--preset", choices=sorted(PRESETS), help=preset)
+        result.add_argument("--output", required=True, help="directory to save the trained model in (required)")
+        flags.add_overwrite_flag(result)
+        format = "packed: small, loads with this package (default: dense)"
+        result.add_argument("--format", choices=("dense", "packed"), default="dense", help=format)
+        dtype = "dtype of the saved weights (default: the sparse model's)"
+        result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
+        evaluate = "test text: measure perplexity before and after (default: none)"
+        result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
+        flags.add_window_flag(result)
+        result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
+        flags.add_switch(result, "--private", "make that repository private")
+        for group, names in ((amount, AMOUNT), (text, TEXT), (method, METHOD)):
+            flags.add_config_flags(group, names, known=FIELDS)
+        others = (name for name in FIELDS if name not in (*AMOUNT, *TEXT, *METHOD))
+        flags.add_config_flags(rare, others, known=FIELDS)
+        work_dir = "checkpoints, from which the same command resumes (default: hidden, beside the output)"
+        rare.add_argument("--work-dir", help=work_dir)
+        rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
+        flags.add_switch(rare, "--trust-remote-code", "run code that comes with the model")
+
+    def config(self) -> FinetuneConfig:
+        """Return the config: of the preset, overridden by flags."""
+        given: dict[str, Any] = {name: value for name, value in vars(self.args).items() if name in FIELDS}
+        preset = PRESETS.get(self.args.preset, {})
+        if any(name in given for name in AMOUNT):
+            preset = {name: value for name, value in preset.items() if name not in AMOUNT}
+        return FinetuneConfig(**{**preset, **given})
+
+    def work(self) -> None:
+        args, config, device = self.args, self.config(), flags.device_of(self.args)
+        options = {name: value for name, value in flags.load_options(args).items() if name != "dtype"}
+        if args.push_to_hub:
+            check_push(args.push_to_hub, overwrite=args.overwrite)
+            if report_of(args.model, options) is None:
+                raise ValueError(f"{args.model} has no {REPORT_NAME}, which --push-to-hub needs for the model card.")
+        dtype = getattr(torch, args.save_dtype) if args.save_dtype else None
+        with process_group() as processes:
+            model, report = finetune(
+                args.model,
+                args.output,
+                config,
+                teacher=args.teacher,
+                evaluate=args.evaluate,
+                window=args.window,
+                format=args.format,
+                save_dtype=dtype,
+                work_dir=args.work_dir,
+                overwrite=args.overwrite,
+                device=device,
+                **options,
+            )
+            if processes.rank > 0:
+                return
+            if report is not None:
+                write(f"\n{report}")
+            write(f"\nSaved to {args.output}. Load it with:")
+            if args.format == "packed":
+                write("    import optimum_neuronal  # to load the packed format")
+            write(f"    {loading_code(model, args.output)}")
+            if args.push_to_hub:
+                tokenizer = find_tokenizer(args.output)
+                how = {"format": args.format, "private": args.private, "overwrite": args.overwrite}
+                how["dtype"] = dtype or checkpoint_dtype(model)
+                write(f"Published: {push_pruned(model, args.push_to_hub, report, tokenizer, **how)}")
+
+    def after_interrupt(self) -> str:
+        folder = work_directory_of(self.args.output, self.args.work_dir)
+        if not folder.exists():
+            return ""
+        return f": the same command resumes from its last checkpoint; to start over, delete {folder}"

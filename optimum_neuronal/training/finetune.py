@@ -1,0 +1,254 @@
+"""`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
+
+from ..checkpoint.hub import find_checkpoint
+from ..checkpoint.saving import check_model_directory, save_pretrained, save_pruned
+from ..common.device import default_device
+from ..common.display import format_bytes
+from ..common.notes import get_logger
+from ..common.progress import announce
+from ..data.documents import check_datasets
+from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
+from ..files.records import remove_records, work_directory
+from ..model.load_model import checkpoint_dtype, public_name, without_folders
+from ..pruning.prepare import versions
+from ..report import REPORT_NAME, PruningReport
+from .finetune_config import WARMUP, FinetuneConfig
+from .finetune_progress import FinetuneProgress
+from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
+from .lora import keep_lora_sparse
+from .sparse_trainer import SparseTrainer
+from .sparse_weights import find_sparse_weights
+from .training_data import untouched_randomness
+
+
+logger = get_logger(__name__)
+
+EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
+STATE = "trainer_state.json"  # which Trainer writes last into a checkpoint
+
+
+def finetune(
+    model: str | Path,
+    output: str | Path,
+    config: FinetuneConfig | None = None,
+    *,
+    teacher: str | Path | None = None,
+    dataset: Any = None,
+    evaluate: Iterable[Any] | Mapping[str, Any] = (),
+    window: int | None = None,
+    format: str = "dense",
+    save_dtype: torch.dtype | None = None,
+    work_dir: str | Path | None = None,
+    overwrite: bool = False,
+    device: torch.device | None = None,
+    **model_kwargs: Any,
+) -> tuple[PreTrainedModel, PruningReport | None]:
+    """Train a saved sparse model, by default toward the predictions of its dense model, and save it. Every zero stays.
+
+    ```python
+    model, report = finetune("llama-50", "llama-50-tuned", FinetuneConfig(minutes=10), evaluate=["wikitext2"])
+    ```
+
+    The weights that measure best on held-out text during the training are kept. An interrupted run goes on from its last
+    checkpoint when it is called again. Under torchrun or `accelerate launch`, the processes share each step.
+
+    Args:
+        model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
+        output (`str` or `Path`): where to save; checked before the work starts.
+        config ([`FinetuneConfig`], *optional*): text, amount and learning rate. None: its defaults.
+        teacher (`str` or `Path`, *optional*):
+            The dense model. None: the one that the sparse model's config names. It is not needed with `kl_weight=0`.
+        dataset (*optional*): text in memory instead of the config's: a list of strings or conversations, a `datasets.Dataset`.
+        evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
+        window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
+        format (`str`): `"dense"` or `"packed"`.
+        save_dtype (`torch.dtype`, *optional*): to save in. None: that of the sparse model's checkpoint.
+        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, beside the output.
+        overwrite (`bool`): True to replace a model in `output` that is not pruned.
+        device (`torch.device`, *optional*): the CPU, or the accelerator. None: the accelerator if there is one.
+        model_kwargs: for `from_pretrained`: `revision`, `trust_remote_code`, `token`, ... The teacher gets them without
+            `revision`.
+
+    Returns:
+        The model in float32, and its report with the training added; None if the sparse model has no report.
+
+    Raises:
+        `ValueError`, `TypeError`: model, teacher, text and config do not fit; the message says what to do.
+        `FileExistsError`: `output` holds another model.
+    """
+    config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
+    dataset = config.dataset if dataset is None else dataset
+    check_datasets([dataset, *tests.values()])
+    check_extras(config)
+    path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
+    if report is None:
+        logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
+    student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
+    dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
+    with work_directory(work_directory_of(path, work_dir)) as folder:
+        setup = prepare_training(student.to(device), dense, tokenizer, config, dataset, folder)
+        windows = {
+            name: load_windows(student.config, tokenizer, test, window, add_bos=config.add_bos)
+            for name, test in tests.items()
+        }
+
+        def measure() -> dict[str, float]:
+            return {name: evaluate_perplexity(student, None, ids, batch_size=None) for name, ids in windows.items()}
+
+        before, _ = setup.records.recorded("before", lambda: (measure(), {}))
+        record = _train(setup)
+        after = measure()
+        record["evaluation"] = {
+            name: {"window": ids.shape[1], "bos": begin_with_bos(ids, tokenizer)}
+            | {"before": before[name], "after": after[name]}
+            for name, ids in windows.items()
+        }
+        if report is not None:
+            report = replace(report, training=[*report.training, record])
+        if setup.processes.rank == 0:
+            dtype = save_dtype or checkpoint_dtype(student)
+            if report is not None:
+                save_pruned(student, path, report, tokenizer, format, dtype=dtype)
+            else:
+                save_pretrained(student, path, format, dtype=dtype)
+                tokenizer.save_pretrained(path)
+            shutil.rmtree(setup.checkpoints, ignore_errors=True)
+            remove_records(folder)
+        setup.processes.from_first(None)  # the others wait
+    return student, report
+
+
+def work_directory_of(output: str | Path, work_dir: str | Path | None = None) -> Path:
+    """Return where a fine-tune keeps its checkpoints: `work_dir`, or a hidden directory beside the output."""
+    path = Path(os.path.abspath(output))
+    return Path(work_dir or path.parent / f".{path.name}.unfinished")
+
+
+def _train(setup: Setup) -> dict[str, Any]:
+    """Train the student in place, and return what a report says of it."""
+    config, student, text = setup.config, setup.student, setup.text
+    every, model = max(1, setup.steps // EVALUATIONS), student
+    if config.lora is not None:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear")
+        model = keep_lora_sparse(get_peft_model(student, adapter))
+    arguments = TrainingArguments(
+        setup.checkpoints,
+        max_steps=setup.steps,
+        per_device_train_batch_size=setup.micro_batch,
+        gradient_accumulation_steps=setup.accumulated,
+        learning_rate=config.rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(WARMUP * setup.steps),
+        bf16=config.multiplies_bfloat16(student.device),
+        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
+        use_cpu=student.device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        logging_steps=max(1, every // 5),
+        seed=config.seed,
+        report_to="none",
+    )
+    trainer = SparseTrainer(
+        model,
+        arguments,
+        teacher=setup.teacher,
+        kl_weight=config.kl_weight,
+        train_dataset=_examples(text.windows),
+        eval_dataset=_examples(text.held_out),
+        callbacks=[FinetuneProgress(setup.processes.rank == 0)],
+    )
+    if config.gradient_checkpointing:
+        _checkpointing(student, "enable", {"use_reentrant": False})
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if setup.processes.rank == 0:
+        announce(
+            f"fine-tuning for {setup.steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
+            + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
+        )
+    start = time.perf_counter()
+    with untouched_randomness(), _room_for_checkpoints(setup.checkpoints, student):
+        trainer.train(resume_from_checkpoint=_last_checkpoint(setup.checkpoints))
+    seconds = time.perf_counter() - start
+    if config.gradient_checkpointing:
+        _checkpointing(student, "disable")
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
+    if config.lora is not None:
+        model.merge_and_unload()
+    find_sparse_weights(student.eval())  # raises if a zero was lost
+    return {
+        "config": {**config.to_dict(), "dataset": without_folders(config.dataset)},
+        "teacher": None if setup.teacher is None else public_name(setup.teacher),
+        "source": text.source,
+        "sha256": text.sha256,
+        "steps": setup.steps,
+        "tokens": setup.steps * config.batch_size * config.seq_length,
+        "learning_rate": config.rate,
+        "bf16": config.multiplies_bfloat16(student.device),
+        "device": student.device.type,
+        "processes": setup.processes.count,
+        "best_step": trainer.state.best_global_step,
+        "seconds": seconds,
+        "versions": versions(),
+    }
+
+
+def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:
+    """Call a method of a model that has another name since transformers 5.23."""
+    names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"
+    getattr(model, next(name for name in names if hasattr(model, name)))(*options)
+
+
+def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    return [{"input_ids": window, "labels": window} for window in windows]
+
+
+@contextmanager
+def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None]:
+    """Explain the errors of a full disk, of which torch and safetensors each have their own."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        free, needed = shutil.disk_usage(folder.parent).free, 3 * model.get_memory_footprint()
+        if free > needed:
+            raise
+        raise OSError(
+            f"A checkpoint could not be written to {folder}: the disk has {format_bytes(free)} left, and one needs about "
+            f"{format_bytes(needed)}. Free some, and run the same again: it resumes from its last checkpoint. ({error})"
+        ) from error
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """Return the last checkpoint that was written completely, or None. Those that were not are removed."""
+    whole: list[tuple[int, Path]] = []
+    for path in folder.glob("checkpoint-*"):
+        if (path / STATE).exists():
+            whole.append((int(path.name.rpartition("-")[2]), path))
+        else:
+            shutil.rmtree(path)
+    return str(max(whole)[1]) if whole else None
+
+
+def report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
+    """Return the report that was saved with a model, or None."""
+    where = {key: model_kwargs[key] for key in ("revision", "token", "cache_dir") if key in model_kwargs}
+    return PruningReport.load(find_checkpoint(model, whole=True, **where))

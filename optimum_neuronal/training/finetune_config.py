@@ -1,0 +1,93 @@
+"""The fields of `FinetuneConfig`: type, default and explanation of each. The command line makes its flags from them."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from ..common.device import trains_in_bfloat16
+from ..common.validation import check_field
+from ..config.config_fields import DATASETS, config_field
+
+
+# Chosen by a table of recipes, see docs/results.md.
+PRESETS: dict[str, dict[str, Any]] = {
+    "minutes": {"minutes": 10.0},
+    "best": {"tokens": 10_000_000},
+}
+AMOUNTS = ("steps", "tokens", "minutes")
+TOKENS = 500_000  # if no amount is given
+WARMUP = 0.05  # share of the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """How a sparse model is fine-tuned, see [`finetune`]. At most one of `steps`, `tokens` and `minutes` is given."""
+
+    dataset: str = config_field("c4", f"training text: {DATASETS}")
+    steps: int | None = config_field(
+        None, "steps of the optimizer", unset="as many as tokens or minutes allow", least=1
+    )
+    tokens: int | None = config_field(
+        None, "tokens to train on; text that holds fewer is repeated", unset=f"{TOKENS:,}", least=1
+    )
+    minutes: float | None = config_field(
+        None,
+        "time to train, about: the steps that it allows are estimated first",
+        unset="no limit",
+        least=0,
+        above=True,
+    )
+    seq_length: int = config_field(512, "tokens in each sequence", least=2)
+    batch_size: int = config_field(8, "sequences in each step, of all processes together", least=1)
+    micro_batch: int | None = config_field(
+        None, "sequences in a forward pass; fewer need less memory", unset="the process's part of a step", least=1
+    )
+    kl_weight: float = config_field(
+        1.0, "share of the teacher's predictions in the loss; the rest is that of the text itself", least=0, most=1
+    )
+    learning_rate: float | None = config_field(
+        None, "largest learning rate, of a cosine schedule", unset="0.0005, or 0.002 with LoRA", least=0, above=True
+    )
+    lora: int | None = config_field(
+        None, "rank of LoRA on all projections, which is merged at the end", unset="all weights are trained", least=1
+    )
+    seed: int = config_field(0, "seed of the order of the text", least=0)
+    add_bos: bool | None = config_field(
+        None, "begin every sequence with the tokenizer's BOS token", unset="yes for Gemma models, else no"
+    )
+    bf16: bool | None = config_field(
+        None, "multiply in bfloat16; the weights stay in float32", unset="yes if the machine does so faster"
+    )
+    gradient_checkpointing: bool = config_field(False, "compute activations twice, to keep fewer in memory")
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            check_field(entry, getattr(self, entry.name))
+        if not isinstance(self.dataset, str):
+            raise TypeError(f"dataset is a {type(self.dataset).__name__}: expected a name or a path.")
+        given = [name for name in AMOUNTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given: expected one of {', '.join(AMOUNTS)}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, JSON-serializable."""
+        return asdict(self)
+
+    def multiplies_bfloat16(self, device: torch.device) -> bool:
+        """Return True if matrices are multiplied in bfloat16 on a device."""
+        return trains_in_bfloat16(device) if self.bf16 is None else self.bf16
+
+    @property
+    def rate(self) -> float:
+        """The largest learning rate."""
+        return self.learning_rate or (2e-3 if self.lora else 5e-4)
+
+    def count_steps(self, seconds_of_step: float | None = None) -> int:
+        """Return the steps of the optimizer. `minutes` needs the seconds of one."""
+        if self.steps is not None:
+            return self.steps
+        if self.minutes is not None and seconds_of_step is not None:
+            return max(1, int(60 * self.minutes / seconds_of_step))
+        return math.ceil((self.tokens or TOKENS) / (self.batch_size * self.seq_length))

@@ -1,0 +1,179 @@
+"""What a fine-tune needs: the two models, the text and the number of steps, checked before it begins."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import is_accelerate_available, is_peft_available
+
+from ..checkpoint.saving import check_saveable
+from ..checkpoint.sparsity_config import read_sparsity_config
+from ..common.device import time_on
+from ..common.processes import Processes
+from ..data.calibration import resolve_bos, resolve_seq_length
+from ..files.records import Records
+from ..model.find_blocks import find_decoder
+from ..model.load_model import find_tokenizer, load_model
+from ..packed.packed_module import packed_modules
+from ..packed.sparsify import densify
+from ..pruning.prepare import identity, versions
+from .chunked_loss import Predictor, mixed_loss
+from .finetune_config import FinetuneConfig
+from .packing import TrainingText, pack_text
+from .sparse_trainer import check_vocabularies
+from .sparse_weights import NEGLIGIBLE, find_sparse_decoder, find_sparse_weights
+
+
+PROBED = 3  # passes that are timed before training for some minutes; the last one counts
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a fine-tune trains, on what, and where it keeps its checkpoints."""
+
+    student: PreTrainedModel
+    teacher: PreTrainedModel | None
+    config: FinetuneConfig
+    text: TrainingText
+    records: Records
+    checkpoints: Path
+    steps: int
+    micro_batch: int  # sequences in a forward pass of a process
+    accumulated: int  # forward passes of a process in a step
+
+    @property
+    def processes(self) -> Processes:
+        return self.records.processes
+
+
+def check_extras(config: FinetuneConfig) -> None:
+    """Raise `ImportError` if a package is missing that the training needs."""
+    missing = [] if is_accelerate_available() else ["train"]
+    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
+    if missing:
+        raise ImportError(
+            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
+        )
+
+
+def load_student(
+    model: str | Path, config: FinetuneConfig, format: str, dtype: torch.dtype | None, model_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
+    student = load_model(model, dtype=torch.float32, **model_kwargs)
+    tokenizer = find_tokenizer(model, **model_kwargs)
+    if tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer, which training text needs: save one beside the model.")
+    resolve_seq_length(student.config, config.seq_length)
+    if next(packed_modules(student), None) is not None:
+        student = densify(student).requires_grad_(True)
+    check_saveable(student, format, dtype)
+    find_sparse_weights(student)
+    return student, tokenizer
+
+
+def load_teacher(
+    name: str | Path | None,
+    student: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: FinetuneConfig,
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> PreTrainedModel | None:
+    """Load the dense model that the student learns from, or return None if it learns from the text alone."""
+    if config.kl_weight == 0:
+        return None
+    name = name or (read_sparsity_config(student.config) or {}).get("base_model")
+    if name is None:
+        raise ValueError(
+            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight to 0 to "
+            "learn from the text alone."
+        )
+    options = {key: value for key, value in model_kwargs.items() if key != "revision"}
+    dtype = torch.bfloat16 if config.multiplies_bfloat16(device) else torch.float32
+    teacher = densify(load_model(name, dtype=dtype, **options))
+    projections = find_decoder(teacher).projections.values()
+    zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
+    share = zeros / sum(projection.numel for projection in projections)
+    if share > NEGLIGIBLE:
+        raise ValueError(
+            f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
+            "pruned from."
+        )
+    check_vocabularies(student, teacher)
+    theirs = find_tokenizer(name, **options)
+    if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that it was pruned "
+            "from."
+        )
+    return teacher.to(device)
+
+
+def prepare_training(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    config: FinetuneConfig,
+    dataset: Any,
+    folder: Path | None,
+) -> Setup:
+    """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
+    processes = Processes.current()
+    if config.batch_size % processes.count:
+        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
+    each = config.batch_size // processes.count
+    micro_batch = min(each, config.micro_batch or each)
+    if each % micro_batch:
+        raise ValueError(
+            f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
+        )
+    draw = partial(
+        pack_text,
+        dataset,
+        tokenizer,
+        seq_length=config.seq_length,
+        seed=config.seed,
+        vocab_size=student.get_input_embeddings().weight.shape[0],
+        bos=resolve_bos(student.config, tokenizer, config.add_bos),
+    )
+    draw(1)  # raises for data that cannot be used before anything is recorded
+    records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
+
+    def time_step() -> tuple[float, dict]:
+        return (each // micro_batch) * seconds_of_pass(student, teacher, config, micro_batch), {}
+
+    seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
+    steps = config.count_steps(seconds)
+    text = draw(steps * config.batch_size)
+    decoder, _ = find_sparse_decoder(student)
+    made_from = {**identity(decoder, text.windows), "versions": versions()}
+    before, _ = records.recorded("identity", lambda: (made_from, {}))
+    if before != made_from:
+        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
+        raise ValueError(
+            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
+        )
+    checkpoints = Path(processes.from_first(str(folder))) / "checkpoints"
+    return Setup(student, teacher, config, text, records, checkpoints, steps, micro_batch, each // micro_batch)
+
+
+def seconds_of_pass(
+    student: PreTrainedModel, teacher: PreTrainedModel | None, config: FinetuneConfig, micro_batch: int
+) -> float:
+    """Return the seconds of a forward and a backward, with the teacher's forward. No weight is changed."""
+    device, of_student, of_teacher = student.device, Predictor(student), teacher and Predictor(teacher)
+    ids = torch.zeros(micro_batch, config.seq_length, dtype=torch.int64, device=device)
+    student.train()
+    for _ in range(PROBED):
+        start = time_on(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.multiplies_bfloat16(device)):
+            loss = mixed_loss(of_student, of_teacher, student, {"input_ids": ids}, ids, config.kl_weight)
+        loss.backward()
+        student.zero_grad()
+        seconds = time_on(device) - start
+    return seconds

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from optimum_neuronal.cli import finetune_command
+from optimum_neuronal.cli.finetune_command import FinetuneCommand
+from optimum_neuronal.cli.neuronal_command import make_parser
+from optimum_neuronal.training import finetune as module
+from optimum_neuronal.training.finetune_config import PRESETS
+
+
+SHORT = ("--steps", 4, "--seq-length", 16, "--batch-size", 4)
+
+
+@pytest.fixture
+def sparse(run, dense, tmp_path):
+    folder = tmp_path / "sparse"
+    run(
+        "prune",
+        "--model",
+        dense,
+        "--sparsity",
+        0.5,
+        "--saliency",
+        "magnitude",
+        "--topup",
+        "uniform",
+        "--output",
+        folder,
+    )
+    return folder
+
+
+def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
+    text, output = tmp_path / "text.txt", tmp_path / "tuned"
+    given = ("--model", sparse, "--teacher", dense, "--dataset", text, "--evaluate", text, "--window", 16)
+    shown = run("finetune", *given, *SHORT, "--output", output)
+    assert "fine-tuned" in shown and "(before)" in shown and "(after)" in shown
+    assert f'from_pretrained("{output}")' in shown
+    assert "fine-tuning for 4 steps of 4 x 16 tokens of text.txt, toward dense" in run.err
+    assert "step 4 of 4: perplexity" in run.err
+    after = json.loads((output / "neuronal_report.json").read_text())["training"][0]["evaluation"]["text.txt"]["after"]
+    assert f"{after:.2f}" in run(
+        "evaluate", "--model", output, "--dataset", text, "--window", 16, "--dtype", "float32"
+    )
+    assert "Verified" in run("inspect", output)
+
+
+def test_packed(run, dense, sparse, tmp_path):
+    given = ("--model", sparse, "--teacher", dense, "--dataset", tmp_path / "text.txt", *SHORT)
+    shown = run("finetune", *given, "--format", "packed", "--output", tmp_path / "tuned")
+    assert "import optimum_neuronal" in shown
+
+
+def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    given = (
+        "--model",
+        sparse,
+        "--teacher",
+        dense,
+        "--dataset",
+        tmp_path / "text.txt",
+        *SHORT,
+        "--output",
+        tmp_path / "tuned",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SparseTrainer, "training_step", interrupted)
+        with pytest.raises(
+            SystemExit, match="the same command resumes from its last checkpoint; .*delete .*unfinished"
+        ):
+            run("finetune", *given)
+    assert "Saved to" in run("finetune", *given)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets_make_configs(preset):
+    def config(*words):
+        args = make_parser().parse_args(["finetune", "--model", "m", "--output", "o", "--preset", preset, *words])
+        return FinetuneCommand(args).config()
+
+    assert all(getattr(config(), name) == value for name, value in PRESETS[preset].items())
+    assert (config("--steps", "5").steps, config("--steps", "5").tokens, config("--steps", "5").minutes) == (
+        5,
+        None,
+        None,
+    )
+
+
+def test_a_model_without_a_report_is_not_pushed(run, dense, sparse, tmp_path, monkeypatch):
+    """Before the training."""
+    (sparse / "neuronal_report.json").unlink()
+    monkeypatch.setattr(finetune_command, "check_push", lambda *_, **__: None)
+    monkeypatch.setattr(module, "_train", lambda _: pytest.fail("it was trained"))
+    with pytest.raises(SystemExit, match="has no neuronal_report.json, which --push-to-hub needs"):
+        run("finetune", "--model", sparse, *SHORT, "--output", tmp_path / "tuned", "--push-to-hub", "me/tuned")

@@ -1,0 +1,304 @@
+import json
+import os
+import socket
+
+import pytest
+import torch
+from conftest import make_model, make_tokenizer
+from several_processes import in_processes
+from sparse import same_zeros, zeros_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from optimum_neuronal import (
+    FinetuneConfig,
+    NeuronALConfig,
+    NeuronALPruner,
+    convert_checkpoint,
+    evaluate_perplexity,
+    finetune,
+    inspect_checkpoint,
+)
+from optimum_neuronal.training import finetune as module
+from optimum_neuronal.training import finetune_setup
+from optimum_neuronal.training.sparse_weights import DenseModelError
+
+
+SMALL = {"steps": 10, "seq_length": 16, "batch_size": 4, "learning_rate": 5e-3, "bf16": False}
+TEXT = " ".join(f"w{(7 * i) % 60}" for i in range(3000))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A dense model and a sparse one, with tokenizer and report, and a text."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
+    make_tokenizer().save_pretrained(tmp_path / "dense")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    NeuronALPruner.from_pretrained(tmp_path / "dense", config=config).quantize(tmp_path / "sparse")
+    return tmp_path
+
+
+def tuned(folders, model="sparse", output="tuned", **given):
+    fields = {name: given.pop(name) for name in list(given) if name in FinetuneConfig.__dataclass_fields__}
+    config = FinetuneConfig(**{**SMALL, "dataset": str(folders / "text.txt"), **fields})
+    given = {"teacher": folders / "dense", "evaluate": {"test": [TEXT[:2000]]}, "window": 16, **given}
+    return finetune(folders / model, folders / output, config, **given)
+
+
+def perplexity(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return evaluate_perplexity(AutoModelForCausalLM.from_pretrained(folder), tokenizer, [TEXT[:2000]], 16)
+
+
+class TestResult:
+    def test_the_result_reloads_with_every_zero_and_what_was_measured(self, folders):
+        model, report = tuned(folders)
+        zeros = zeros_of(AutoModelForCausalLM.from_pretrained(folders / "sparse"))
+        saved = AutoModelForCausalLM.from_pretrained(folders / "tuned")
+        assert same_zeros(saved, zeros) and same_zeros(model, zeros) and not model.training
+        assert inspect_checkpoint(folders / "tuned").verdict.startswith("Verified")
+        measured = report.training[0]["evaluation"]["test"]
+        assert measured["before"] == pytest.approx(perplexity(folders / "sparse"), rel=1e-4)
+        assert measured["after"] == pytest.approx(perplexity(folders / "tuned"), rel=1e-4)
+        assert measured["after"] < 0.95 * measured["before"]
+        assert not list(folders.glob(".*")), "no checkpoints stay"
+
+    def test_report_and_card_say_both(self, folders):
+        _, report = tuned(folders)
+        saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
+        assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
+        (record,) = saved["training"]
+        assert (record["steps"], record["tokens"], record["source"], record["teacher"]) == (
+            10,
+            640,
+            "text.txt",
+            "dense",
+        )
+        assert record["config"]["dataset"] == "text.txt", "without folders"
+        assert "fine-tuned" in repr(report) and f"{record['evaluation']['test']['after']:.2f} (after)" in repr(report)
+        card = (folders / "tuned" / "README.md").read_text()
+        assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
+        assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
+        assert "finetune --model path/to/pruned-model --teacher dense --dataset text.txt" in card
+
+    def test_a_second_fine_tune_stands_behind_the_first(self, folders):
+        tuned(folders)
+        _, report = tuned(folders, "tuned", "again", steps=2, kl_weight=0.0)
+        assert [record["steps"] for record in report.training] == [10, 2]
+        assert [record["teacher"] for record in report.training] == ["dense", None]
+
+    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch):
+        """Not the last one, which a large learning rate spoils."""
+        losses, evaluate = [], module.SparseTrainer.evaluate
+
+        def worse_later(self, *args, **kwargs):
+            found = evaluate(self, *args, **kwargs)
+            losses.append(found["eval_loss"])
+            return found
+
+        monkeypatch.setattr(module.SparseTrainer, "evaluate", worse_later)
+        _, report = tuned(folders, learning_rate=0.5, steps=5, kl_weight=0.0)
+        assert report.training[0]["best_step"] == 1 + losses.index(min(losses))
+
+    def test_lora_is_merged(self, folders):
+        model, report = tuned(folders, lora=4, learning_rate=2e-2)
+        measured = report.training[0]["evaluation"]["test"]
+        assert measured["after"] < 0.95 * measured["before"] and "LoRA of rank 4" in repr(report)
+        assert not any("lora" in name for name, _ in model.named_parameters())
+        assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
+
+    def test_a_packed_model_is_unpacked_and_packed_again(self, folders):
+        convert_checkpoint(folders / "sparse", "packed", folders / "packed")
+        _, first = tuned(folders, steps=3)
+        _, second = tuned(folders, "packed", "again", steps=3, format="packed")
+        assert first.training[0]["evaluation"] == second.training[0]["evaluation"]
+        assert list((folders / "again").glob("packed-*.safetensors"))
+
+    def test_gradient_checkpointing_and_micro_batches_change_nothing(self, folders):
+        first, _ = tuned(folders, steps=3)
+        second, _ = tuned(folders, output="again", steps=3, gradient_checkpointing=True, micro_batch=2)
+        theirs = second.state_dict()
+        assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in first.state_dict().items())
+
+    def test_without_a_report(self, folders, caplog):
+        (folders / "sparse" / "neuronal_report.json").unlink()
+        _, report = tuned(folders, steps=1)
+        assert report is None and "has no neuronal_report.json" in caplog.text
+        assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
+
+    def test_conversations(self, folders):
+        tokenizer = make_tokenizer(
+            chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+        )
+        for folder in ("dense", "sparse"):
+            tokenizer.save_pretrained(folders / folder)
+        messages = [{"role": "w1", "content": " ".join(f"w{i % 60}" for i in range(200))}]
+        (folders / "chat.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for _ in range(8)))
+        _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
+        assert report.training[0]["source"] == "chat.jsonl"
+
+
+class TestAmount:
+    def test_tokens(self, folders):
+        _, report = tuned(folders, steps=None, tokens=130)
+        assert (report.training[0]["steps"], report.training[0]["tokens"]) == (3, 192)
+
+    def test_minutes(self, folders, monkeypatch):
+        """A step of half a second fits 12 times into 6 seconds."""
+        monkeypatch.setattr(finetune_setup, "seconds_of_pass", lambda *_: 0.5)
+        _, report = tuned(folders, steps=None, minutes=0.1)
+        assert report.training[0]["steps"] == 12
+
+    def test_timing_changes_no_weight(self, folders):
+        student = AutoModelForCausalLM.from_pretrained(folders / "sparse")
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        seconds = finetune_setup.seconds_of_pass(student, None, FinetuneConfig(seq_length=16), 2)
+        assert seconds > 0 and all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+        assert all(parameter.grad is None for parameter in student.parameters())
+
+    def test_one_amount(self):
+        with pytest.raises(ValueError, match="steps and minutes are given: expected one of steps, tokens, minutes"):
+            FinetuneConfig(steps=3, minutes=2)
+
+
+class TestResuming:
+    def test_it_goes_on_from_its_last_checkpoint(self, folders, monkeypatch):
+        """The result is that of a run without an interrupt, bit for bit, and nothing is measured twice."""
+        whole, _ = tuned(folders, output="whole")
+        step, steps = module.SparseTrainer.training_step, []
+
+        def interrupted(self, *args, **kwargs):
+            steps.append(self.state.global_step)
+            if len(steps) == 8:
+                raise KeyboardInterrupt
+            return step(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module.SparseTrainer, "training_step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tuned(folders)
+        work = folders / ".tuned.unfinished"
+        (work / "checkpoints" / "checkpoint-7").mkdir()  # a kill while it was written
+        monkeypatch.setattr(
+            module.SparseTrainer, "training_step", lambda self, *a, **k: steps.append(-1) or step(self, *a, **k)
+        )
+        resumed, _ = tuned(folders)
+        assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
+        theirs = resumed.state_dict()
+        assert all(torch.equal(value, theirs[name]) for name, value in whole.state_dict().items())
+        assert not work.exists()
+
+    def test_a_full_disk_is_named(self, folders, monkeypatch):
+        """The next run goes on; torch itself speaks of a failed write."""
+
+        def fails(*_, **__):
+            raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+        class Usage:
+            free = 1000
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module.SparseTrainer, "_save_checkpoint", fails)
+            with pytest.raises(RuntimeError, match="^PytorchStreamWriter"):
+                tuned(folders)  # there is room, so it was something else
+            patch.setattr(module.shutil, "disk_usage", lambda _: Usage)
+            with pytest.raises(OSError, match="the disk has 1.00 kB left, and one needs about .* it resumes"):
+                tuned(folders)
+        assert tuned(folders)[1].training[0]["steps"] == 10
+
+    def test_other_settings_are_refused(self, folders, monkeypatch):
+        def interrupted(self, *_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module.SparseTrainer, "training_step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tuned(folders)
+        with pytest.raises(ValueError, match="different settings: learning_rate was 0.005, is 0.001"):
+            tuned(folders, learning_rate=1e-3)
+        (folders / "text.txt").write_text(TEXT[::-1])
+        with pytest.raises(ValueError, match="an unfinished fine-tune with another calibration data: delete"):
+            tuned(folders)
+
+
+class TestRefused:
+    """Before any training, and nothing is written."""
+
+    @pytest.fixture(autouse=True)
+    def untrained(self, monkeypatch, folders):
+        monkeypatch.setattr(module, "_train", lambda _: pytest.fail("it was trained"))
+        yield
+        assert not (folders / "tuned").exists() and not list(folders.glob(".*"))
+
+    def test_a_dense_model(self, folders):
+        with pytest.raises(DenseModelError, match="The model is dense"):
+            tuned(folders, "dense")
+
+    def test_a_sparse_teacher(self, folders):
+        with pytest.raises(
+            ValueError, match="70% of the weights of the teacher .*sparse are zero: expected the dense"
+        ):
+            tuned(folders, teacher=folders / "sparse")
+
+    def test_no_teacher(self, folders):
+        with pytest.raises(ValueError, match=r"does not name its dense model: pass it as the teacher \(--teacher\)"):
+            tuned(folders, teacher=None)
+
+    def test_another_vocabulary(self, folders):
+        make_model("llama").save_pretrained(folders / "small")
+        with pytest.raises(ValueError, match="The teacher predicts 64 tokens and the sparse model 256"):
+            tuned(folders, teacher=folders / "small")
+
+    def test_another_tokenizer(self, folders):
+        make_tokenizer(eos_token="</s>").save_pretrained(folders / "dense")
+        with pytest.raises(ValueError, match="The tokenizers of the teacher .*dense and the sparse model differ"):
+            tuned(folders)
+
+    def test_no_tokenizer(self, folders):
+        for file in (folders / "sparse").glob("tokenizer*"):
+            file.unlink()
+        with pytest.raises(ValueError, match="sparse has no tokenizer, which training text needs"):
+            tuned(folders)
+
+    def test_little_text(self, folders):
+        (folders / "text.txt").write_text("w1 w2")
+        with pytest.raises(ValueError, match="holds 2 tokens: expected at least two sequences of 16"):
+            tuned(folders)
+
+    def test_the_sparse_model_itself_as_output(self, folders):
+        with pytest.raises(FileExistsError, match="would replace the model"):
+            tuned(folders, output="sparse")
+
+    def test_another_model_as_output(self, folders):
+        with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
+            tuned(folders, output="dense")
+
+    def test_sizes_that_do_not_fit(self, folders):
+        with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
+            tuned(folders, seq_length=65)
+        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of the 4 sequences"):
+            tuned(folders, micro_batch=3)
+
+    def test_missing_packages(self, folders, monkeypatch):
+        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
+        with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
+            tuned(folders)
+
+
+def _in_two(rank, count, folders, port):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    tuned(folders, output="two")
+
+
+def test_two_processes_share_each_step(folders):
+    """The result is that of one process, up to rounding."""
+    whole, _ = tuned(folders, output="one")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    in_processes(2, _in_two, folders, folders, port)
+    two = AutoModelForCausalLM.from_pretrained(folders / "two").state_dict()
+    assert all(torch.allclose(value, two[name], atol=1e-3) for name, value in whole.state_dict().items())
+    (record,) = json.loads((folders / "two" / "neuronal_report.json").read_text())["training"]
+    assert (record["processes"], record["tokens"]) == (2, 640)

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from conftest import make_tokenizer
+
+from optimum_neuronal.training.packing import pack_text
+
+
+def test_documents_are_joined_by_the_end_token_and_cut():
+    """Each comes once, in an order that the seed decides."""
+    documents = [" ".join(f"w{10 * number + word}" for word in range(7)) for number in range(4)]
+    found = pack_text(documents, make_tokenizer(eos_token="w99"), 3, seq_length=8, seed=0, vocab_size=256)
+    rows = torch.cat([found.held_out, found.windows])
+    assert rows.shape == (4, 8) and len(found.held_out) == 1
+    assert sorted(rows.tolist()) == [[10 * number + word for word in range(7)] + [99] for number in range(4)]
+    orders = {
+        tuple(
+            pack_text(documents, make_tokenizer(eos_token="w99"), 3, seq_length=8, seed=seed, vocab_size=256)
+            .windows[:, 0]
+            .tolist()
+        )
+        for seed in range(6)
+    }
+    assert len(orders) > 1
+
+
+def test_lines_stay_in_order():
+    found = pack_text(
+        [" ".join(f"w{word}" for word in range(20))], make_tokenizer(), 3, seq_length=5, seed=0, vocab_size=256
+    )
+    assert torch.cat([found.held_out, found.windows]).flatten().tolist() == list(range(20))
+
+
+def test_no_more_than_needed():
+    """16 sequences are held out of a long text."""
+    text = [" ".join(f"w{word % 200}" for word in range(1000))]
+    found = pack_text(text, make_tokenizer(), 7, seq_length=5, seed=0, vocab_size=256)
+    assert (
+        found.held_out.shape == (16, 5)
+        and found.windows[0].tolist() == [80, 81, 82, 83, 84]
+        and len(found.windows) == 7
+    )
+
+
+def test_every_sequence_begins_with_bos():
+    found = pack_text(
+        [" ".join(f"w{word}" for word in range(20))],
+        make_tokenizer(bos_token="w99"),
+        3,
+        seq_length=5,
+        seed=0,
+        vocab_size=256,
+        bos=99,
+    )
+    assert torch.cat([found.held_out, found.windows]).tolist() == [[99, *range(4 * n, 4 * n + 4)] for n in range(4)]
+
+
+def test_a_short_text_is_repeated_with_a_note(caplog):
+    found = pack_text(
+        [" ".join(f"w{word}" for word in range(20))], make_tokenizer(), 9, seq_length=5, seed=0, vocab_size=256
+    )
+    assert len(found.windows) == 3
+    assert "holds 3 sequences of 5 tokens to train on, and 9 are asked for: they are repeated" in caplog.text
+
+
+def test_too_little_text_raises():
+    with pytest.raises(ValueError, match="holds 9 tokens: expected at least two sequences of 5"):
+        pack_text(
+            [" ".join(f"w{word}" for word in range(9))], make_tokenizer(), 3, seq_length=5, seed=0, vocab_size=256
+        )
