@@ -7,9 +7,11 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import SparsityCallback, evaluate_perplexity
+from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.model.load_model import load_model
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -21,12 +23,11 @@ parser.add_argument("--steps", type=int, default=200, help="of training (default
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 args = parser.parse_args()
 
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  # AdamW's small steps need the precision
+model = load_model(args.model, dtype=torch.float32)  # AdamW's small steps need the precision
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
+windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

@@ -8,11 +8,11 @@ With --packed the weights stay packed during training. The merge then drops the 
 import argparse
 from pathlib import Path
 
-import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 import optimum_neuronal as neuronal
+from optimum_neuronal.evaluation.perplexity import load_windows
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -35,8 +35,7 @@ config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-l
 adapted = get_peft_model(model, neuronal.lora_for_packed(model, config))
 if not args.packed:
     neuronal.keep_lora_sparse(adapted)  # also after PeftModel.from_pretrained: adapters do not record the masks
-ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
+windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, evaluate_perplexity
+from optimum_neuronal.evaluation.perplexity import load_windows
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -27,8 +28,7 @@ model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  #
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
+windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

@@ -116,13 +116,13 @@ class PruningReport:
             yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
         for dataset, values in self.evaluation.items():
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
-            tokens = f", windows of {window_text(values)} tokens" if "window" in values else ""
+            tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
         for record in self.training:
             yield ["fine-tuned", f"{training_text(record)}, {format_duration(record['seconds'])}"]
             for dataset, values in record["evaluation"].items():
                 yield [
-                    f"perplexity, {dataset}, windows of {window_text(values)} tokens",
+                    f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}",
                     f"{values['before']:.2f} (before), {values['after']:.2f} (after)",
                 ]
         yield [
@@ -148,6 +148,6 @@ def training_text(record: Mapping[str, Any]) -> str:
     return f"{record['tokens']:,} tokens of {record['source']}{taught}, {weights}, learning rate {record['learning_rate']:g}"
 
 
-def window_text(values: Mapping[str, Any]) -> str:
+def window_text(values: Mapping[str, Any], unit: str = "") -> str:
     """Return the length of the test windows of a report's evaluation: `"2048"`, or `"2048 (BOS first)"`."""
-    return f"{values['window']}{' (BOS first)' if values.get('bos') else ''}"
+    return f"{values['window']}{unit}{' (BOS first)' if values.get('bos') else ''}"

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import datasets
 import pytest
+from conftest import make_tokenizer
+from kinds import make_kind
 from sparse import same_zeros, zeros_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity, inspect_checkpoint
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 
 
@@ -24,7 +26,7 @@ TASKS = Path(__file__).parent / "fixtures" / "tasks"
 
 def run(name, monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
 def prepare(folder, characters):
@@ -108,6 +110,29 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, command):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
     window, last = None if name == "distill.py" else 32, float(printed.rpartition("perplexity ")[2].split()[0])
     assert last == pytest.approx(evaluate_perplexity(tuned, tokenizer, tmp_path / "test.txt", window), rel=1e-5)
+
+
+def test_a_multimodal_gemma_is_tuned_on_windows_that_begin_with_bos(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+    pruner, tokenizer = (
+        NeuronALPruner(NeuronALConfig(0.7, "magnitude", topup="uniform")),
+        make_tokenizer(bos_token="w9"),
+    )
+    pruner.save(pruner.prune(make_kind("Gemma3ForConditionalGeneration")), tmp_path / "sparse")
+    tokenizer.save_pretrained(tmp_path / "sparse")
+    text = ("--train", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--steps", 2, "--length", 32)
+    found = run("finetune.py", monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *text)
+    assert found["windows"].shape[1] == 32 and set(found["windows"][:, 0].tolist()) == {9}
+    assert inspect_checkpoint(tmp_path / "tuned").verdict == "Verified: the zeros agree with the sparsity_config."
+    assert AutoModelForImageTextToText.from_pretrained(tmp_path / "tuned").config.model_type == "gemma3"
+
+
+def test_export_gguf_checks_its_paths_first(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gguf")
+    places = ("--model", tmp_path, "--llama-cpp", tmp_path / "gone", "--text", EXAMPLES / "prune.py")
+    with pytest.raises(SystemExit):
+        run("export_gguf.py", monkeypatch, *places, "--output", tmp_path / "out")
+    assert "gone/convert_hf_to_gguf.py does not exist" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_gradual_pruning(tmp_path, monkeypatch, text):

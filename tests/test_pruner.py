@@ -38,6 +38,22 @@ def test_neuronal_is_the_default_and_serves_every_saliency(saliency, ids):
     assert abs(pruner.report.achieved_sparsity - 0.6) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "fields", [{"topup": "neuronal"}, {"saliency": "sparsegpt", "topup": "owl"}, {"saliency": "alps"}], ids=str
+)
+def test_every_projection_has_its_zeros_within_one_weight(fields, ids):
+    """Here a block's projections get the same share. Counts are rounded down."""
+    model = make_model("llama")
+    NeuronALPruner(config(0.617, **fields)).prune(model, ids)
+    blocks = find_decoder(model).blocks
+    for block in blocks:
+        zeros = {p.name: int((p.weight == 0).sum()) for p in block.pruned}
+        share = sum(zeros.values()) / block.numel
+        assert all(abs(zeros[p.name] - share * p.numel) <= 1 for p in block.pruned)
+    total = sum(int((p.weight == 0).sum()) for block in blocks for p in block.pruned)
+    assert abs(total - 0.617 * sum(block.numel for block in blocks)) <= sum(len(block.pruned) for block in blocks)
+
+
 def test_magnitude_uniform_equals_torch():
     """Per row, against torch.nn.utils.prune."""
     model = make_model("llama")

@@ -66,7 +66,7 @@ def test_the_table_of_the_least():
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
         (
             {"evaluation": {"c4": {"window": 8, "bos": True, "dense": 10}}},
-            "perplexity, c4, windows of 8 (BOS first) tokens  10.00 (dense)",
+            "perplexity, c4, windows of 8 tokens (BOS first)  10.00 (dense)",
         ),
         (
             {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3, "add_bos": True}},

@@ -117,9 +117,8 @@ def test_an_index_names_no_paths(foreign, format, place):
     with pytest.raises(ValueError, match=f"{re.escape(name)} names '{re.escape(place)}': expected"):
         (folder / "model.safetensors").unlink(missing_ok=True)
         inspect_checkpoint(folder)
-    if format == "packed":  # transformers reads the index of dense files
-        with pytest.raises((ValueError, OSError)):
-            load_model(folder)
+    with pytest.raises((ValueError, OSError)):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("place", ["../other/", "{}/other/", "link/"])
@@ -131,6 +130,8 @@ def test_an_index_of_another_folders_files(place, foreign, tmp_path):
     index = folder / "packed.safetensors.index.json"
     index.write_text(index.read_text().replace("packed-00001", place.format(folder.parent) + "packed-00001"))
     with pytest.raises(ValueError, match="index.json does not name the files of this checkpoint"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="index.json names .*: expected a file in the same folder"):
         load_model(folder)
 
 

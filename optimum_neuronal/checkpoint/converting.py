@@ -70,7 +70,7 @@ def convert_checkpoint(
         check_replaceable(target, overwrite)
     packed = _check(source, format if dtype is None else None)
     stored = _dtypes(source, packed) if dtype is None else {}
-    model = load_model(source, trust_remote_code=trust_remote_code)
+    model = load_model(source, whole=True, trust_remote_code=trust_remote_code)
     check_saveable(model, format, dtype)
     with replaced_checkpoint(target) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
@@ -105,6 +105,8 @@ def _check(source: Path, format: str | None) -> bool:
         raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
     if format == ("packed" if packed else "dense"):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
+    if not packed and config.get("quantization_config") is not None:
+        raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
     if (source / ADAPTER_CONFIG).exists():
         raise ValueError(
             f"{source} holds an adapter ({ADAPTER_CONFIG}), which would be loaded with the model: move it elsewhere."

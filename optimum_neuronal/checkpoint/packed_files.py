@@ -126,6 +126,8 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     """Return the files with the weights of a checkpoint. Raise `ValueError` if the index names one in another folder."""
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
+        if not (folder / DENSE_FILE).exists():
+            raise FileNotFoundError(f"{folder} has no {DENSE_FILE} and no {index}, the only weights that can be read.")
         return [folder / DENSE_FILE]
     weight_map = read_json(folder / index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict):

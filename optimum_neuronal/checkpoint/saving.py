@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..common.display import escaped
 from ..common.notes import get_logger
 from ..common.validation import check_choice
 from ..compat import hf_private
@@ -31,7 +32,7 @@ from .names import (
     belongs_to_model_or_tokenizer,
 )
 from .packed_files import read_json
-from .sparsity_config import KEY
+from .sparsity_config import KEY, VERSION
 from .writing import SHARD_SIZE, checked_model, write_model
 
 
@@ -179,7 +180,9 @@ def check_model_directory(directory: str | Path, overwrite: bool = False, source
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
     finish_moves(path)
-    if not overwrite and path.is_dir() and any(path.iterdir()) and not _is_pruned(path):
+    if replaced := _pruned_as(path):
+        logger.warning(f"{directory} holds a pruned model, which will be replaced: {replaced}.")
+    elif not overwrite and path.is_dir() and any(path.iterdir()):
         raise FileExistsError(
             f"{directory} is not empty, and does not hold a pruned model. Choose another directory, or pass --overwrite "
             "to replace the model in it. Other files stay."
@@ -195,13 +198,16 @@ def check_other_directory(source: str | Path | None, output: str | Path) -> None
 
 def check_replaceable(directory: str | Path, overwrite: bool) -> None:
     """Raise `FileExistsError` if a directory holds a dense model, unless it may be replaced."""
-    if not overwrite and (Path(directory) / CONFIG).exists() and not _is_pruned(Path(directory)):
+    if not overwrite and (Path(directory) / CONFIG).exists() and not _pruned_as(Path(directory)):
         raise FileExistsError(
             f"{directory} holds a model that is not pruned. Choose another directory, or pass overwrite=True to replace it."
         )
 
 
-def _is_pruned(directory: Path) -> bool:
+def _pruned_as(directory: Path) -> str | None:
+    """Return how the model in a directory was pruned, such as `"wanda + uniform, sparsity 0.6"`; None without one."""
     with suppress(OSError, ValueError):
-        return bool(read_json(directory / CONFIG).get(KEY))
-    return False
+        about = read_json(directory / CONFIG).get(KEY)
+        if isinstance(about, dict) and about.get("version") == VERSION:
+            return escaped(f"{about.get('method')}, sparsity {about.get('sparsity')}", 200)
+    return None

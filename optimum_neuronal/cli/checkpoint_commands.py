@@ -10,6 +10,7 @@ from ..checkpoint.converting import convert_checkpoint, find_source
 from ..checkpoint.inspecting import inspect_checkpoint
 from ..checkpoint.packed_files import stored_size
 from ..checkpoint.saving import check_model_directory
+from ..common.display import format_bytes
 from ..files.directories import is_same
 from .command import Command, write
 from .flags import DTYPES, add_overwrite_flag, add_switch
@@ -70,7 +71,7 @@ class ConvertCommand(Command):
         options |= {"overwrite": args.overwrite}
         written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)
         after = stored_size(written)
-        write(f"Written to {written}, {args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
+        write(f"Written to {written}, {args.format}: {format_bytes(before)} became {format_bytes(after)}.")
 
     def after_interrupt(self) -> str:
         return ": nothing was changed"

@@ -2,11 +2,16 @@
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
 
 from ..common.connection import check_connection
@@ -27,6 +32,23 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Raise `KeyboardInterrupt`, with the signal's number, on SIGTERM too, so that a command ends as on Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 class Command(ABC):
     """A command whose expected errors are one line."""
 
@@ -39,23 +61,29 @@ class Command(ABC):
         self.args = args
 
     def run(self) -> None:
-        """Do the work. End the process with one line on an expected error, or on Ctrl-C."""
+        """Do the work. End the process with one line on an expected error, on Ctrl-C or on SIGTERM."""
         try:
-            check_arguments(self.args)
-            self.check()
-            if self.args.quiet:
-                logging.set_verbosity_error()
-                logging.disable_progress_bar()
-                os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
-            self.work()
+            with stopped_by_sigterm():
+                self._run()
         except EXPECTED as error:
             if self.args.debug:
                 raise
             message = escaped(" ".join(str(error).split())) or type(error).__name__
             explained = isinstance(error, (ValueError, TypeError, OSError))
             sys.exit(f"{self.NAME}: error: {message}{'' if explained else ' (--debug shows where)'}")
-        except KeyboardInterrupt:
-            sys.exit(f"{self.NAME}: interrupted{self.after_interrupt()}")
+        except KeyboardInterrupt as interrupt:
+            sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
+            number = interrupt.args[0] if interrupt.args else signal.SIGINT
+            sys.exit(128 + number)
+
+    def _run(self) -> None:
+        check_arguments(self.args)
+        self.check()
+        if self.args.quiet:
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
+            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
+        self.work()
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -99,5 +127,13 @@ def _check_model(name: str, revision: str | None) -> None:
         raise FileNotFoundError(f"The file {name} does not exist.")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist.")
-    elif try_to_load_from_cache(name, "config.json", revision=revision) is None:
+    elif not _is_cached(name, revision):
         check_connection()
+
+
+def _is_cached(name: str, revision: str | None) -> bool:
+    """Return True if a model is in the Hub's cache. Raise `ValueError` for a name that no model can have."""
+    try:
+        return try_to_load_from_cache(name, "config.json", revision=revision) is not None
+    except HFValidationError as error:
+        raise ValueError(f"{name!r} is neither a directory nor the id of a model on the Hub.") from error

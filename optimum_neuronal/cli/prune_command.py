@@ -15,6 +15,7 @@ from ..config.presets import PRESETS, replace_fields
 from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
+from ..files.directories import is_same
 from ..model.load_model import checkpoint_dtype, loading_code
 from ..pruner import NeuronALPruner
 from ..pruning.dry_run import dry_run
@@ -86,6 +87,8 @@ class PruneCommand(Command):
         args, config = self.args, self.config()
         if args.output is not None:
             check_model_directory(args.output, args.overwrite, args.model)
+            if args.work_dir and is_same(args.work_dir, args.output):
+                raise ValueError("--work-dir is the output directory: name another one, or leave it out.")
         if args.dry_run:
             self._dry_run(config)
         else:

@@ -179,6 +179,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 raise ValueError(
                     f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}."
                 )
+        if "sparsity" not in values:
+            raise TypeError("The config has no sparsity: expected a share of zeros, such as 0.7.")
         return (cls(**values), unused) if return_unused_kwargs else cls(**values)
 
 

@@ -259,7 +259,7 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
     first = next(iter(dataset), None) if is_list else dataset
     if isinstance(first, (list, tuple)) and are_conversations([first]):
         return None
-    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)):
+    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)) or _is_text(first):
         return None
     try:
         # np.array copies: torch would warn about a read-only array
@@ -279,6 +279,13 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
                 "or the text itself."
             )
     return ids.to(torch.int64)
+
+
+def _is_text(row: Any) -> bool:
+    """Return True for an array of text or objects, and for a list of texts."""
+    if isinstance(row, np.ndarray):
+        return row.dtype.kind in "OSU"
+    return isinstance(row, (list, tuple)) and bool(row) and isinstance(row[0], str)
 
 
 def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:

@@ -116,9 +116,11 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
         write_atomically(path, json.dumps(identity, indent=2).encode())
         return
     try:
-        before = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError):  # not JSON, or not a mapping
-        raise ValueError(f"{path} is damaged: delete {directory} to start again.") from None
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):  # not JSON
+        before = None
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} is damaged: delete {directory} to start again.")
     names = [name for name in sorted({**before, **identity}) if before.get(name) != identity.get(name)]
     if names:
         changes = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in names)

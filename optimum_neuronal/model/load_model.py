@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -40,22 +41,27 @@ DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which h
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 
 
-def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
+def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
     A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks
-    weights is an error: transformers would make them up.
+    weights is an error: transformers would make them up. With `whole`, so is one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
     loader, _ = _checked_loader(model_or_path, model_kwargs)
     gguf_file = model_kwargs.get("gguf_file")
     if gguf_file is not None:
         model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
-    model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
-    check_complete(info["missing_keys"], model_or_path)
-    if packed := [name for name in info["unexpected_keys"] if ".packed_" in name]:
+    try:
+        model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
+    except SafetensorError as error:
         raise ValueError(
-            f"{type(model).__name__} has no place for {_some(packed)} of {model_or_path}: download or save the checkpoint again."
+            f"A file of weights of {model_or_path} is damaged: {error}. Download or save it again."
+        ) from error
+    check_complete(info["missing_keys"], model_or_path)
+    if left := [name for name in info["unexpected_keys"] if whole or ".packed_" in name]:
+        raise ValueError(
+            f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
     if gguf_file is not None:
         model.gguf_file = gguf_file
@@ -84,6 +90,8 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
     text_config = config.get("text_config") or {}
     quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
+    if not isinstance(quantized, Mapping):
+        raise ValueError(f"{model_or_path} is damaged: its quantization_config is no JSON object.")
     method = quantized.get("quant_method", "a quantization_config")
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
@@ -97,7 +105,13 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     config = kwargs.get("config")
     if config is None:
         attention = _chosen(kwargs, ("attn_implementation",))
-        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
+        try:
+            config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
+        except (AttributeError, StrictDataclassError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"The config of {model_or_path} is damaged: {reason}. Download or save it again."
+            ) from error
         layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
         if layers > MAX_LAYERS:
             raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
@@ -193,7 +207,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
 
     `architecture` names the model's class, by default the first of `config.architectures`.
     """
-    architecture = architecture or next(iter(config.architectures or ()), None)
+    architecture = architecture or next(map(str, config.architectures or ()), None)
     references = (getattr(config, "auto_map", None) or {}) if trust_remote_code else {}
     for name in PIPELINE_TAGS:
         reference = references.get(name)
@@ -236,7 +250,7 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
         raise ValueError(f"{wanted}, or save one beside the model.")
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     try:
-        return AutoTokenizer.from_pretrained(origin, revision=revision or "main", **gguf)
+        return _load_tokenizer(origin, revision=revision or "main", **gguf)
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
@@ -244,9 +258,17 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
 def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
     model_or_path, options = locate(model_or_path, options)
-    with suppress(ImportError, OSError, ValueError):
-        return AutoTokenizer.from_pretrained(model_or_path, **options)
+    with suppress(ImportError, OSError, ValueError, AttributeError, StrictDataclassError):  # also for a damaged config
+        return _load_tokenizer(model_or_path, **options)
     return None
+
+
+def _load_tokenizer(model_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
+    """Load a tokenizer. Raise `ValueError` if its files are missing: for some families, transformers makes an empty one."""
+    tokenizer = AutoTokenizer.from_pretrained(model_or_path, **options)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ValueError("its files are missing")
+    return tokenizer
 
 
 def hub_id(model: PreTrainedModel) -> str | None:

@@ -1,5 +1,6 @@
 """Where a model is read from: a directory, a Hub id or a GGUF file. Nothing heavy is imported and nothing is loaded."""
 
+import json
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -19,12 +20,25 @@ def check_directory(path: str | os.PathLike[str]) -> None:
     """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model."""
     folder = Path(path)
     if (folder / "config.json").is_file():
-        return
+        return _check_index(folder)
     for name, problem in OTHERS.items():
         if (folder / name).is_file():
             raise ValueError(problem.format(path))
     if find_gguf(folder) is None:
         raise FileNotFoundError(f"There is no config.json in {path}: name the directory of a model.")
+
+
+def _check_index(folder: Path) -> None:
+    """Raise `ValueError` for an index of weights that is damaged, or names files outside its folder."""
+    for index in folder.glob("*.index.json"):
+        try:
+            content = json.loads(index.read_text(encoding="utf-8"))
+            names = {str(name) for name in content["weight_map"].values()}
+            content["metadata"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{index} is damaged: download or save the checkpoint again.") from error
+        if outside := sorted(name for name in names if Path(name).name != name):
+            raise ValueError(f"{index} names {outside[0]!r}: expected a file in the same folder.")
 
 
 def find_gguf(path: str | os.PathLike[str]) -> Path | None:

@@ -107,6 +107,8 @@ def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern
 
 def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
     """Raise `ValueError` unless every projection has its own finite floating-point weights."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError("The weights were made under torch.inference_mode: load or copy the model outside of it.")
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.is_meta:

@@ -43,7 +43,7 @@ class DryRun:
         packed, dtype = format_bytes(in_memory - self.size.dense + self.size.saved), str(model.dtype)
         projections = f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks"
         rows = [
-            ["model", f"{decoder.config.model_type}, {weights} weights"],
+            ["model", f"{model.config.model_type}, {weights} weights"],
             ["method", config.methods.title],
             ["pruned", f"{projections}: {config.sparsity:.2%} zeros"],
             [f"size in {dtype.removeprefix('torch.')}", f"{format_bytes(in_memory)}, packed {packed}"],

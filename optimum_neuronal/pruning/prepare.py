@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import threading
 import time
@@ -34,6 +35,7 @@ from ..data.calibration import (
     resolve_seq_length,
     take_sequences,
 )
+from ..data.documents import load_documents
 from ..files.records import Records
 from ..model.load_model import own_tokenizer
 from ..model.projections import Block, Decoder
@@ -198,7 +200,12 @@ def draw_calibration(
     seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
     if ids is not None:
         return take_sequences(ids, **options)
-    tokenizer = tokenizer or own_tokenizer(model, revision)
+    try:
+        tokenizer = tokenizer or own_tokenizer(model, revision)
+    except ValueError:
+        if not isinstance(dataset, (str, os.PathLike)):
+            load_documents(dataset)  # what is wrong with the data comes first
+        raise
     bos = resolve_bos(model.config, tokenizer, config.add_bos)
     options |= {"seed": config.seed, "sampling": config.sampling, "bos": bos}
     return draw_windows(dataset, tokenizer, seq_length=seq_length, **options)

@@ -56,8 +56,8 @@ def is_leaving(frame) -> bool:
     return frame is not None and (frame.f_code.co_name == "__exit__" or is_leaving(frame.f_back))
 
 
-@pytest.mark.parametrize("what", ["capture", "outputs", "statistics"])
-def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_and_no_hook(what, llama, ids):
+@pytest.mark.parametrize("what", ["capture", "outputs", "statistics", "modes"])
+def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_no_hook_and_no_other_mode(what, llama, ids):
     """A trace function raises it."""
     decoder = find_decoder(llama)
     runner = BlockRunner(decoder)
@@ -67,7 +67,12 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_and_no_hook(what, l
         with record_inputs(modules, {}, (2, 16)):
             decoder.module(input_ids=ids[:2, :16], use_cache=False)
 
+    def evaluate():
+        with inference(llama):
+            pass
+
     work = {
+        "modes": evaluate,
         "capture": lambda: capture_inputs(decoder, ids[:2, :16], 1, runner.device, wrap),
         "outputs": lambda: block_outputs(decoder, decoder.blocks[:2], ids[:1, :16]),
         "statistics": record,
@@ -85,6 +90,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_and_no_hook(what, l
                 raise KeyboardInterrupt
             return trace
 
+        llama.train(what == "modes")
         sys.settrace(trace)
         try:
             work()
@@ -99,6 +105,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_and_no_hook(what, l
         while stopped_at(line):
             left = [name for name, m in llama.named_modules() if "forward" in vars(m) or m._forward_hooks]
             left += [name for name, m in llama.named_modules() if m._forward_pre_hooks]
+            left += [name for name, m in llama.named_modules() if m.training != (what == "modes")]
             assert not left, (line, left)
             line += 1 + line // 50
     assert line > 40

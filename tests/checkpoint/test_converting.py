@@ -108,6 +108,12 @@ def test_what_cannot_be_converted(tmp_path):
     save_pruned(tmp_path / "lacking")
     kept = {name: tensor for name, tensor in tensors_of(tmp_path / "lacking").items() if "1.mlp.up_proj" not in name}
     save_file(kept, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
+    for name, changes in (
+        ("short", {"num_hidden_layers": 2}),
+        ("quantized", {"quantization_config": {"quant_method": "gptq"}}),
+    ):
+        shutil.copytree(tmp_path / "pruned", tmp_path / name)
+        change_config(tmp_path / name, lambda config, changes=changes: config.update(changes))
     for name in ("mixed", "mixed-packed"):
         change_config(tmp_path / name, lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
@@ -116,6 +122,8 @@ def test_what_cannot_be_converted(tmp_path):
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is not a directory: check its path"),
         ("adapted", "packed", "holds an adapter"),
+        ("short", "packed", "LlamaForCausalLM has no place for model.layers.2.input_layernorm.weight, .* 6 more of"),
+        ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
         ("mixed", "packed", "in torch.float32, but transformers loads it in another dtype"),
         ("mixed-packed", "dense", "in torch.float32, but transformers loads it in another dtype"),

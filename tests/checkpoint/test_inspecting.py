@@ -65,6 +65,11 @@ def test_damaged_files(tmp_path):
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=float("inf")))
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
         inspect_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    file.rename(tmp_path / "pytorch_model.bin")
+    change_config(tmp_path, lambda config: config.pop("sparsity_config"))
+    with pytest.raises(FileNotFoundError, match="has no model.safetensors and no model.safetensors.index.json"):
+        inspect_checkpoint(tmp_path)
 
 
 def test_a_model_that_was_not_pruned(tmp_path):

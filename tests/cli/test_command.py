@@ -1,6 +1,8 @@
 import argparse
 import io
+import signal
 import sys
+from functools import partial
 
 import huggingface_hub
 import pytest
@@ -32,13 +34,30 @@ def run(error, **flags):
         (MemoryError(), "error: MemoryError (--debug shows where)"),
         (ValueError("x is 1: expected 2."), "error: x is 1: expected 2."),
         (ValueError("\x1b[2Jmodel.layers\u202e"), r"error: \x1b[2Jmodel.layers\u202e"),
-        (KeyboardInterrupt(), "interrupted: nothing is lost"),
     ],
 )
 def test_expected_errors_are_one_line(error, line):
     with pytest.raises(SystemExit) as stop:
         run(error)
     assert stop.value.code == f"sample: {line}"
+
+
+def interrupt():
+    raise KeyboardInterrupt  # SIGINT itself is ignored by jobs in the background
+
+
+@pytest.mark.parametrize(("stop", "status"), [(interrupt, 130), (partial(signal.raise_signal, signal.SIGTERM), 143)])
+def test_an_interrupted_command_ends_with_one_line(stop, status, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+
+    class Stopped(Sample):
+        def work(self):
+            stop()
+
+    with pytest.raises(SystemExit) as caught:
+        Stopped(argparse.Namespace(debug=False, quiet=False)).run()
+    assert caught.value.code == status and capsys.readouterr().err == "sample: interrupted: nothing is lost\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_other_errors_and_debug_show_where():

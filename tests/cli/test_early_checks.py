@@ -17,6 +17,7 @@ COMMANDS = (
     ((*PRUNE[:-1], "notes.xyz"), "notes.xyz is a file: name the directory of a model, a Hub id or a .gguf"),
     ((*PRUNE[:-1], "adapter"), "adapter is a PEFT adapter: merge it into its model"),
     ((*PRUNE[:-1], "pipeline"), "pipeline is a diffusers pipeline, not a language model"),
+    (("inspect", "no name"), "'no name' is neither a directory nor the id of a model on the Hub"),
     (("inspect", "./gone"), "The directory ./gone does not exist"),
 )
 

@@ -1,9 +1,11 @@
 import json
+import re
 
 import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
+from sparse_checkpoints import change_config
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -42,6 +44,7 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     assert "perplexity, text.txt, windows of " in printed
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
+    assert f"Saved to {output} in float32 (--save-dtype bfloat16 halves it). Load it with:" in printed
     assert f'from_pretrained("{output}")' in printed and (output / "tokenizer.json").exists()
     lines = run("evaluate", "--model", output, "--dataset", text, "--window", 16, "--max-windows", 3).split("\n")
     assert lines[1].split()[:3] == ["dataset", "perplexity", "windows"]
@@ -112,7 +115,7 @@ def test_what_is_pushed_has_the_format_that_is_saved(run, dense, tmp_path, monke
     assert published == ["packed"]
 
 
-def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch):
+def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *TUNED]
     run(*arguments, "--output", tmp_path / "undisturbed")
 
@@ -121,8 +124,9 @@ def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("optimum_neuronal.pruning.prune.apply_changes", interrupt)
-        with pytest.raises(SystemExit, match="interrupted: the same command resumes from here; .*delete .*unfinished"):
+        with pytest.raises(SystemExit, match="130"):
             run(*arguments, "--output", tmp_path / "sparse")
+    assert re.search("interrupted: the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
     assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
     run(*arguments, "--output", tmp_path / "sparse")
     assert equal(tmp_path / "undisturbed", tmp_path / "sparse")
@@ -130,7 +134,8 @@ def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("moved", [0, 1, 3, 7])
-def test_a_prune_that_was_killed_while_its_files_moved_is_completed(moved, run, dense, tmp_path, monkeypatch):
+@pytest.mark.parametrize("first", ["inspect", "prune"])
+def test_a_prune_that_was_killed_while_its_files_moved_is_completed(first, moved, run, dense, tmp_path, monkeypatch):
     given, move = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity"), atomic._move
     run(*given, 0.5)
 
@@ -141,6 +146,8 @@ def test_a_prune_that_was_killed_while_its_files_moved_is_completed(moved, run, 
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(atomic, "_move", stop)
+        run(*given, 0.7)
+    if first == "prune":
         run(*given, 0.7)
     assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse") and not (tmp_path / "sparse" / ".saving").exists()
     run(*given, 0.7)
@@ -212,8 +219,21 @@ def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     assert [file.name for file in project.iterdir()] == ["README.md"]
     run("prune", *given, project, "--overwrite")
     assert (project / "README.md").read_text() == "# Mine" and (project / "model.safetensors").exists()
-    for _ in range(2):
-        run("prune", *given, tmp_path / "sparse")
+    with pytest.raises(SystemExit, match="--work-dir is the output directory"):
+        run("prune", *given, tmp_path / "sparse", "--work-dir", tmp_path / "sparse")
+
+
+def test_the_pruned_model_that_is_replaced_is_named(run, dense, tmp_path, caplog):
+    """One of another tool is not a pruned model."""
+    given, output = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse"), tmp_path / "sparse"
+    run(*given, "--sparsity", 0.5)
+    assert not caplog.messages
+    run(*given, "--sparsity", 0.7)
+    note = f"{output} holds a pruned model, which will be replaced: magnitude + uniform, sparsity 0.5."
+    assert caplog.messages == [note]
+    change_config(output, lambda config: config.update(sparsity_config={"format": "dense"}))
+    with pytest.raises(SystemExit, match="does not hold a pruned model"):
+        run(*given, "--sparsity", 0.6)
 
 
 def test_conversations(run, dense, tmp_path, monkeypatch):

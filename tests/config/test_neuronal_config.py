@@ -112,6 +112,8 @@ def test_it_survives_json(given, tmp_path):
 def test_unknown_keys_and_other_methods(stored, given, message):
     with pytest.raises(ValueError, match=message):
         NeuronALConfig.from_dict(stored, **given)
+    with pytest.raises(TypeError, match="^The config has no sparsity: expected a share of zeros, such as 0.7"):
+        NeuronALConfig.from_dict({"seed": 1})
 
 
 # Fields beside or instead of sparsity 0.7, Wanda and NeuronAL -> the error's message.

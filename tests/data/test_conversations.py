@@ -159,7 +159,7 @@ def test_malformed_conversations(dataset, message, chat_tokenizer):
 def test_lists_of_other_things(chat_tokenizer):
     with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
         load_documents(datasets.Dataset.from_dict({"messages": [["w1"]]}), tokenizer=chat_tokenizer)
-    with pytest.raises(ValueError, match="rows of equal length"):
+    with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
         draw([["w1"]], chat_tokenizer)
 
 

@@ -3,11 +3,13 @@ import json
 
 import datasets
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from texts import MIXED, document, draw
 
 from optimum_neuronal.data import documents as module
+from optimum_neuronal.data.calibration import as_token_ids
 from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, iterate_documents, load_documents
 
 
@@ -23,11 +25,19 @@ def test_column_of_a_dataset(tokenizer):
         ValueError, match=r"no column 'text' or .*'completion', only one, two. Pass one of them: dataset\['one'\]"
     ):
         load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
+    with pytest.raises(ValueError, match="no column 'text' or .*, only none"):
+        load_documents(datasets.Dataset.from_dict({}))
     with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split.*a column of it"):
         load_documents(datasets.DatasetDict())
     dataset = datasets.Dataset.from_dict({"text": MIXED, "prompt": MIXED})
     for given in (dataset, dataset["prompt"], dataset.select(range(len(MIXED)))["text"]):
         assert torch.equal(draw(given, tokenizer).ids, draw(MIXED, tokenizer).ids)
+
+
+def test_an_array_of_text_is_not_token_ids(tokenizer):
+    assert as_token_ids(np.array(["a text"])) is None
+    with pytest.raises(TypeError, match="of type ndarray is not supported. Pass .* a list of strings"):
+        draw(np.array(["a text"]), tokenizer)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -181,7 +181,7 @@ def test_records_without_an_identity_are_never_used(tmp_path, warned):
     assert "records without identity.json" in warned[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 10**6])
+@pytest.mark.parametrize("content", [b"", b"{", b"[[1, 2]]", b"null", b"\xff", b"[" * 10**6])
 def test_damaged_settings_are_named(content, tmp_path):
     work = used(tmp_path / "work")
     (work / IDENTITY).write_bytes(content)

@@ -3,22 +3,26 @@ import json
 import pytest
 import torch
 import transformers
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from kinds import make_config, make_kind
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sparse_checkpoints import change_config, save_pruned
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.model.load_model import (
     PIPELINE_TAGS,
+    check_unquantized,
     find_loader,
+    find_tokenizer,
     hub_id,
     load_model,
     load_skeleton,
     load_streamed,
     loading_class,
     loading_code,
+    own_tokenizer,
     public_name,
     streamed_device_map,
 )
@@ -183,6 +187,71 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(ids, tmp_path):
     ):
         with pytest.raises(ValueError, match=lacks):
             load()
+
+
+def test_packed_weights_that_no_module_takes_raise(tmp_path):
+    """Of a head that the config leaves out, for example."""
+    save_pruned(tmp_path, format="packed")
+    (path,) = tmp_path.glob("*.safetensors")
+    with safe_open(path, framework="pt") as file:
+        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["neuronal"])  # noqa: SIM118
+    part, extra = "model.layers.0.mlp.up_proj", "head.up_proj"
+    tensors |= {name.replace(part, extra): tensor.clone() for name, tensor in tensors.items() if part in name}
+    about["weights"][extra] = about["weights"][part]
+    save_file(tensors, path, {"format": "pt", "neuronal": json.dumps(about)})
+    index = json.loads((tmp_path / "packed.safetensors.index.json").read_text())
+    index["weight_map"] = dict.fromkeys(tensors, path.name)
+    (tmp_path / "packed.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="has no place for head.up_proj.packed_mask, head.up_proj.packed_values of"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"", "A file of weights of .* is damaged: .*header too small"),
+        ("model.safetensors", b"\xff" * 100, "A file of weights of .* is damaged"),
+        ("model.safetensors.index.json", b"{", "model.safetensors.index.json is damaged"),
+        ("model.safetensors.index.json", b'{"weight_map": [1], "metadata": {}}', "index.json is damaged"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "index.json is damaged"),
+        ("pytorch_model.bin.index.json", b'{"weight_map": {"a": "../b.bin"}, "metadata": {}}', "names '../b.bin'"),
+    ],
+)
+def test_damaged_files_are_named(file, content, message, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": "32"}, "The config of .* is damaged: .*hidden_size"),
+        ({"dtype": "x"}, "The config of .* is damaged: .*no attribute 'x'"),
+        ({"architectures": [5]}, "names the class '5'"),
+        ({"quantization_config": "x"}, "its quantization_config is no JSON object"),
+    ],
+)
+def test_a_damaged_config_is_named(change, message, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    change_config(tmp_path, lambda config: config.update(change))
+    with pytest.raises(ValueError, match=message):
+        check_unquantized(tmp_path, {})
+        find_tokenizer(tmp_path)
+        load_model(tmp_path)
+
+
+def test_a_tokenizer_without_words_is_none(tmp_path):
+    """transformers makes one for families such as Gemma if there are no files."""
+    make_model("gemma2").save_pretrained(tmp_path)
+    assert find_tokenizer(tmp_path) is None
+    with pytest.raises(
+        ValueError, match="needs a tokenizer: pass .* None could be loaded from .*: its files are missing"
+    ):
+        own_tokenizer(load_model(tmp_path))
+    make_tokenizer().save_pretrained(tmp_path)
+    assert find_tokenizer(tmp_path)("w7")["input_ids"] == own_tokenizer(load_model(tmp_path))("w7")["input_ids"] == [7]
 
 
 def test_tied_weights_are_stored_once_and_a_new_head_is_new(tmp_path):

@@ -113,9 +113,11 @@ def test_all_matrices_that_are_not_understood_are_named():
     model = make_model("mixtral")
     for layer in model.model.layers:
         layer.mlp.adapters = nn.ModuleList([nn.Linear(32, 4), nn.Linear(4, 32)])
+        layer.lora = nn.Linear(32, 4)
         layer.mlp.experts.down_proj = nn.Parameter(layer.mlp.experts.down_proj[:3])  # the last one passes its input on
     ignore = follow(lambda ignore: check_prune(model, config(ignore=ignore)))
-    assert ignore == [r"model\.layers\.\d+\.mlp\.adapters\.\d+$", r"model\.layers\.\d+\.mlp\.experts\."]
+    names = (r"mlp\.adapters\.\d+$", "lora$", r"mlp\.experts\.")
+    assert ignore == [rf"model\.layers\.\d+\.{name}" for name in names]
 
 
 def test_all_projections_that_text_does_not_reach_are_named(ids):
@@ -163,6 +165,13 @@ def test_weights_that_are_used_twice_raise(llama):
         with pytest.raises(ValueError, match=message):
             check_prune(llama, config(ignore=ignore))
     check_prune(llama, config(ignore=["up_proj"]))
+
+
+def test_weights_of_inference_mode_raise():
+    with torch.inference_mode():
+        model = make_model("llama")
+    with pytest.raises(ValueError, match="made under torch.inference_mode: load or copy the model outside of it"):
+        check_prune(model, config())
 
 
 @pytest.mark.parametrize(

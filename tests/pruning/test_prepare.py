@@ -40,6 +40,12 @@ def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
             attempt()
 
 
+@pytest.mark.parametrize("dataset", [{"input_ids": [[1]]}, (row for row in ()), [b"a"], [["a"]]])
+def test_data_that_cannot_serve_are_named_before_a_tokenizer_is_missed(dataset, llama):
+    with pytest.raises(TypeError, match="is not supported|expected a string"):
+        prepare(llama, config(), dataset)
+
+
 def test_a_second_prune_of_the_same_model_raises(llama, ids):
     pruner = NeuronALPruner(config())
     with exclusive(llama.model):

@@ -114,6 +114,7 @@ def test_the_dry_run_counts_what_is_pruned(skipped, ids, tmp_path, caplog):
     pruner = NeuronALPruner(config())
     pruner.prune(model, ids)
     assert f"{len(pruner.report.projections)} projections in 3 blocks" in str(run) and run.block_seconds
+    assert "mllama, " in str(run), "as its config says, not the text decoder's"
     assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
