@@ -95,6 +95,8 @@ def compare(
     memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
     runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
     runs.load_tests(tests, window, max_windows, config.get("add_bos"))
+    if output is not None:
+        check_tables_directory(output, overwrite, public_name(runs.model))
     with exclusive(runs.model):
         return _run_all(runs, combinations, as_json(config), as_json(accuracy_over), output, overwrite)
 

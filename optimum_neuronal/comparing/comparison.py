@@ -18,18 +18,20 @@ from .tables import aggregate_caption, aggregate_table, result_table
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
 
 
-def check_tables_directory(directory: str | Path, overwrite: bool) -> Path:
-    """Return a directory to write tables to. Raise `FileExistsError` if it has tables that no comparison wrote."""
+def check_tables_directory(directory: str | Path, overwrite: bool, model: str | None = None) -> Path:
+    """Return a directory to write tables to. Raise `FileExistsError` if it has tables that no comparison of `model` wrote."""
     folder = check_writable(directory, "write tables to")
     taken = [name for name in TABLES if (folder / name).exists()]
     if taken and not overwrite:
         try:
-            Comparison.load(folder)
+            whose = Comparison.load(folder).model
         except (OSError, ValueError):
+            whose = None
+        if whose is None or model not in (None, whose):
+            what = "was not written by a comparison" if whose is None else f"is about another model, {whose}"
             raise FileExistsError(
-                f"{folder / taken[0]} was not written by a comparison: choose another directory, or overwrite it "
-                "(overwrite=True, --overwrite)."
-            ) from None
+                f"{folder / taken[0]} {what}: choose another directory, or overwrite it (overwrite=True, --overwrite)."
+            )
     return folder
 
 

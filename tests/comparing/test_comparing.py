@@ -113,6 +113,10 @@ def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(started) == 5
     compare(llama, **METHODS, **others, output=tmp_path, overwrite=True)
     assert len(started) == 9
+    other = make_model("qwen3")
+    with pytest.raises(FileExistsError, match="is about another model, LlamaForCausalLM: choose another"):
+        compare(other, **METHODS, **others, output=tmp_path)
+    assert len(started) == 9
 
 
 @pytest.mark.parametrize(

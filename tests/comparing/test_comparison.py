@@ -148,4 +148,8 @@ def test_tables_of_others_are_not_replaced(comparison, tmp_path):
             comparison.save(tmp_path)
         assert (tmp_path / "comparison.json").read_text() == content and len(list(tmp_path.iterdir())) == 1
     comparison.save(tmp_path, overwrite=True)
+    check_tables_directory(tmp_path, False, "a-model")
+    with pytest.raises(FileExistsError, match="comparison.json is about another model, a-model: choose another"):
+        check_tables_directory(tmp_path, False, "b-model")
+    check_tables_directory(tmp_path, True, "b-model")
     assert len(list(tmp_path.iterdir())) == 2
