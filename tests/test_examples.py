@@ -173,5 +173,6 @@ def test_run_on_a_laptop(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(options["MODEL"])
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(options["MODEL"])
-    found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, **options)
+    found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, MINUTES=0.05, **options)
     assert found["packed"].packing.packed == 14 and found["weights"] > 0
+    assert found["tuned"] < found["small"] and found["report"].training
