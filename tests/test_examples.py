@@ -160,7 +160,7 @@ def test_prune_with_neuronal(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.chdir(TASKS)  # the task's file is named relative to it
     own = {"TASKS": ["neuronal_words"], "QUESTIONS": 2, "TASK_FILES": TASKS, "STEPS": 2}
-    text = {"path": "text", "data_files": str(TINY_MODEL / "heldout.txt"), "split": "train[:400]"}
+    text = str(TINY_MODEL / "heldout.txt")
     found = run_notebook("prune_with_neuronal.ipynb", TRAIN=text, **own, **small(tmp_path))
     assert set(found["pruner"].report.decisions) == {"block", "row"}
     assert [len(found["comparison"].results), len(found["comparison"].failed)] == [3, 0]
