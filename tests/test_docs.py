@@ -11,12 +11,13 @@ import pytest
 from markdown_files import DOCS, ROOT, TEXTS, anchors, blocks, links, name_of
 
 import optimum_neuronal
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner
 from optimum_neuronal.config.config_fields import explain
 from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.saliency import SALIENCIES, Saliency, WeightUpdate
 from optimum_neuronal.topup import TOPUPS, TopUp
 from optimum_neuronal.topup.neuronal import LAMBDAS
+from optimum_neuronal.training import finetune_config
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
@@ -66,7 +67,7 @@ def test_the_reference_has_every_signature():
 
 def test_the_reference_has_every_field_with_its_default():
     reference = (DOCS / "reference.md").read_text()
-    for entry in fields(NeuronALConfig):
+    for entry in (*fields(NeuronALConfig), *fields(FinetuneConfig)):
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
         shown = "required" if default is MISSING else f"`{default!r}`"
         assert f"| `{entry.name}` | {shown} | {explain(entry)} |\n" in reference, entry.name
@@ -74,7 +75,7 @@ def test_the_reference_has_every_field_with_its_default():
 
 def test_the_reference_has_every_preset_with_its_fields():
     reference = (DOCS / "reference.md").read_text()
-    for name, values in PRESETS.items():
+    for name, values in (*PRESETS.items(), *finetune_config.PRESETS.items()):
         assert f"| `{name}` | `{', '.join(f'{key}={value!r}' for key, value in values.items())}` | " in reference, name
 
 

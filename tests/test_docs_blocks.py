@@ -22,7 +22,7 @@ from conftest import make_model, make_tokenizer
 from markdown_files import BLOCK, DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
+from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, convert_checkpoint
 from optimum_neuronal.data import documents
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
@@ -66,7 +66,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def cheap(monkeypatch):
-    """Few sequences, no search, no Hub; methods that a page registers are forgotten afterwards."""
+    """Few sequences and steps, no search, no Hub; methods that a page registers are forgotten afterwards."""
     check, load = NeuronALConfig.__post_init__, datasets.load_dataset
 
     def little(config):
@@ -81,6 +81,9 @@ def cheap(monkeypatch):
         return datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
+    small = {"seq_length": 16, "bf16": False}  # accelerate allows one precision in a process
+    monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
+    monkeypatch.setattr(FinetuneConfig, "count_steps", lambda *_: 2)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(documents, "_download", lambda *_: None)
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)

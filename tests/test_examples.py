@@ -4,6 +4,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import re
 import runpy
 import sys
 import sysconfig
@@ -82,34 +83,46 @@ def text(tmp_path):
     return ("--train", tmp_path / "train.txt", "--evaluate", tmp_path / "test.txt", "--steps", 2, "--length", 32)
 
 
-RETRAINING = ["finetune.py", "finetune_lora.py", "finetune_lora.py --packed", "distill.py", "distill.py --bf16"]
-RETRAINING += ["distill.py --lora 2 --sequences 8"]
+@pytest.fixture
+def zeros(tmp_path):
+    """Save a sparse model in `tmp_path / "sparse"`, its dense one in `tmp_path / "dense"`, and return its zeros."""
+    prepare(tmp_path, 0)
+    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), tmp_path / "dense")
+    model = pruner.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "dense"))
+    pruner.save(model, tmp_path / "sparse")
+    return zeros_of(model)
+
+
+def test_distill(tmp_path, monkeypatch, capsys, text, zeros):
+    folders = ("--model", tmp_path / "sparse", "--teacher", tmp_path / "dense", "--output", tmp_path / "tuned")
+    run("distill.py", monkeypatch, *folders, *text, "--steps", 10)
+    before, after = re.search(r"([\d.]+) \(before\), ([\d.]+) \(after\)", capsys.readouterr().out).groups()
+    tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
+    assert float(after) < float(before) and same_zeros(tuned, zeros)
+    perplexity = evaluate_perplexity(tuned, AutoTokenizer.from_pretrained(tmp_path / "tuned"), tmp_path / "test.txt")
+    assert perplexity == pytest.approx(float(after), rel=1e-3)
+
+
+RETRAINING = ["finetune.py", "finetune_lora.py", "finetune_lora.py --packed"]
 RETRAINING += ["finetune_trl.py", "finetune_trl.py --lora"] if importlib.util.find_spec("trl") else []
 
 
 @pytest.mark.parametrize("command", RETRAINING)
-def test_retraining(tmp_path, monkeypatch, capsys, text, command):
-    prepare(tmp_path, 0)
+def test_retraining(tmp_path, monkeypatch, capsys, text, zeros, command):
     name, *flags = command.split()
     if name == "finetune_trl.py":
         lines = [json.dumps({"text": line}) for line in text[1].read_text().split("\n\n")]
         (tmp_path / "train.jsonl").write_text("\n".join(lines))
         text = ("--train", tmp_path / "train.jsonl", *text[2:])
-    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"))
-    model = pruner.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "dense"))
-    zeros = zeros_of(model)
-    model.save_pretrained(tmp_path / "sparse")
-    AutoTokenizer.from_pretrained(tmp_path / "dense").save_pretrained(tmp_path / "sparse")
-    teacher = ("--teacher", tmp_path / "dense") if name == "distill.py" else ()
-    run(name, monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *teacher, *text, *flags)
+    run(name, monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *text, *flags)
     printed = capsys.readouterr().out
     before, after = (float(printed.partition(f"{when}: perplexity ")[2].split()[0]) for when in ("before", "after"))
     assert after < before
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
     assert same_zeros(tuned, zeros) and tuned.config.use_cache and not (tmp_path / "tuned" / "checkpoints").exists()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
-    window, last = None if name == "distill.py" else 32, float(printed.rpartition("perplexity ")[2].split()[0])
-    assert last == pytest.approx(evaluate_perplexity(tuned, tokenizer, tmp_path / "test.txt", window), rel=1e-5)
+    last = float(printed.rpartition("perplexity ")[2].split()[0])
+    assert last == pytest.approx(evaluate_perplexity(tuned, tokenizer, tmp_path / "test.txt", 32), rel=1e-5)
 
 
 def test_a_multimodal_gemma_is_tuned_on_windows_that_begin_with_bos(tmp_path, monkeypatch):
@@ -172,7 +185,7 @@ def test_prune_with_neuronal(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.chdir(TASKS)  # the task's file is named relative to it
     own = {"TASKS": ["neuronal_words"], "QUESTIONS": 2, "TASK_FILES": TASKS, "STEPS": 2}
-    text = {"path": "text", "data_files": str(TINY_MODEL / "heldout.txt"), "split": "train[:400]"}
+    text = str(TINY_MODEL / "heldout.txt")
     found = run_notebook("prune_with_neuronal.ipynb", TRAIN=text, **own, **small(tmp_path))
     assert set(found["pruner"].report.decisions) == {"block", "row"}
     assert [len(found["comparison"].results), len(found["comparison"].failed)] == [3, 0]
@@ -185,5 +198,6 @@ def test_run_on_a_laptop(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(options["MODEL"])
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(options["MODEL"])
-    found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, **options)
+    found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, MINUTES=0.05, **options)
     assert found["packed"].packing.packed == 14 and found["weights"] > 0
+    assert found["tuned"] < found["small"] and found["report"].training
