@@ -118,6 +118,11 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
+        yield [
+            "seconds, resumed" if self.resumed else "seconds",
+            ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items()),
+        ]
+        yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
         for record in self.training:
             yield ["fine-tuned", f"{training_text(record)}, {format_duration(record['seconds'])}"]
             for dataset, values in record["evaluation"].items():
@@ -125,11 +130,6 @@ class PruningReport:
                     f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}",
                     f"{values['before']:.2f} (before), {values['after']:.2f} (after)",
                 ]
-        yield [
-            "seconds, resumed" if self.resumed else "seconds",
-            ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items()),
-        ]
-        yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:
@@ -144,7 +144,8 @@ def training_text(record: Mapping[str, Any]) -> str:
     """Return how a model was fine-tuned, in a few words: `"500,000 tokens of c4, teacher me/llama, all weights"`."""
     config, teacher = record["config"], record["teacher"]
     weights = "all weights" if config["lora"] is None else f"LoRA of rank {config['lora']}"
-    taught = f", teacher {teacher}" if teacher else ""
+    share = "" if config["kl_weight"] == 1 else f" ({config['kl_weight']:g} of the loss)"
+    taught = f", teacher {teacher}{share}" if teacher else ""
     return f"{record['tokens']:,} tokens of {record['source']}{taught}, {weights}, learning rate {record['learning_rate']:g}"
 
 

@@ -53,6 +53,7 @@ def add_config_flags(
             options["metavar"] = entry.metadata["metavar"]
         if name in REGISTRIES:
             meaning += f": {', '.join(REGISTRIES[name].names())}; with hyper-parameters: {entry.metadata['example']}"
+        unset = {False: "no", True: "yes"}[unset] if isinstance(unset, bool) else unset
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)

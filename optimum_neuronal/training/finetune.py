@@ -1,6 +1,9 @@
 """`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
 
+import logging
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +22,7 @@ from ..common.device import default_device
 from ..common.display import format_bytes
 from ..common.notes import get_logger
 from ..common.progress import announce
+from ..compat import hf_private
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.test_sets import TestSets
@@ -26,7 +30,7 @@ from ..files.records import remove_records, work_directory
 from ..model.load_model import checkpoint_dtype, public_name, without_folders
 from ..pruning.prepare import versions
 from ..report import REPORT_NAME, PruningReport
-from .finetune_config import WARMUP, FinetuneConfig
+from .finetune_config import FinetuneConfig
 from .finetune_progress import FinetuneProgress
 from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
@@ -37,6 +41,7 @@ from .training_data import untouched_randomness
 
 logger = get_logger(__name__)
 
+WARMUP = 0.05  # share of the steps
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
 STATE = "trainer_state.json"  # which Trainer writes last into a checkpoint
 
@@ -129,7 +134,7 @@ def work_directory_of(output: str | Path, work_dir: str | Path | None = None) ->
 def _train(setup: Setup) -> dict[str, Any]:
     """Train the student in place, and return what a report says of it."""
     config, student, text = setup.config, setup.student, setup.text
-    every, model = max(1, setup.steps // EVALUATIONS), student
+    every, model = math.ceil(setup.steps / EVALUATIONS), student
     if config.lora is not None:
         from peft import LoraConfig, get_peft_model
 
@@ -140,10 +145,10 @@ def _train(setup: Setup) -> dict[str, Any]:
         max_steps=setup.steps,
         per_device_train_batch_size=setup.micro_batch,
         gradient_accumulation_steps=setup.accumulated,
-        learning_rate=config.rate,
+        learning_rate=setup.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=round(WARMUP * setup.steps),
-        bf16=config.multiplies_bfloat16(student.device),
+        bf16=setup.bf16,
         use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
         use_cpu=student.device.type == "cpu",
         eval_strategy="steps",
@@ -169,14 +174,16 @@ def _train(setup: Setup) -> dict[str, Any]:
         _checkpointing(student, "enable", {"use_reentrant": False})
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    last = _last_checkpoint(setup.checkpoints)
     if setup.processes.rank == 0:
         announce(
             f"fine-tuning for {setup.steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
             + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
+            + (f", from step {last.name.rpartition('-')[2]} on" if last else "")
         )
     start = time.perf_counter()
-    with untouched_randomness(), _room_for_checkpoints(setup.checkpoints, student):
-        trainer.train(resume_from_checkpoint=_last_checkpoint(setup.checkpoints))
+    with untouched_randomness(), _room_for_checkpoints(setup.checkpoints, student), _no_word_of_tied_weights(student):
+        trainer.train(resume_from_checkpoint=last and str(last))
     seconds = time.perf_counter() - start
     if config.gradient_checkpointing:
         _checkpointing(student, "disable")
@@ -191,8 +198,8 @@ def _train(setup: Setup) -> dict[str, Any]:
         "sha256": text.sha256,
         "steps": setup.steps,
         "tokens": setup.steps * config.batch_size * config.seq_length,
-        "learning_rate": config.rate,
-        "bf16": config.multiplies_bfloat16(student.device),
+        "learning_rate": setup.learning_rate,
+        "bf16": setup.bf16,
         "device": student.device.type,
         "processes": setup.processes.count,
         "best_step": trainer.state.best_global_step,
@@ -212,6 +219,22 @@ def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 
 
 @contextmanager
+def _no_word_of_tied_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Drop Trainer's warning that a checkpoint lacks weights which it stores once, under another name."""
+    tied, trainer_logger = hf_private.tied_names(model), logging.getLogger("transformers.trainer")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text.startswith("There were missing keys") and {*re.findall(r"'([^']+)'", text)} <= tied)
+
+    trainer_logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        trainer_logger.removeFilter(is_news)
+
+
+@contextmanager
 def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None]:
     """Explain the errors of a full disk, of which torch and safetensors each have their own."""
     try:
@@ -226,7 +249,7 @@ def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None
         ) from error
 
 
-def _last_checkpoint(folder: Path) -> str | None:
+def _last_checkpoint(folder: Path) -> Path | None:
     """Return the last checkpoint that was written completely, or None. Those that were not are removed."""
     whole: list[tuple[int, Path]] = []
     for path in folder.glob("checkpoint-*"):
@@ -234,7 +257,7 @@ def _last_checkpoint(folder: Path) -> str | None:
             whole.append((int(path.name.rpartition("-")[2]), path))
         else:
             shutil.rmtree(path)
-    return str(max(whole)[1]) if whole else None
+    return max(whole)[1] if whole else None
 
 
 def report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:

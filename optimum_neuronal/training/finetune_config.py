@@ -1,24 +1,19 @@
 """The fields of `FinetuneConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import torch
-
-from ..common.device import trains_in_bfloat16
 from ..common.validation import check_field
 from ..config.config_fields import DATASETS, config_field
 
 
-# Chosen by a table of recipes, see docs/results.md.
+# Amounts alone: which learning rate and how much of the teacher is best has not been measured.
 PRESETS: dict[str, dict[str, Any]] = {
     "minutes": {"minutes": 10.0},
     "best": {"tokens": 10_000_000},
 }
 AMOUNTS = ("steps", "tokens", "minutes")
 TOKENS = 500_000  # if no amount is given
-WARMUP = 0.05  # share of the steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +46,11 @@ class FinetuneConfig:
         None, "largest learning rate, of a cosine schedule", unset="0.0005, or 0.002 with LoRA", least=0, above=True
     )
     lora: int | None = config_field(
-        None, "rank of LoRA on all projections, which is merged at the end", unset="all weights are trained", least=1
+        None,
+        "rank of LoRA on all projections, which is merged at the end",
+        unset="all weights are trained",
+        least=1,
+        metavar="RANK",
     )
     seed: int = config_field(0, "seed of the order of the text", least=0)
     add_bos: bool | None = config_field(
@@ -74,20 +73,3 @@ class FinetuneConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-serializable."""
         return asdict(self)
-
-    def multiplies_bfloat16(self, device: torch.device) -> bool:
-        """Return True if matrices are multiplied in bfloat16 on a device."""
-        return trains_in_bfloat16(device) if self.bf16 is None else self.bf16
-
-    @property
-    def rate(self) -> float:
-        """The largest learning rate."""
-        return self.learning_rate or (2e-3 if self.lora else 5e-4)
-
-    def count_steps(self, seconds_of_step: float | None = None) -> int:
-        """Return the steps of the optimizer. `minutes` needs the seconds of one."""
-        if self.steps is not None:
-            return self.steps
-        if self.minutes is not None and seconds_of_step is not None:
-            return max(1, int(60 * self.minutes / seconds_of_step))
-        return math.ceil((self.tokens or TOKENS) / (self.batch_size * self.seq_length))

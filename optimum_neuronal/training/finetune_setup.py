@@ -1,5 +1,6 @@
 """What a fine-tune needs: the two models, the text and the number of steps, checked before it begins."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from transformers.utils import is_accelerate_available, is_peft_available
 
 from ..checkpoint.saving import check_saveable
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..common.device import time_on
+from ..common.device import time_on, trains_in_bfloat16
 from ..common.processes import Processes
 from ..data.calibration import resolve_bos, resolve_seq_length
 from ..files.records import Records
@@ -22,12 +23,14 @@ from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity, versions
 from .chunked_loss import Predictor, mixed_loss
-from .finetune_config import FinetuneConfig
+from .finetune_config import TOKENS, FinetuneConfig
 from .packing import TrainingText, pack_text
 from .sparse_trainer import check_vocabularies
-from .sparse_weights import NEGLIGIBLE, find_sparse_decoder, find_sparse_weights
+from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
+SPARSE = 0.25  # share of zeros that a dense model does not have, also if its weights were once quantized
+LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
 PROBED = 3  # passes that are timed before training for some minutes; the last one counts
 
 
@@ -42,6 +45,8 @@ class Setup:
     records: Records
     checkpoints: Path
     steps: int
+    learning_rate: float
+    bf16: bool
     micro_batch: int  # sequences in a forward pass of a process
     accumulated: int  # forward passes of a process in a step
 
@@ -90,16 +95,19 @@ def load_teacher(
     name = name or (read_sparsity_config(student.config) or {}).get("base_model")
     if name is None:
         raise ValueError(
-            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight to 0 to "
-            "learn from the text alone."
+            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight=0 "
+            "(--kl-weight 0) to learn from the text alone."
         )
     options = {key: value for key, value in model_kwargs.items() if key != "revision"}
-    dtype = torch.bfloat16 if config.multiplies_bfloat16(device) else torch.float32
-    teacher = densify(load_model(name, dtype=dtype, **options))
+    dtype = torch.bfloat16 if multiplies_bfloat16(config, device) else torch.float32
+    try:
+        teacher = densify(load_model(name, dtype=dtype, **options))
+    except OSError as error:
+        raise OSError(f"The teacher {name} could not be loaded: {error}") from error
     projections = find_decoder(teacher).projections.values()
     zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
     share = zeros / sum(projection.numel for projection in projections)
-    if share > NEGLIGIBLE:
+    if share > SPARSE:
         raise ValueError(
             f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
             "pruned from."
@@ -148,10 +156,13 @@ def prepare_training(
         return (each // micro_batch) * seconds_of_pass(student, teacher, config, micro_batch), {}
 
     seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
-    steps = config.count_steps(seconds)
+    steps = _count_steps(config, seconds)
     text = draw(steps * config.batch_size)
     decoder, _ = find_sparse_decoder(student)
     made_from = {**identity(decoder, text.windows), "versions": versions()}
+    made_from["training data"] = made_from.pop("calibration data")
+    if teacher is not None:
+        made_from["teacher"] = identity(find_decoder(teacher), text.windows)["model"]
     before, _ = records.recorded("identity", lambda: (made_from, {}))
     if before != made_from:
         changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
@@ -159,7 +170,33 @@ def prepare_training(
             f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
         )
     checkpoints = Path(processes.from_first(str(folder))) / "checkpoints"
-    return Setup(student, teacher, config, text, records, checkpoints, steps, micro_batch, each // micro_batch)
+    return Setup(
+        student,
+        teacher,
+        config,
+        text,
+        records,
+        checkpoints,
+        steps,
+        learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None],
+        bf16=multiplies_bfloat16(config, student.device),
+        micro_batch=micro_batch,
+        accumulated=each // micro_batch,
+    )
+
+
+def multiplies_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
+    """Return True if a fine-tune multiplies matrices in bfloat16 on a device."""
+    return trains_in_bfloat16(device) if config.bf16 is None else config.bf16
+
+
+def _count_steps(config: FinetuneConfig, seconds_of_step: float | None) -> int:
+    """Return the steps of the optimizer. `minutes` needs the seconds of one."""
+    if config.steps is not None:
+        return config.steps
+    if seconds_of_step is not None:
+        return max(1, int(60 * config.minutes / seconds_of_step))
+    return math.ceil((config.tokens or TOKENS) / (config.batch_size * config.seq_length))
 
 
 def seconds_of_pass(
@@ -171,7 +208,7 @@ def seconds_of_pass(
     student.train()
     for _ in range(PROBED):
         start = time_on(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.multiplies_bfloat16(device)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(config, device)):
             loss = mixed_loss(of_student, of_teacher, student, {"input_ids": ids}, ids, config.kl_weight)
         loss.backward()
         student.zero_grad()

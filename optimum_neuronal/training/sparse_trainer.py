@@ -29,7 +29,7 @@ class SparseTrainer(Trainer):
         model (`PreTrainedModel` or `PeftModel`): a sparse model; with LoRA, what [`keep_lora_sparse`] returned.
         args (`TrainingArguments`): as for `Trainer`.
         teacher (`PreTrainedModel`, *optional*):
-            The dense model, with the same vocabulary. It is moved to the device of the training and not changed. None: the
+            The dense model, with the same vocabulary. It is moved to the device of the training, and none of its weights changes. None: the
             loss is the cross-entropy.
         kl_weight (`float`): share of the teacher in the loss, from 0 to 1.
         callbacks (`list`): further callbacks.
@@ -60,7 +60,7 @@ class SparseTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean, so Trainer averages accumulated ones
         if self._teacher is not None:
             check_vocabularies(self._student.model, self._teacher.model)
-            self._teacher.model.to(self.args.device).eval().requires_grad_(False)
+            self._teacher.model.to(self.args.device).eval()
 
     def compute_loss(
         self,

@@ -86,6 +86,7 @@ class TestResult:
         _, report = tuned(folders, "tuned", "again", steps=2, kl_weight=0.0)
         assert [record["steps"] for record in report.training] == [10, 2]
         assert [record["teacher"] for record in report.training] == ["dense", None]
+        assert "one command after the other:" in (folders / "again" / "README.md").read_text()
 
     def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch):
         """Not the last one, which a large learning rate spoils."""
@@ -126,6 +127,21 @@ class TestResult:
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
 
+    def test_tied_weights_are_not_called_missing(self, folders, caplog):
+        make_model("llama", vocab_size=256, tie_word_embeddings=True).save_pretrained(folders / "dense")
+        config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse")
+        model, _ = tuned(folders)
+        assert "missing keys" not in caplog.text and model.lm_head.weight is model.model.embed_tokens.weight
+
+    def test_a_teacher_that_was_quantized_once(self, folders):
+        """Some of its weights are exact zeros."""
+        dense = AutoModelForCausalLM.from_pretrained(folders / "dense")
+        for block in dense.model.layers:
+            block.mlp.up_proj.weight.data[:, ::6] = 0
+        dense.save_pretrained(folders / "dense")
+        assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
+
     def test_conversations(self, folders):
         tokenizer = make_tokenizer(
             chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
@@ -162,7 +178,7 @@ class TestAmount:
 
 
 class TestResuming:
-    def test_it_goes_on_from_its_last_checkpoint(self, folders, monkeypatch):
+    def test_it_goes_on_from_its_last_checkpoint(self, folders, monkeypatch, capfd):
         """The result is that of a run without an interrupt, bit for bit, and nothing is measured twice."""
         whole, _ = tuned(folders, output="whole")
         step, steps = module.SparseTrainer.training_step, []
@@ -184,6 +200,7 @@ class TestResuming:
         )
         resumed, _ = tuned(folders)
         assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
+        assert "tokens of text.txt, toward dense, from step 6 on" in capfd.readouterr().err
         theirs = resumed.state_dict()
         assert all(torch.equal(value, theirs[name]) for name, value in whole.state_dict().items())
         assert not work.exists()
@@ -216,8 +233,11 @@ class TestResuming:
                 tuned(folders)
         with pytest.raises(ValueError, match="different settings: learning_rate was 0.005, is 0.001"):
             tuned(folders, learning_rate=1e-3)
+        make_model("llama", seed=1, vocab_size=256).save_pretrained(folders / "other")
+        with pytest.raises(ValueError, match="an unfinished fine-tune with another teacher: delete"):
+            tuned(folders, teacher=folders / "other")
         (folders / "text.txt").write_text(TEXT[::-1])
-        with pytest.raises(ValueError, match="an unfinished fine-tune with another calibration data: delete"):
+        with pytest.raises(ValueError, match="an unfinished fine-tune with another training data: delete"):
             tuned(folders)
 
 
@@ -246,6 +266,8 @@ class TestRefused:
 
     def test_another_vocabulary(self, folders):
         make_model("llama").save_pretrained(folders / "small")
+        with pytest.raises(OSError, match="The teacher .*none could not be loaded"):
+            tuned(folders, teacher=folders / "none")
         with pytest.raises(ValueError, match="The teacher predicts 64 tokens and the sparse model 256"):
             tuned(folders, teacher=folders / "small")
 
