@@ -61,6 +61,12 @@ def memory_of(fields: dict) -> dict:
     return {name: fields.pop(name) for name in ("batch_size", "max_hidden_bytes") if name in fields}
 
 
+@pytest.fixture(autouse=True)
+def progress_is_shown() -> None:
+    """Whatever an example or a command with --quiet has set before."""
+    transformers.utils.logging.enable_progress_bar()
+
+
 @pytest.fixture(params=FEW)
 def any_model(request) -> transformers.PreTrainedModel:
     return make_model(request.param)

@@ -26,6 +26,7 @@ from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, con
 from optimum_neuronal.data import documents
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.training import finetune_setup
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
@@ -83,7 +84,7 @@ def cheap(monkeypatch):
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
     small = {"seq_length": 16, "bf16": False}  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
-    monkeypatch.setattr(FinetuneConfig, "count_steps", lambda *_: 2)
+    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 2)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(documents, "_download", lambda *_: None)
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)

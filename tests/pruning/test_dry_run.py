@@ -91,7 +91,7 @@ def test_what_a_prune_refuses_is_refused(dataset, options, error, tmp_path):
     directory = saved(tmp_path)
     for attempt in (
         lambda: dry_run(directory, own),
-        lambda: NeuronALPruner(own, make_tokenizer()).prune(make_model("llama", vocab_size=256)),
+        lambda: NeuronALPruner(own, directory).prune(make_model("llama", vocab_size=256)),
     ):
         with pytest.raises(error) as caught:
             attempt()
