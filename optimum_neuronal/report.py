@@ -43,7 +43,7 @@ class PruningReport:
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         training (`list[dict]`):
             Fine-tunes after the prune, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
-            `sha256`, `steps`, `tokens`, `seconds`, and `evaluation`, dataset -> perplexities `before` and `after`.
+            `sha256`, `steps`, `tokens`, `seconds` and whether it was `resumed`, and `evaluation`, dataset -> perplexities `before` and `after`.
         version (`int`): of this format.
     """
 
@@ -124,7 +124,8 @@ class PruningReport:
         ]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
         for record in self.training:
-            yield ["fine-tuned", f"{training_text(record)}, {format_duration(record['seconds'])}"]
+            took = format_duration(record["seconds"]) + (" since it was resumed" if record["resumed"] else "")
+            yield ["fine-tuned", f"{training_text(record)}, {took}"]
             for dataset, values in record["evaluation"].items():
                 yield [
                     f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}",

@@ -204,6 +204,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         "processes": setup.processes.count,
         "best_step": trainer.state.best_global_step,
         "seconds": seconds,
+        "resumed": last is not None,
         "versions": versions(),
     }
 

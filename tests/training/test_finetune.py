@@ -75,6 +75,7 @@ class TestResult:
             "dense",
         )
         assert record["config"]["dataset"] == "text.txt", "without folders"
+        assert not record["resumed"] and "since it was resumed" not in repr(report)
         assert "fine-tuned" in repr(report) and f"{record['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
@@ -198,7 +199,8 @@ class TestResuming:
         monkeypatch.setattr(
             module.SparseTrainer, "training_step", lambda self, *a, **k: steps.append(-1) or step(self, *a, **k)
         )
-        resumed, _ = tuned(folders)
+        resumed, report = tuned(folders)
+        assert report.training[0]["resumed"] and "since it was resumed" in repr(report)
         assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
         assert "tokens of text.txt, toward dense, from step 6 on" in capfd.readouterr().err
         theirs = resumed.state_dict()
