@@ -17,7 +17,6 @@ from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.saliency import SALIENCIES, Saliency, WeightUpdate
 from optimum_neuronal.topup import TOPUPS, TopUp
 from optimum_neuronal.topup.neuronal import LAMBDAS
-from optimum_neuronal.training import finetune_config
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
@@ -75,7 +74,7 @@ def test_the_reference_has_every_field_with_its_default():
 
 def test_the_reference_has_every_preset_with_its_fields():
     reference = (DOCS / "reference.md").read_text()
-    for name, values in (*PRESETS.items(), *finetune_config.PRESETS.items()):
+    for name, values in PRESETS.items():
         assert f"| `{name}` | `{', '.join(f'{key}={value!r}' for key, value in values.items())}` | " in reference, name
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import fields
-from typing import Any
 
 import torch
 
@@ -11,13 +10,12 @@ from ..common.processes import process_group
 from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
 from ..report import REPORT_NAME
 from ..training.finetune import finetune, report_of, work_directory_of
-from ..training.finetune_config import PRESETS, FinetuneConfig
+from ..training.finetune_config import AMOUNTS, FinetuneConfig
 from . import flags
 from .command import Command, write
 
 
 FIELDS = {entry.name: entry for entry in fields(FinetuneConfig)}
-AMOUNT = ("steps", "tokens", "minutes")
 TEXT = ("dataset", "seq_length", "batch_size", "seed", "add_bos")
 METHOD = ("kl_weight", "learning_rate", "lora")
 
@@ -41,8 +39,6 @@ class FinetuneCommand(Command):
         teacher = "Hub id or directory of the dense model (default: the one that the sparse model was pruned from)"
         main.add_argument("--teacher", help=teacher)
         main.add_argument("--device", help="cpu, or the accelerator's name (default: the accelerator if there is one)")
-        preset = "fields of the config under one name, which flags override (default: none)"
-        main.add_argument("--preset", choices=sorted(PRESETS), help=preset)
         result.add_argument("--output", required=True, help="directory to save the trained model in (required)")
         flags.add_overwrite_flag(result)
         format = "packed: small, loads with this package (default: dense)"
@@ -54,9 +50,9 @@ class FinetuneCommand(Command):
         flags.add_window_flag(result)
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         flags.add_switch(result, "--private", "make that repository private")
-        for group, names in ((amount, AMOUNT), (text, TEXT), (method, METHOD)):
+        for group, names in ((amount, AMOUNTS), (text, TEXT), (method, METHOD)):
             flags.add_config_flags(group, names, known=FIELDS)
-        others = (name for name in FIELDS if name not in (*AMOUNT, *TEXT, *METHOD))
+        others = (name for name in FIELDS if name not in (*AMOUNTS, *TEXT, *METHOD))
         flags.add_config_flags(rare, others, known=FIELDS)
         work_dir = "checkpoints, from which the same command resumes (default: hidden, beside the output)"
         rare.add_argument("--work-dir", help=work_dir)
@@ -64,12 +60,7 @@ class FinetuneCommand(Command):
         flags.add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 
     def config(self) -> FinetuneConfig:
-        """Return the config: of the preset, overridden by flags."""
-        given: dict[str, Any] = {name: value for name, value in vars(self.args).items() if name in FIELDS}
-        preset = PRESETS.get(self.args.preset, {})
-        if any(name in given for name in AMOUNT):
-            preset = {name: value for name, value in preset.items() if name not in AMOUNT}
-        return FinetuneConfig(**{**preset, **given})
+        return FinetuneConfig(**{name: value for name, value in vars(self.args).items() if name in FIELDS})
 
     def work(self) -> None:
         args, config, device = self.args, self.config(), flags.device_of(self.args)

@@ -7,11 +7,6 @@ from ..common.validation import check_field
 from ..config.config_fields import DATASETS, config_field
 
 
-# Amounts alone: which learning rate and how much of the teacher is best has not been measured.
-PRESETS: dict[str, dict[str, Any]] = {
-    "minutes": {"minutes": 10.0},
-    "best": {"tokens": 10_000_000},
-}
 AMOUNTS = ("steps", "tokens", "minutes")
 TOKENS = 500_000  # if no amount is given
 

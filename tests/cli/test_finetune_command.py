@@ -3,11 +3,11 @@ import re
 
 import pytest
 
+from optimum_neuronal import FinetuneConfig
 from optimum_neuronal.cli import finetune_command
 from optimum_neuronal.cli.finetune_command import FinetuneCommand
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.training import finetune as module
-from optimum_neuronal.training.finetune_config import PRESETS
 
 
 SHORT = ("--steps", 4, "--seq-length", 16, "--batch-size", 4)
@@ -78,18 +78,23 @@ def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatc
     assert "Saved to" in run("finetune", *given)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_presets_make_configs(preset):
-    def config(*words):
-        args = make_parser().parse_args(["finetune", "--model", "m", "--output", "o", "--preset", preset, *words])
-        return FinetuneCommand(args).config()
-
-    assert all(getattr(config(), name) == value for name, value in PRESETS[preset].items())
-    assert (config("--steps", "5").steps, config("--steps", "5").tokens, config("--steps", "5").minutes) == (
-        5,
-        None,
-        None,
-    )
+def test_flags_are_the_fields_of_the_config():
+    words = [
+        "finetune",
+        "--model",
+        "m",
+        "--output",
+        "o",
+        "--minutes",
+        "5",
+        "--lora",
+        "8",
+        "--no-bf16",
+        "--kl-weight",
+        "0.5",
+    ]
+    config = FinetuneCommand(make_parser().parse_args(words)).config()
+    assert config == FinetuneConfig(minutes=5.0, lora=8, bf16=False, kl_weight=0.5)
 
 
 def test_a_model_without_a_report_is_not_pushed(run, dense, sparse, tmp_path, monkeypatch):
