@@ -38,7 +38,7 @@ class Predictor:
         decoder = self.model.base_model if decoder is self.model else decoder
         if self.in_chunks is None and not self._is_simple(decoder):
             self.in_chunks = False
-        if self.in_chunks is False:
+        if self.in_chunks is False or isinstance(model, nn.DataParallel):  # whose replicas each have a decoder
             return model(**inputs, use_cache=False).logits, False
         kept: list[torch.Tensor] = []
         hook = decoder.register_forward_hook(lambda _module, _inputs, output: kept.append(output[0]))

@@ -100,6 +100,13 @@ def test_frozen_heads_get_no_gradient():
     assert "lm_head.weight" not in slopes and slopes["model.norm.weight"].abs().max() > 0
 
 
+def test_replicas_of_a_model_give_all_logits():
+    """Trainer makes some if several GPUs are visible to one process."""
+    student, (ids, _) = make_model("llama"), batch()
+    logits, in_chunks = Predictor(student).predict(torch.nn.DataParallel(student), {"input_ids": ids})
+    assert not in_chunks and logits.shape == (2, 12, 64)
+
+
 def test_a_batch_without_labels_raises():
     student, (ids, labels) = make_model("llama"), batch()
     with pytest.raises(ValueError, match="No token of a batch has a label"):
