@@ -50,6 +50,7 @@ LABELS = {  # of methods in a figure
     "wanda": "Wanda",
     "wanda+neuronal": "Wanda, NeuronAL (sequence)",
     "wanda+neuronal:variant=authors+sampling=authors": "preset paper (Wanda, NeuronAL)",
+    "wanda+neuronal:variant=authors,steps=block,block_lambdas=[0.15]+sampling=authors": "paper, block step alone",
     "sparsegpt": "SparseGPT",
     "alps": "preset fast (ALPS)",
     "alps+neuronal": "default (ALPS, NeuronAL)",
