@@ -155,6 +155,7 @@ def _tuning_command(record: Mapping[str, Any], folder: str) -> list[str]:
     given |= {"steps": record["steps"]}
     command = ["optimum-cli", "neuronal", "finetune", "--model", "path/to/pruned-model"]
     command += ["--teacher", record["teacher"]] if record["teacher"] else []
+    command += [] if "dataset" in given else ["--dataset", TEXT]
     for name, value in given.items():
         if name not in ("tokens", "minutes"):
             flag = f"--{name.replace('_', '-')}"

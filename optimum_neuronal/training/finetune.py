@@ -109,6 +109,8 @@ def finetune(
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
         before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
         record = _train(setup)
+        if dataset is not config.dataset:
+            record["config"]["dataset"] = None  # it was passed
         record["evaluation"] = sets.report(tokenizer, before=before, after=sets.measure(student))
         if report is not None:
             report = replace(report, training=[*report.training, record])
@@ -257,7 +259,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
         if (path / STATE).exists():
             whole.append((int(path.name.rpartition("-")[2]), path))
         else:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # another process may do the same
     return max(whole)[1] if whole else None
 
 

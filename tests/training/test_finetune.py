@@ -41,6 +41,7 @@ def folders(tmp_path):
 def tuned(folders, model="sparse", output="tuned", **given):
     fields = {name: given.pop(name) for name in list(given) if name in FinetuneConfig.__dataclass_fields__}
     config = FinetuneConfig(**{**SMALL, "dataset": str(folders / "text.txt"), **fields})
+    given |= {"dataset": given.pop("texts")} if "texts" in given else {}
     given = {"teacher": folders / "dense", "evaluate": {"test": [TEXT[:2000]]}, "window": 16, **given}
     return finetune(folders / model, folders / output, config, **given)
 
@@ -81,6 +82,16 @@ class TestResult:
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
         assert "finetune --model path/to/pruned-model --teacher dense --dataset text.txt" in card
+
+    def test_text_in_memory(self, folders):
+        """The card does not name the config's dataset, which was not read."""
+        _, report = tuned(folders, dataset="c4", steps=2, texts=[TEXT])
+        (record,) = report.training
+        assert record["source"] == "a list of 1 strings" and record["config"]["dataset"] is None
+        assert (
+            "finetune --model path/to/pruned-model --teacher dense --dataset path/to/text.txt"
+            in (folders / "tuned" / "README.md").read_text()
+        )
 
     def test_a_second_fine_tune_stands_behind_the_first(self, folders):
         tuned(folders)
