@@ -26,7 +26,7 @@ from ..report import PruningReport
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, MODEL_CARD, WEIGHT_FILES, WEIGHT_SUFFIXES
 from .packed_files import read_json
 from .saving import check_saveable, save_pruned
-from .sparsity_config import KEY, VERSION
+from .sparsity_config import KEY, is_own
 
 
 def find_checkpoint(
@@ -93,8 +93,7 @@ def _check_replaceable(api: HfApi, repo_id: str, revision: str | None, overwrite
     if overwrite or not any(name == CONFIG or name.endswith(WEIGHT_SUFFIXES) for name in files):
         return
     config = read_json(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else {}
-    about = config.get(KEY)
-    if not isinstance(about, dict) or about.get("version") != VERSION:
+    if not is_own(config.get(KEY)):
         raise FileExistsError(
             f"The repository {repo_id!r} holds a model that is not a pruned one. Choose another repository, or pass "
             "--overwrite (overwrite=True) to replace the model in it. Other files stay."

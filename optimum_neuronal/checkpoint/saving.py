@@ -32,7 +32,7 @@ from .names import (
     belongs_to_model_or_tokenizer,
 )
 from .packed_files import read_json
-from .sparsity_config import KEY, VERSION
+from .sparsity_config import KEY, is_own
 from .writing import SHARD_SIZE, checked_model, write_model
 
 
@@ -208,6 +208,6 @@ def _pruned_as(directory: Path) -> str | None:
     """Return how the model in a directory was pruned, such as `"wanda + uniform, sparsity 0.6"`; None without one."""
     with suppress(OSError, ValueError):
         about = read_json(directory / CONFIG).get(KEY)
-        if isinstance(about, dict) and about.get("version") == VERSION:
+        if is_own(about):
             return escaped(f"{about.get('method')}, sparsity {about.get('sparsity')}", 200)
     return None

@@ -12,12 +12,14 @@ from typing import ClassVar
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..common.connection import check_connection
 from ..common.display import escaped
 from ..data.documents import check_datasets
 from ..files.atomic import finish_moves
+from ..model.load_model import loading_code
 from ..model.sources import GGUF, check_directory, find_gguf
 
 
@@ -47,6 +49,14 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def write_saved(model: PreTrainedModel, output: str, format: str, hint: str = "") -> None:
+    """Write where a model is saved, with a hint, and how to load it."""
+    write(f"\nSaved to {output}{hint}. Load it with:")
+    if format == "packed":
+        write("    import optimum_neuronal  # to load the packed format")
+    write(f"    {loading_code(model, output)}")
 
 
 class Command(ABC):

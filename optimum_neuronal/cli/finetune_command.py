@@ -7,12 +7,12 @@ import torch
 
 from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
-from ..model.load_model import checkpoint_dtype, find_tokenizer, loading_code
+from ..model.load_model import checkpoint_dtype, find_tokenizer
 from ..report import REPORT_NAME
 from ..training.finetune import finetune, report_of, work_directory_of
 from ..training.finetune_config import AMOUNTS, FinetuneConfig
 from . import flags
-from .command import Command, write
+from .command import Command, write, write_saved
 
 
 FIELDS = {entry.name: entry for entry in fields(FinetuneConfig)}
@@ -89,10 +89,7 @@ class FinetuneCommand(Command):
                 return
             if report is not None:
                 write(f"\n{report}")
-            write(f"\nSaved to {args.output}. Load it with:")
-            if args.format == "packed":
-                write("    import optimum_neuronal  # to load the packed format")
-            write(f"    {loading_code(model, args.output)}")
+            write_saved(model, args.output, args.format)
             if args.push_to_hub:
                 tokenizer = find_tokenizer(args.output)
                 how = {"format": args.format, "private": args.private, "overwrite": args.overwrite}

@@ -16,11 +16,11 @@ from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
 from ..files.directories import is_same
-from ..model.load_model import checkpoint_dtype, loading_code
+from ..model.load_model import checkpoint_dtype
 from ..pruner import NeuronALPruner
 from ..pruning.dry_run import dry_run
 from . import flags
-from .command import Command, write
+from .command import Command, write, write_saved
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
@@ -150,10 +150,7 @@ class PruneCommand(Command):
                     "\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate."
                 )
             hint = " in float32 (--save-dtype bfloat16 halves it)" if save_dtype == torch.float32 else ""
-            write(f"\nSaved to {args.output}{hint}. Load it with:")
-            if args.format == "packed":
-                write("    import optimum_neuronal  # to load the packed format")
-            write(f"    {loading_code(model, args.output)}")
+            write_saved(model, args.output, args.format, hint)
             if args.push_to_hub:
                 how = {
                     "format": args.format,

@@ -136,36 +136,15 @@ def work_directory_of(output: str | Path, work_dir: str | Path | None = None) ->
 def _train(setup: Setup) -> dict[str, Any]:
     """Train the student in place, and return what a report says of it."""
     config, student, text = setup.config, setup.student, setup.text
-    every, model = math.ceil(setup.steps / EVALUATIONS), student
+    model = student
     if config.lora is not None:
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear")
         model = keep_lora_sparse(get_peft_model(student, adapter))
-    arguments = TrainingArguments(
-        setup.checkpoints,
-        max_steps=setup.steps,
-        per_device_train_batch_size=setup.micro_batch,
-        gradient_accumulation_steps=setup.accumulated,
-        learning_rate=setup.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=round(WARMUP * setup.steps),
-        bf16=setup.bf16,
-        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
-        use_cpu=student.device.type == "cpu",
-        eval_strategy="steps",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        logging_steps=max(1, every // 5),
-        seed=config.seed,
-        report_to="none",
-    )
     trainer = SparseTrainer(
         model,
-        arguments,
+        _arguments(setup),
         teacher=setup.teacher,
         kl_weight=config.kl_weight,
         train_dataset=_examples(text.windows),
@@ -209,6 +188,31 @@ def _train(setup: Setup) -> dict[str, Any]:
         "resumed": last is not None,
         "versions": versions(),
     }
+
+
+def _arguments(setup: Setup) -> TrainingArguments:
+    student, every = setup.student, math.ceil(setup.steps / EVALUATIONS)
+    return TrainingArguments(
+        setup.checkpoints,
+        max_steps=setup.steps,
+        per_device_train_batch_size=setup.micro_batch,
+        gradient_accumulation_steps=setup.accumulated,
+        learning_rate=setup.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(WARMUP * setup.steps),
+        bf16=setup.bf16,
+        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
+        use_cpu=student.device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        logging_steps=max(1, every // 5),
+        seed=setup.config.seed,
+        report_to="none",
+    )
 
 
 def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:

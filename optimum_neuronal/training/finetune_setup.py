@@ -149,15 +149,16 @@ def prepare_training(
         vocab_size=student.get_input_embeddings().weight.shape[0],
         bos=resolve_bos(student.config, tokenizer, config.add_bos),
     )
-    draw(1)  # raises for data that cannot be used before anything is recorded
+    timed = config.minutes is not None
+    # Now, since data that cannot be used should raise before anything is recorded.
+    text = draw(1 if timed else _count_steps(config) * config.batch_size)
     records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
         return (each // micro_batch) * seconds_of_pass(student, teacher, config, micro_batch), {}
 
-    seconds = None if config.minutes is None else records.recorded("seconds-of-a-step", time_step)[0]
-    steps = _count_steps(config, seconds)
-    text = draw(steps * config.batch_size)
+    steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
+    text = draw(steps * config.batch_size) if timed else text
     decoder, _ = find_sparse_decoder(student)
     made_from = {**identity(decoder, text.windows), "versions": versions()}
     made_from["training data"] = made_from.pop("calibration data")
@@ -190,7 +191,7 @@ def multiplies_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
     return trains_in_bfloat16(device) if config.bf16 is None else config.bf16
 
 
-def _count_steps(config: FinetuneConfig, seconds_of_step: float | None) -> int:
+def _count_steps(config: FinetuneConfig, seconds_of_step: float | None = None) -> int:
     """Return the steps of the optimizer. `minutes` needs the seconds of one."""
     if config.steps is not None:
         return config.steps
