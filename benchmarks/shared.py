@@ -15,15 +15,15 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"} 
 
 def random_llama(hidden_size: int, blocks: int, tokens: int, **more) -> LlamaForCausalLM:
     """Return a random Llama with the proportions of Llama-2-7B; `more` are further fields of its config."""
-    config = LlamaConfig(
-        hidden_size=hidden_size,
-        intermediate_size=int(hidden_size * 2.6875),
-        num_hidden_layers=blocks,
-        num_attention_heads=max(1, hidden_size // 64),
-        max_position_embeddings=tokens,
-        **{"vocab_size": 1000, **more},
-    )
-    return LlamaForCausalLM(config).eval()
+    fields = {
+        "hidden_size": hidden_size,
+        "intermediate_size": int(hidden_size * 2.6875),
+        "num_hidden_layers": blocks,
+        "num_attention_heads": max(1, hidden_size // 64),
+        "max_position_embeddings": tokens,
+        "vocab_size": 1000,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**fields, **more})).eval()
 
 
 def resident(key: str, process: int | str = "self") -> int:
@@ -34,11 +34,11 @@ def resident(key: str, process: int | str = "self") -> int:
 
 def zero_randomly(model: torch.nn.Module, share: float) -> None:
     """Set a share of the elements of all projections to zero, in place."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(1)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
             for rows in weight.data.split(256):
-                rows.masked_fill_(torch.rand(rows.shape, generator=generator) < share, 0)
+                rows.masked_fill_(torch.rand(rows.shape, generator=generator, device=generator.device) < share, 0)
 
 
 def milliseconds(device: torch.device, work: Callable, repeats: int) -> float:
