@@ -36,8 +36,12 @@ QUESTIONS = {
     "arc_easy.jsonl": {"question": "w1", "choices": {"text": ["w2", "w3"], "label": ["A", "B"]}, "answerKey": "B"},
 }
 PROGRAMS = ("optimum-cli", "benchmarks.", "examples/")
-QUICK = {"speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1", "evaluate": "--max-windows 2"}
-QUICK["compare"] = QUICK["evaluate"]  # flags that make commands quick, beside those of the page
+QUICK = {  # flags that make commands quick, beside those of the page
+    "speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1",
+    "evaluate": "--max-windows 2",
+    "compare": "--max-windows 2",
+    "sample": "--num-samples 32 --max-length 16",
+}
 
 
 def tiny(family: str) -> transformers.PreTrainedModel:

@@ -159,7 +159,8 @@ def _tuning_command(record: Mapping[str, Any], folder: str) -> list[str]:
     for name, value in given.items():
         if name not in ("tokens", "minutes"):
             flag = f"--{name.replace('_', '-')}"
-            command += [flag] if value is True else [flag, f"{value}"]
+            values = value if isinstance(value, list) else [value]
+            command += [flag] if value is True else [flag, *map(str, values)]
     return [*command, "--output", folder]
 
 

@@ -51,7 +51,7 @@ class FinetuneCommand(Command):
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         flags.add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNTS), (text, TEXT), (method, METHOD)):
-            flags.add_config_flags(group, names, known=FIELDS)
+            flags.add_config_flags(group, names, {"dataset": "c4"}, FIELDS)
         others = (name for name in FIELDS if name not in (*AMOUNTS, *TEXT, *METHOD))
         flags.add_config_flags(rare, others, known=FIELDS)
         work_dir = "checkpoints, from which the same command resumes (default: hidden, beside the output)"

@@ -13,6 +13,7 @@ from .finetune_command import FinetuneCommand
 from .flags import add_overwrite_flag, add_switch, describe
 from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
+from .sample_command import SampleCommand
 
 
 class DemoCommand(Command):
@@ -32,7 +33,7 @@ class DemoCommand(Command):
 
 
 COMMANDS: tuple[type[Command], ...] = (
-    PruneCommand, FinetuneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
+    PruneCommand, SampleCommand, FinetuneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
 HELP = "NeuronAL: prune language models without retraining."
 EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")

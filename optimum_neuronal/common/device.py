@@ -28,18 +28,14 @@ def time_on(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def multiplies_bfloat16() -> bool:
-    """Return True if the CPU multiplies bfloat16 matrices several times as fast as float32 ones (AMX).
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return True if a device multiplies bfloat16 matrices about twice as fast as float32 ones, or faster.
 
-    False with a torch that cannot tell.
+    False on a CPU with a torch that cannot tell.
     """
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
-
-
-def trains_in_bfloat16(device: torch.device) -> bool:
-    """Return True if a device multiplies bfloat16 matrices faster than float32 ones, with float32 weights."""
     if device.type == "cpu":
-        return multiplies_bfloat16() or bool(getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16"))
+        found = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
     return device.type != "mps" and is_torch_bf16_available_on_device(device)
 
 

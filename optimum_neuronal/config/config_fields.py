@@ -108,7 +108,7 @@ class ConfigFields:
         None,
         "dtype of the matrix products in a refit of float32 weights, float32 or bfloat16",
         choices=("float32", "bfloat16"),
-        unset="bfloat16 if the CPU multiplies it faster (AMX) and the hidden size is at least 512, else the weights' own",
+        unset="bfloat16 if the CPU multiplies it faster (AMX, AVX-512 BF16) and the hidden size is at least 512, else the weights' own",
     )
 
 

@@ -19,7 +19,7 @@ from ..saliency.plan import ColumnPattern
 from ..topup import TopUp
 
 
-BFLOAT16_WIDTH = 512  # hidden size from which a CPU with AMX runs a block twice as fast with bfloat16 products
+BFLOAT16_WIDTH = 512  # hidden size from which a CPU runs a block about twice as fast with bfloat16 products
 
 
 def check_prune(
@@ -143,5 +143,5 @@ def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig
             )
         return replace(config, refit_dtype=None)  # blocks compute in the weights' own dtype, without autocast
     on_cpu = all(hf_private.execution_device(p.module).type == "cpu" for p in projections)
-    gains = on_cpu and decoder.config.hidden_size >= BFLOAT16_WIDTH and multiplies_bfloat16()
+    gains = on_cpu and decoder.config.hidden_size >= BFLOAT16_WIDTH and multiplies_bfloat16(torch.device("cpu"))
     return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))

@@ -22,6 +22,7 @@ from ..common.device import default_device
 from ..common.display import format_bytes
 from ..common.notes import get_logger
 from ..common.progress import announce
+from ..common.randomness import untouched_randomness
 from ..compat import hf_private
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import name_test_sets
@@ -36,7 +37,6 @@ from .finetune_setup import Setup, check_extras, load_student, load_teacher, pre
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_weights
-from .training_data import untouched_randomness
 
 
 logger = get_logger(__name__)
@@ -96,8 +96,8 @@ def finetune(
         `FileExistsError`: `output` holds another model.
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
-    dataset = config.dataset if dataset is None else dataset
-    check_datasets([dataset, *tests.values()])
+    datasets = config.dataset if dataset is None else (dataset,)
+    check_datasets([*datasets, *tests.values()])
     check_extras(config)
     path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
     if report is None:
@@ -105,11 +105,11 @@ def finetune(
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_directory_of(path, work_dir)) as folder:
-        setup = prepare_training(student.to(device), dense, tokenizer, config, dataset, folder)
+        setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
         before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
         record = _train(setup)
-        if dataset is not config.dataset:
+        if dataset is not None:
             record["config"]["dataset"] = None  # it was passed
         record["evaluation"] = sets.report(tokenizer, before=before, after=sets.measure(student))
         if report is not None:
@@ -173,7 +173,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         model.merge_and_unload()
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
-        "config": {**config.to_dict(), "dataset": without_folders(config.dataset)},
+        "config": {**config.to_dict(), "dataset": [*map(without_folders, config.dataset)]},
         "teacher": None if setup.teacher is None else public_name(setup.teacher),
         "source": text.source,
         "sha256": text.sha256,

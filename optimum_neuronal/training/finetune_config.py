@@ -15,7 +15,7 @@ TOKENS = 500_000  # if no amount is given
 class FinetuneConfig:
     """How a sparse model is fine-tuned, see [`finetune`]. At most one of `steps`, `tokens` and `minutes` is given."""
 
-    dataset: str = config_field("c4", f"training text: {DATASETS}")
+    dataset: tuple[str, ...] = config_field(("c4",), f"training text, of several datasets in equal parts: {DATASETS}")
     steps: int | None = config_field(
         None, "steps of the optimizer", unset="as many as tokens or minutes allow", least=1
     )
@@ -59,8 +59,10 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             check_field(entry, getattr(self, entry.name))
-        if not isinstance(self.dataset, str):
-            raise TypeError(f"dataset is a {type(self.dataset).__name__}: expected a name or a path.")
+        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        if not (isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)):
+            raise TypeError(f"dataset is a {type(names).__name__}: expected one or more names or paths.")
+        object.__setattr__(self, "dataset", tuple(names))
         given = [name for name in AMOUNTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given: expected one of {', '.join(AMOUNTS)}.")

@@ -1,7 +1,7 @@
 """What a fine-tune needs: the two models, the text and the number of steps, checked before it begins."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from transformers.utils import is_accelerate_available, is_peft_available
 
 from ..checkpoint.saving import check_saveable
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..common.device import time_on, trains_in_bfloat16
+from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
 from ..data.calibration import resolve_bos, resolve_seq_length
 from ..files.records import Records
@@ -24,7 +24,7 @@ from ..packed.sparsify import densify
 from ..pruning.prepare import identity, versions
 from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
-from .packing import TrainingText, pack_text
+from .packing import TrainingText, mix_texts
 from .sparse_trainer import check_vocabularies
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
@@ -99,7 +99,7 @@ def load_teacher(
             "(--kl-weight 0) to learn from the text alone."
         )
     options = {key: value for key, value in model_kwargs.items() if key != "revision"}
-    dtype = torch.bfloat16 if multiplies_bfloat16(config, device) else torch.float32
+    dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
     try:
         teacher = densify(load_model(name, dtype=dtype, **options))
     except OSError as error:
@@ -127,7 +127,7 @@ def prepare_training(
     teacher: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     config: FinetuneConfig,
-    dataset: Any,
+    datasets: Sequence[Any],
     folder: Path | None,
 ) -> Setup:
     """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
@@ -141,8 +141,8 @@ def prepare_training(
             f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
         )
     draw = partial(
-        pack_text,
-        dataset,
+        mix_texts,
+        datasets,
         tokenizer,
         seq_length=config.seq_length,
         seed=config.seed,
@@ -180,15 +180,15 @@ def prepare_training(
         checkpoints,
         steps,
         learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None],
-        bf16=multiplies_bfloat16(config, student.device),
+        bf16=uses_bfloat16(config, student.device),
         micro_batch=micro_batch,
         accumulated=each // micro_batch,
     )
 
 
-def multiplies_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
+def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
     """Return True if a fine-tune multiplies matrices in bfloat16 on a device."""
-    return trains_in_bfloat16(device) if config.bf16 is None else config.bf16
+    return multiplies_bfloat16(device) if config.bf16 is None else config.bf16
 
 
 def _count_steps(config: FinetuneConfig, seconds_of_step: float | None = None) -> int:
@@ -209,7 +209,7 @@ def seconds_of_pass(
     student.train()
     for _ in range(PROBED):
         start = time_on(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(config, device)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=uses_bfloat16(config, device)):
             loss = mixed_loss(of_student, of_teacher, student, {"input_ids": ids}, ids, config.kl_weight)
         loss.backward()
         student.zero_grad()

@@ -13,6 +13,7 @@ from transformers.trainer_callback import ExportableState
 from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
+from ..common.randomness import untouched_randomness
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..pruner import NeuronALPruner
@@ -20,7 +21,7 @@ from ..pruning.checks import check_prune
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
 from .callbacks import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
-from .training_data import training_sequences, untouched_randomness
+from .training_data import training_sequences
 
 
 logger = get_logger(__name__)

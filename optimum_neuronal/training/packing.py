@@ -1,6 +1,8 @@
 """Training sequences: the documents of a dataset in random order, joined and cut."""
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,18 @@ class TrainingText:
         return hashlib.sha256(self.windows.numpy().astype("<i8").tobytes()).hexdigest()
 
 
+def mix_texts(datasets: Sequence[Any], tokenizer: Any, count: int, **how: Any) -> TrainingText:
+    """Return the sequences of [`pack_text`]; of several datasets in equal parts, for which short ones are repeated."""
+    share = math.ceil(count / len(datasets))
+    texts = [pack_text(dataset, tokenizer, share, **how) for dataset in datasets]
+    if len(texts) == 1:
+        return texts[0]
+    parts = [text.windows[torch.arange(share) % len(text.windows)] for text in texts]
+    held_out = [text.held_out[: math.ceil(HELD_OUT / len(texts))] for text in texts]
+    windows = torch.stack(parts, dim=1).flatten(0, 1)[:count]
+    return TrainingText(windows, torch.cat(held_out), " and ".join(text.source for text in texts))
+
+
 def pack_text(
     dataset: Any,
     tokenizer: Any,
@@ -43,8 +57,9 @@ def pack_text(
     """Return up to `count` sequences to train on, and some to measure on.
 
     The documents, or conversations rendered by the chat template, come in an order that the seed decides, each document with
-    the tokenizer's end-of-text token behind it. They are cut without overlap. The first sequences are held out: 16, or a tenth if the dataset holds less than 160. With `bos`, see
-    [`resolve_bos`], every sequence is this token and a window that is one token shorter.
+    the tokenizer's end-of-text token behind it. They are cut without overlap. The first sequences are held out: 16, or a
+    tenth if the dataset holds less than 160. With `bos`, see [`resolve_bos`], every sequence is this token and a window
+    that is one token shorter.
     """
     stream, ids = iterate_documents(dataset, seed, tokenizer), []
     length, end = seq_length - (bos is not None), getattr(text_tokenizer(tokenizer), "eos_token_id", None)

@@ -2,12 +2,11 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ..common.randomness import untouched_randomness
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_bos, resolve_seq_length, with_bos
 
@@ -48,16 +47,3 @@ def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:
         ids, used = batch["input_ids"], batch.get("attention_mask")
         used = torch.ones_like(ids) if used is None or used.shape != ids.shape else used
         yield ids[used.bool()].cpu().long()
-
-
-@contextmanager
-def untouched_randomness() -> Iterator[None]:
-    """Restore the random states of Python, numpy and torch (on CPU and accelerators) when the context ends."""
-    python, arrays = random.getstate(), np.random.get_state()
-    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cuda"
-    try:
-        with torch.random.fork_rng(device_type=kind):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)

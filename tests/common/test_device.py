@@ -5,11 +5,13 @@ from optimum_neuronal.common.device import full_precision, multiplies_bfloat16
 
 
 def test_a_cpu_with_matrix_units(monkeypatch):
-    for capabilities, expected in [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({"neon": True}, False)]:
+    cpu = torch.device("cpu")
+    faster, slower = ({"amx_bf16": True}, {"avx512_bf16": True}), ({"amx_bf16": False}, {"neon": True})
+    for capabilities, expected in [*((one, True) for one in faster), *((one, False) for one in slower)]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False)
-        assert multiplies_bfloat16() is expected
+        assert multiplies_bfloat16(cpu) is expected
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert not multiplies_bfloat16(), "torch 2.9 cannot tell"
+    assert not multiplies_bfloat16(cpu), "torch 2.9 cannot tell"
 
 
 @pytest.fixture

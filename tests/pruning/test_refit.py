@@ -194,7 +194,7 @@ class TestDtype:
             decoder = find_decoder(model)
             return checks.with_refit_dtype(config(**fields), decoder).refit_dtype
 
-        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda device: True)
         assert chosen() == "float32", "a narrow model would gain little"
         monkeypatch.setattr(checks, "BFLOAT16_WIDTH", 32)
         assert chosen() == "bfloat16" and chosen(refit_dtype="float32") == "float32"
@@ -204,7 +204,7 @@ class TestDtype:
         assert chosen(half) is None and chosen(half, refit_dtype="bfloat16") is None, "without autocast"
         with pytest.raises(ValueError, match="refit_dtype is 'float32', but the weights are bfloat16: leave it out"):
             chosen(half, refit_dtype="float32")
-        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda device: False)
         assert chosen() == "float32" and chosen(refit_dtype="bfloat16") == "bfloat16"
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -75,7 +75,7 @@ class TestResult:
             "text.txt",
             "dense",
         )
-        assert record["config"]["dataset"] == "text.txt", "without folders"
+        assert record["config"]["dataset"] == ["text.txt"], "without folders"
         assert not record["resumed"] and "since it was resumed" not in repr(report)
         assert "fine-tuned" in repr(report) and f"{record['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
@@ -164,6 +164,10 @@ class TestResult:
         (folders / "chat.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for _ in range(8)))
         _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
         assert report.training[0]["source"] == "chat.jsonl"
+        both = [str(folders / "text.txt"), str(folders / "chat.jsonl")]
+        _, report = tuned(folders, dataset=both, evaluate=())
+        assert report.training[0]["source"] == "text.txt and chat.jsonl"
+        assert "--dataset text.txt chat.jsonl" in (folders / "tuned" / "README.md").read_text()
 
 
 class TestAmount:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import make_tokenizer
 
-from optimum_neuronal.training.packing import pack_text
+from optimum_neuronal.training.packing import mix_texts, pack_text
 
 
 def test_documents_are_joined_by_the_end_token_and_cut():
@@ -67,3 +67,17 @@ def test_too_little_text_raises():
         pack_text(
             [" ".join(f"w{word}" for word in range(9))], make_tokenizer(), 3, seq_length=5, seed=0, vocab_size=256
         )
+
+
+def test_equal_parts_of_several_datasets():
+    """The short text is repeated to half of the sequences."""
+    long, short = (
+        " ".join(f"w{word}" for word in range(start, start + count)) for start, count in ((0, 200), (200, 20))
+    )
+    how = {"seq_length": 5, "seed": 0, "vocab_size": 256}
+    found = mix_texts([[long], [short]], make_tokenizer(), 12, **how)
+    assert found.windows[:, 0].tolist() == [20, 205, 25, 210, 30, 215, 35, 205, 40, 210, 45, 215]
+    assert found.held_out[:, 0].tolist() == [0, 5, 10, 15, 200]
+    assert found.source == "a list of 1 strings and a list of 1 strings"
+    alone = mix_texts([[long]], make_tokenizer(), 12, **how)
+    assert torch.equal(alone.windows, pack_text([long], make_tokenizer(), 12, **how).windows)

@@ -1,0 +1,165 @@
+"""Text that a language model writes itself, to calibrate and to train with: in its own language, without a download."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..common.progress import progress
+from ..common.randomness import untouched_randomness
+from ..common.validation import check_count, check_number
+from ..files.records import Records
+from .calibration import resolve_seq_length, text_tokenizer
+
+
+TOGETHER = 32  # samples that are written at a time; another number would give other text
+NUM_SAMPLES, MAX_LENGTH, TEMPERATURE, TOP_P = 1000, 512, 1.0, 0.95  # defaults
+QUESTION = 128  # tokens of a user's turn, at most
+MARK = "QUESTION"  # in the place of the user's turn, to find what surrounds it
+
+Row = dict[str, Any]  # of a dataset: `messages` or `text`
+
+
+def sample_text(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    num_samples: int = NUM_SAMPLES,
+    *,
+    max_length: int = MAX_LENGTH,
+    temperature: float = TEMPERATURE,
+    top_p: float = TOP_P,
+    seed: int = 0,
+    records: Records | None = None,
+) -> Iterator[Row]:
+    """Yield what a dense model writes: conversations if its tokenizer has a chat template, else documents.
+
+    In a conversation, the model first writes the user's turn and then the answer (Xu et al., Magpie, 2024). Empty turns and
+    documents are left out.
+
+    ```python
+    text = datasets.Dataset.from_list([*sample_text(dense, tokenizer, 1000)])
+    ```
+
+    Args:
+        model (`PreTrainedModel`): a model with a language-model head.
+        tokenizer: the model's tokenizer or processor.
+        num_samples (`int`): conversations or documents to write.
+        max_length (`int`): tokens in each, at most.
+        temperature (`float`): above 0; 1 is the model's own distribution.
+        top_p (`float`): draw from the likeliest tokens whose probabilities sum to this, in (0, 1].
+        seed (`int`): of the draws. Equal seeds give equal text on devices of one kind.
+        records ([`Records`], *optional*): where to record what is written, so that an interrupted call can continue.
+
+    Raises:
+        `ValueError`: an argument is out of its range, or the model writes nothing.
+    """
+    check_sampling(num_samples, temperature, top_p)
+    max_length = resolve_seq_length(model.config, max_length)
+    draw = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
+    writer, records = Writer.of(model, text_tokenizer(tokenizer), max_length, draw), records or Records()
+    empty = True
+    for start in progress(range(0, num_samples, TOGETHER), "writing text", "batch"):
+
+        def write(first: int = start) -> tuple[list[Row], dict]:
+            with untouched_randomness(), writing(model):
+                torch.manual_seed(seed + first)
+                return writer.write(min(TOGETHER, num_samples - first)), {}
+
+        rows, _ = records.recorded(f"samples-{start}", write)
+        empty = empty and not rows
+        yield from rows
+    if empty:
+        raise ValueError(
+            f"{type(model).__name__} wrote {num_samples} empty samples: expected a model that writes text."
+        )
+
+
+def check_sampling(num_samples: int, temperature: float, top_p: float) -> None:
+    """Raise `ValueError` or `TypeError` if an argument of [`sample_text`] is out of its range."""
+    check_count("num_samples", num_samples, 1)
+    check_number("temperature", temperature, 0, math.inf, above=True)
+    check_number("top_p", top_p, 0, 1, above=True)
+
+
+@contextmanager
+def writing(model: PreTrainedModel) -> Iterator[None]:
+    """Set evaluation mode without gradients while the context lasts."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes samples. `frame` is the chat template's text before and behind a user's turn, None without a template."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    max_length: int
+    draw: dict[str, Any]
+    frame: tuple[str, str] | None
+    stops: list[int]  # tokens that end a turn or a document
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: Any, max_length: int, draw: dict[str, Any]) -> "Writer":
+        ends = model.generation_config.eos_token_id
+        stops = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        frame = None
+        if tokenizer.chat_template:
+            before, mark, behind = tokenizer.apply_chat_template(
+                [{"role": "user", "content": MARK}], tokenize=False
+            ).partition(MARK)
+            if not mark:
+                raise ValueError("The chat template leaves out the user's turn: set another tokenizer.chat_template.")
+            frame = before, behind.strip()
+            stops |= {*tokenizer(frame[1], add_special_tokens=False)["input_ids"][:1]} & {*tokenizer.all_special_ids}
+        return cls(model, tokenizer, max_length, draw, frame, sorted(stops))
+
+    def write(self, count: int) -> list[Row]:
+        """Return up to `count` samples that are not empty."""
+        if self.frame is None:
+            start = next(i for i in (self.tokenizer.bos_token_id, *self.stops, 0) if i is not None)
+            texts = self._continue([[start]] * count, self.max_length - 1)
+            return [{"text": text} for text in texts if text]
+        before, behind = self.frame
+        start = self.tokenizer(before, add_special_tokens=False)["input_ids"]
+        turns = self._continue([start] * count, min(QUESTION, self.max_length // 2))
+        questions = [question for turn in turns if (question := (turn.split(behind)[0] if behind else turn).strip())]
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+            )
+            for question in questions
+        ]
+        if not prompts:
+            return []
+        answers = self._continue(prompts, max(1, self.max_length - max(map(len, prompts))))
+        return [
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+            for question, answer in zip(questions, answers)
+            if answer
+        ]
+
+    def _continue(self, prompts: list[list[int]], most: int) -> list[str]:
+        """Return what follows each prompt, up to the first token that ends it, without special tokens."""
+        longest = max(map(len, prompts))
+        padding = self.tokenizer.pad_token_id
+        padding = self.stops[0] if padding is None and self.stops else padding or 0
+        ids = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
+        used = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        device = self.model.device
+        how = GenerationConfig(**self.draw, max_new_tokens=most, eos_token_id=self.stops or None, pad_token_id=padding)
+        written = self.model.generate(ids.to(device), attention_mask=used.to(device), generation_config=how)
+        texts = []
+        for row in written[:, longest:].tolist():
+            end = next((place for place, token in enumerate(row) if token in self.stops), None)
+            texts.append(self.tokenizer.decode(row[:end], skip_special_tokens=True).strip())
+        return texts

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from conftest import make_model, make_tokenizer
+
+from optimum_neuronal import sample_text
+from optimum_neuronal.data.documents import load_documents
+from optimum_neuronal.data.sample_text import TOGETHER
+from optimum_neuronal.files.records import Records
+
+
+# A turn is the word of its role (user: w251, assistant: w252), its own, and w250.
+TEMPLATE = (
+    "{% for message in messages %}{{ {'user': 'w251 ', 'assistant': 'w252 '}[message.role] + message.content + ' w250 ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'w252 ' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def model():
+    return make_model("llama", vocab_size=256)
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer(chat_template=TEMPLATE, eos_token="w250", pad_token="w249")
+
+
+def test_conversations(model, tokenizer):
+    rows = [*sample_text(model, tokenizer, 40, max_length=24)]
+    assert 30 < len(rows) <= 40
+    for row in rows:
+        assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
+        assert all(message["content"] and "w250" not in message["content"].split() for message in row["messages"])
+    ids = [
+        tokenizer(text)["input_ids"] for text in load_documents([row["messages"] for row in rows], tokenizer=tokenizer)
+    ]
+    assert max(map(len, ids)) <= 24 + 1, "the template ends the answer"
+
+
+def test_documents_of_a_model_without_a_template(model):
+    rows = [*sample_text(model, make_tokenizer(eos_token="w250"), 5, max_length=12)]
+    assert all(0 < len(row["text"].split()) < 12 for row in rows)
+
+
+def test_what_is_drawn(model, tokenizer, monkeypatch):
+    """The user's turn follows the template's beginning; each answer follows its own question."""
+    seen = []
+    generate = type(model).generate
+
+    def noted(self, ids, attention_mask, **kwargs):
+        seen.append([row[used.bool()].tolist() for row, used in zip(ids, attention_mask)])
+        return generate(self, ids, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(type(model), "generate", noted)
+    rows = [*sample_text(model, tokenizer, 4, max_length=24)]
+    assert seen[0] == [[251]] * 4
+    asked = [tokenizer("w251 " + row["messages"][0]["content"] + " w250 w252")["input_ids"] for row in rows]
+    assert all(prompt in seen[1] for prompt in asked)
+
+
+def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
+    model.train()
+    before = torch.get_rng_state()
+    first, again, other = ([*sample_text(model, tokenizer, 40, max_length=16, seed=seed)] for seed in (0, 0, 1))
+    assert first == again != other
+    assert [*sample_text(model, tokenizer, TOGETHER, max_length=16)] == first[: len(first) - 8], "of whole batches"
+    assert torch.equal(torch.get_rng_state(), before) and model.training
+
+
+def test_it_continues_from_its_records(model, tokenizer, tmp_path, monkeypatch):
+    whole = [*sample_text(model, tokenizer, 2 * TOGETHER, max_length=16)]
+    rows = sample_text(model, tokenizer, 2 * TOGETHER, max_length=16, records=Records(tmp_path))
+    first = next(rows)
+    rows.close()
+    calls = []
+    generate = type(model).generate
+    monkeypatch.setattr(type(model), "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
+    assert [*sample_text(model, tokenizer, 2 * TOGETHER, max_length=16, records=Records(tmp_path))] == whole
+    assert whole[0] == first and len(calls) == 2, "questions and answers of the second batch"
+
+
+def test_a_model_that_writes_nothing(model):
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output.index_fill(-1, torch.tensor(250), 1e4))
+    with pytest.raises(ValueError, match="LlamaForCausalLM wrote 3 empty samples"):
+        [*sample_text(model, make_tokenizer(eos_token="w250"), 3, max_length=8)]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"max_length": 10**6}, "do not fit"),
+    ],
+)
+def test_bad_arguments(given, message, model, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        next(sample_text(model, tokenizer, **given))
+
+
+def test_a_template_without_the_users_turn(model):
+    with pytest.raises(ValueError, match="leaves out the user's turn"):
+        next(sample_text(model, make_tokenizer(chat_template="w1"), 1, max_length=8))
