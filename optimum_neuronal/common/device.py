@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import torch
@@ -10,6 +10,7 @@ from transformers.utils import is_torch_bf16_available_on_device
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 
 _precision_lock = threading.Lock()
 _precision_users = 0  # of `full_precision`
@@ -26,6 +27,19 @@ def time_on(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+def triton_fault(device: torch.device, attempt: Callable[[], object]) -> str | None:
+    """Return why Triton kernels don't work on a device, or None if they do. `attempt` imports and runs a small one."""
+    if device.type not in TRITON_DEVICES:
+        return f"there are none for {device.type}"
+    try:
+        attempt()
+    except ImportError as error:
+        return f"they need Triton (pip install triton), which cannot be imported: {error}"
+    except Exception as error:  # whatever a compiler, a driver or an unknown device raise
+        return f"Triton does not work there: {type(error).__name__}: {error}"
+    return None
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

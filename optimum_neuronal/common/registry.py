@@ -63,7 +63,8 @@ def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = 
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one.
+    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one. Those
+    whose names start with an underscore are left to methods.
     """
 
     def __init__(self, kind: str, package: str):
@@ -132,7 +133,8 @@ class Registry(Generic[Method]):
         if not self._discovered:
             package = importlib.import_module(self.package)
             for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
-                importlib.import_module(module.name)
+                if not module.name.rpartition(".")[2].startswith("_"):
+                    importlib.import_module(module.name)
             self._discovered = True
 
 

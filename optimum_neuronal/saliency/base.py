@@ -139,8 +139,13 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class WeightUpdate(Saliency):
-    """A method that also gives the kept weights new values, so that the projection's outputs change least."""
+    """A method that also gives the kept weights new values, so that the projection's outputs change least.
 
+    Class attributes:
+        solves_alike (`bool`): True if `solve` gives a projection the same bits alone as together with others.
+    """
+
+    solves_alike: ClassVar[bool] = False
     updates_weights: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = Hessian
 

@@ -159,7 +159,23 @@ def mask_rows(saliency: torch.Tensor, counts: torch.Tensor, keeps_first: bool = 
 
 def mask_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
     """Return the mask that prunes the `count` least salient weights of a matrix, at most all of them, ties in row order."""
-    return mask_rows(saliency.reshape(1, -1), torch.tensor([min(count, saliency.numel())])).view(saliency.shape)
+    row, count = saliency.reshape(1, -1), min(count, saliency.numel())
+    threshold = smallest(row.flatten(), count) if count else row.new_full((), -torch.inf)
+    cut = Cut(threshold.view(1, 1), torch.full((1, 1), count, device=row.device))
+    return apply_cut(row, cut).view(saliency.shape)
+
+
+def smallest(values: torch.Tensor, place: int) -> torch.Tensor:
+    """Return the `place`-th smallest of values of shape (n,), counted from 1: shape (). Don't wait for an accelerator."""
+    if on_cpu(values):
+        return torch.from_numpy(np.partition(values.numpy(), place - 1))[place - 1]
+    return values.topk(
+        place, largest=False, sorted=False
+    ).values.amax()  # CUDA finds it by histograms and does not sort
+
+
+def on_cpu(values: torch.Tensor) -> bool:
+    return values.device.type == "cpu"
 
 
 def differs_by_row(sparsity: float | torch.Tensor) -> bool:

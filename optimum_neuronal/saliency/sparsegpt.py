@@ -1,15 +1,23 @@
 """SparseGPT: prunes column by column, and compensates for every pruned weight in later columns."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 
 from ..blocks.statistics import wide_dtype
+from ..common.device import TRITON_DEVICES, triton_fault
+from ..common.notes import get_logger
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
+
+
+logger = get_logger(__name__)
 
 
 @register_saliency("sparsegpt")
@@ -27,6 +35,7 @@ class SparseGPT(WeightUpdate):
     )
     summary: ClassVar[str] = "SparseGPT chose the weights, and gave those that are left new values."
     knows_rows: ClassVar[bool] = False
+    solves_alike: ClassVar[bool] = True
 
     block_size: int = hyper(128, 1)
     dampening: float = hyper(0.01, 0, 1, above=True)
@@ -34,57 +43,81 @@ class SparseGPT(WeightUpdate):
     def solve(self, weights, hessian, sparsities, pattern=None):
         dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first
         inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), inverse_factor)
-        return {name: self._prune(w, inverse, dead, sparsities[name], pattern) for name, w in weights.items()}
-
-    def _prune(
-        self,
-        weight: torch.Tensor,
-        inverse: torch.Tensor,
-        dead: torch.Tensor,
-        sparsity: float,
-        pattern: ColumnPattern | None,
-    ) -> torch.Tensor:
-        """Return the sparse weight, (out, in). `inverse` is the factor of the Hessian's inverse, (in, in)."""
-        weight = weight.clone()
+        rows = [len(weight) for weight in weights.values()]
+        stacked = torch.cat(list(weights.values()))
+        parts = dict(zip(weights, stacked.split(rows)))
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
-        for start in range(0, weight.shape[1], size):
-            end = min(start + size, weight.shape[1])
-            count = self._count(weight.shape[0], start, end, float(sparsity))
-            errors = self._prune_block(
-                weight[:, start:end], inverse[start:end, start:end], dead[start:end], count, pattern
-            )
-            weight[:, end:] -= errors @ inverse[start:end, end:]
-        return weight
+        kernel = None if pattern else find_kernel(stacked.device)
+        for start in range(0, len(inverse), size):
+            end = min(start + size, len(inverse))
+            block, factor = stacked[:, start:end].contiguous(), inverse[start:end, start:end].contiguous()
+            scale = factor.diagonal().masked_fill(dead[start:end], math.inf)
+            mask = None
+            if pattern is None:
+                counts = [self._count(len(part), start, end, float(sparsities[name])) for name, part in parts.items()]
+                mask = torch.cat(list(map(mask_whole, (block / scale).square().split(rows), counts)))
+            errors = kernel(block, factor, scale, mask) if kernel else prune_block(block, factor, scale, mask, pattern)
+            stacked[:, start:end] = block
+            # The rounding of a product depends on the number of rows and on addresses: each projection has its own.
+            for part, own in zip(parts.values(), errors.split(rows)):
+                part[:, end:] -= own.clone() @ inverse[start:end, end:]
+        return parts
 
     def _count(self, rows: int, start: int, end: int, sparsity: float) -> int:
         """Return how many weights to prune in columns `start` to `end`."""
         # Remainders are carried from block to block, so that the whole weight hits its target.
         return int(rows * end * sparsity + 1e-4) - int(rows * start * sparsity + 1e-4)
 
-    def _prune_block(
-        self,
-        weight: torch.Tensor,
-        inverse: torch.Tensor,
-        dead: torch.Tensor,
-        count: int,
-        pattern: ColumnPattern | None,
-    ) -> torch.Tensor:
-        """Prune and update a few columns in place. Return their errors, for which later columns compensate."""
-        scale = inverse.diagonal().masked_fill(dead, math.inf)
-        columns = weight.T.contiguous()  # rows of a contiguous tensor are fast to update
-        mask = torch.ones_like(weight, dtype=torch.bool) if pattern else mask_whole((weight / scale).square(), count)
-        errors, mask = torch.empty_like(columns), mask.T.contiguous()
-        for index in range(len(columns)):
-            if pattern and index % pattern.group == 0:
-                group = slice(index, index + pattern.group)
-                mask[group] = mask_groups((columns[group].T / scale[group]).square(), pattern).T
-            kept = torch.where(mask[index], columns[index], 0)
-            errors[index] = (columns[index] - kept) / scale[index]
-            columns[index:] -= torch.outer(inverse[index, index:], errors[index])
-            columns[index] = kept
-        weight.copy_(columns.T)
-        return errors.T.contiguous()
+
+def prune_block(
+    weight: torch.Tensor,
+    inverse: torch.Tensor,
+    scale: torch.Tensor,
+    mask: torch.Tensor | None,
+    pattern: ColumnPattern | None = None,
+) -> torch.Tensor:
+    """Prune and update a few columns, (out, columns), in place. Return their errors, for which later columns compensate.
+
+    Args:
+        weight (`Tensor` of float32, shape (out, columns)): the columns.
+        inverse (`Tensor` of float32, shape (columns, columns)): their part of the factor of the Hessian's inverse.
+        scale (`Tensor` of float32, shape (columns,)): its diagonal, infinite for inputs that are always zero.
+        mask (`Tensor` of bool, shape (out, columns), *optional*): True where a weight is kept, unless there is a `pattern`.
+        pattern ([`ColumnPattern`], *optional*): N:M pattern to prune by instead.
+    """
+    columns = weight.T.contiguous()  # rows of a contiguous tensor are fast to update
+    errors = torch.empty_like(columns)
+    # All bits of an integer are set where a weight is pruned. Its bits are faster to select with than a condition.
+    pruned = torch.empty_like(columns, dtype=torch.int32) if mask is None else mask.T.int() - 1
+    column_bits, error_bits = columns.view(torch.int32), errors.view(torch.int32)
+    rows = zip(column_bits, pruned, errors, error_bits, scale, inverse.unsqueeze(2))
+    for index, (bits, chosen, error, chosen_bits, divisor, factors) in enumerate(rows):
+        if pattern and index % pattern.group == 0:
+            group = slice(index, index + pattern.group)
+            pruned[group] = mask_groups((columns[group].T / scale[group]).square(), pattern).T.int() - 1
+        torch.bitwise_and(bits, chosen, out=chosen_bits)
+        error.div_(divisor)
+        columns[index + 1 :].sub_(factors[index + 1 :] * error)
+    column_bits.bitwise_and_(~pruned)
+    weight.copy_(columns.T.contiguous())
+    return errors.T.contiguous()
+
+
+@functools.cache
+def find_kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """Return a Triton kernel that does what [`prune_block`] does with a mask, or None if it does not work on a device."""
+
+    def attempt() -> None:
+        kernels, one = import_module("._triton_sparsegpt", __package__), torch.ones(1, 1, device=device)
+        kernels.prune_block(one, one, one[0], one.bool())
+
+    fault = triton_fault(device, attempt)
+    if fault is None:
+        return import_module("._triton_sparsegpt", __package__).prune_block
+    if device.type in TRITON_DEVICES:
+        logger.warning(f"SparseGPT on {device} runs without its kernel, which is slower: {fault}.")
+    return None
 
 
 def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
@@ -93,9 +126,12 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
     The computation is in float64: errors of float32 differ between processors and would change the masks.
     """
     # With rows and columns in reverse order, U^-1 is the lower factor, so the inverse itself is not needed.
-    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)).flip(0, 1))
+    factor, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1).to(wide_dtype(matrix.device)))
     if bool(failed):
         return None
-    identity = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False).flip(0, 1).to(matrix.dtype)
+    inverse = torch.eye(
+        len(matrix), dtype=factor.dtype, device=factor.device
+    ).T  # in the layout of the factor: not copied
+    torch.linalg.solve_triangular(factor, inverse, upper=False, out=inverse)
+    inverse = inverse.to(matrix.dtype).flip(0, 1)
     return inverse if bool(torch.isfinite(inverse).all()) else None

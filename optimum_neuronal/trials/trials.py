@@ -14,7 +14,7 @@ from ..blocks.runner import BlockRunner
 from ..blocks.statistics import Norms, SquaredNorms
 from ..common.processes import Processes
 from ..files.records import Finding, Records
-from ..model.change import Zeros
+from ..model.change import Change, Zeros
 from ..model.projections import Block, ChangeOf, Decoder, Projection, trial_weights
 from ..saliency import Inputs, Saliency
 from ..saliency.base import check_finite
@@ -157,14 +157,14 @@ class Trials:
         return inputs
 
     def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
-        """Return a function for every plan: projection -> change. Only one change exists at a time.
+        """Return a function for every plan: projection -> change. Few changes exist at a time.
 
         Rows are ranked once for all plans. If `updates` is False, even a weight-updating saliency prunes by its score.
         """
         inputs = Inputs.of(block.pruned, norms, self.min_expert_tokens)
         saliency, pattern = self.saliency, self.pattern
         if saliency.updates_weights and updates:
-            return [lambda p, plan=plan: saliency.changes([p], inputs, plan, pattern)[p.name] for plan in plans]
+            return [partial(self._solve, block, inputs, plan, {}) for plan in plans]
         if len(plans) == 1 or pattern is not None:
             return [partial(saliency.zeros, inputs=inputs, plan=plan, pattern=pattern) for plan in plans]
         cuts: dict[str, list[Cut]] = {}  # of every projection by plan; sorted rows would take more memory
@@ -176,6 +176,14 @@ class Trials:
             return Zeros(apply_cut(saliency.score_of(p, inputs), cuts[p.name][index], plans[index].keeps_first))
 
         return [partial(zeros, index=index) for index in range(len(plans))]
+
+    def _solve(self, block: Block, inputs: Inputs, plan: Plan, solved: dict[str, Change], p: Projection) -> Change:
+        """Return the change of a projection. Those of others with its input wait in `solved` if they cost less together."""
+        if p.name not in solved:
+            alike = self.saliency.solves_alike
+            readers = [q for q in block.pruned if alike and inputs.statistics[q.name] is inputs.statistics[p.name]]
+            solved.update(self.saliency.changes(readers or [p], inputs, plan, self.pattern))
+        return solved.pop(p.name)
 
     def alignment_inputs(self) -> BlockInputs:
         """Return the inputs of the blocks for the alignment sequences, cached."""

@@ -1,12 +1,19 @@
 """SparseGPT against cases by hand, a plain loop over columns, and least squares."""
 
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 from random_layers import hessian_of, inputs, solve, weights
 
+from optimum_neuronal.saliency import sparsegpt
 from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
 from optimum_neuronal.saliency.base import solve_dampened
 from optimum_neuronal.saliency.plan import ColumnPattern
-from optimum_neuronal.saliency.sparsegpt import SparseGPT, inverse_factor
+from optimum_neuronal.saliency.sparsegpt import SparseGPT, find_kernel, inverse_factor, prune_block
 
 
 def test_two_weights_by_hand():
@@ -40,6 +47,54 @@ def test_lazy_updates_change_nothing_where_masks_are_given():
     first, *others = (solve(SparseGPT(block_size=size), weight, hessian, 0.5, pattern) for size in (4, 1, 7, 128))
     for sparse in others:
         torch.testing.assert_close(sparse, first, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pattern", [None, ColumnPattern(2, 4)])
+@pytest.mark.parametrize("size", [128, 12])
+def test_projections_with_the_same_input_are_as_if_alone(pattern, size):
+    """Bit for bit, with their own sparsities and some inputs that are always zero."""
+    together = {"q": weights(64, 300, 1), "k": weights(16, 300, 2), "v": weights(7, 300, 3)}
+    hessian, sparsities = hessian_of(300), {"q": 0.5, "k": 0.85, "v": 0.0}
+    hessian[5:9] = hessian[:, 5:9] = 0
+    saliency = SparseGPT(block_size=size)
+    for name, found in saliency.solve(together, hessian, sparsities, pattern).items():
+        assert torch.equal(found, solve(saliency, together[name], hessian, sparsities[name], pattern)), name
+
+
+def test_the_columns_of_a_block_against_a_plain_loop():
+    weight, factor = weights(30, 20), inverse_factor(hessian_of(20))
+    mask, scale, errors, expected = weights(30, 20, 2) > 0, factor.diagonal().clone(), [], weight.clone()
+    scale[4] = torch.inf
+    for index in range(20):
+        kept = torch.where(mask[:, index], expected[:, index], 0)
+        errors.append((expected[:, index] - kept) / scale[index])
+        expected[:, index + 1 :] -= torch.outer(errors[-1], factor[index, index + 1 :])
+        expected[:, index] = kept
+    assert torch.equal(prune_block(weight, factor, scale, mask), torch.stack(errors, dim=1))
+    assert torch.equal(weight, expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("interpret", ["1", "0"])
+def test_the_kernel_for_gpus_that_are_not_there(interpret, monkeypatch, tmp_path):
+    """In a process of its own, since the interpreter is chosen before triton is imported."""
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    script = Path(__file__).parent / "triton_sparsegpt.py"
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=script.parents[2])
+    assert result.returncode == 0, result.stderr
+
+
+def test_devices_without_the_kernel(monkeypatch):
+    """Users are told where one could work."""
+    said = []
+    monkeypatch.setattr(sparsegpt.logger, "warning", said.append)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "optimum_neuronal.saliency._triton_sparsegpt", raising=False)
+    find_kernel.cache_clear()
+    assert [find_kernel(torch.device(name)) for name in ("cpu", "mps", "cuda:0", "cuda:0")] == 4 * [None]
+    find_kernel.cache_clear()
+    assert len(said) == 1 and "SparseGPT on cuda:0" in said[0] and "pip install triton" in said[0]
 
 
 def test_the_authors_prune_one_weight_more_per_block_of_columns():

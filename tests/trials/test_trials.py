@@ -96,6 +96,19 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
         assert all(torch.equal(weight, results[0][1][name]) for name, weight in weights.items())
 
 
+def test_projections_with_the_same_input_are_solved_together(llama, ids, monkeypatch):
+    """As in the final pass, where that changes no bit."""
+    together, solve, errors = [], SparseGPT.solve, []
+    monkeypatch.setattr(SparseGPT, "solve", lambda self, *args: together.append(len(args[0])) or solve(self, *args))
+    for alike in (True, False):
+        monkeypatch.setattr(SparseGPT, "solves_alike", alike)
+        with inference(llama):
+            trials = make_trials(llama, ids, "sparsegpt")
+            errors.append(trials.measure(AlignmentErrors("sparse-stream"), [uniform(trials, 0.6)]))
+    assert together == 3 * [3, 1, 2, 1] + 3 * 7 * [1]
+    assert errors[0] == errors[1]
+
+
 def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
