@@ -50,10 +50,10 @@ def check_product(
     assert y.dtype == x.dtype and y.shape == exact.shape and (off <= 1e-7).all()
 
 
-def far_behind(values: torch.Tensor, folder: Path) -> torch.Tensor:
-    """Return `FAR` values and then these, in a file that holds nothing but the last ones."""
-    many = torch.from_file(str(folder / "values"), shared=True, size=FAR + len(values), dtype=values.dtype)
-    many[FAR:] = values
+def far_behind(values: torch.Tensor, folder: Path, far: int = FAR) -> torch.Tensor:
+    """Return so many values and then these, in a file that holds nothing but the last ones."""
+    many = torch.from_file(str(folder / str(values.dtype)), shared=True, size=far + len(values), dtype=values.dtype)
+    many[far:] = values
     return many
 
 

@@ -9,21 +9,28 @@ import torch
 
 from ..common.notes import get_logger
 from ..native.library import TORCH, VARIABLE
+from .grouped_weight import GroupedWeight
 from .packed_weight import PackedWeight
-from .row_blocks import multiply_by_blocks
+from .row_blocks import SCRATCH_ROWS, multiply_by_blocks
 
 
 logger = get_logger(__name__)
 
 TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 MAX_FUSED_ROWS = 8  # of x that kernels multiply with packed rows; more are multiplied with unpacked ones
-SCRATCH = 8192  # rows that are unpacked at a time: 64 MiB of 4096 columns in bfloat16
+SCRATCH = 2**23  # elements that are unpacked at a time: 16 MiB in bfloat16, which caches of large GPUs hold
 
 
-def linear(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def arrange(weight: PackedWeight) -> PackedWeight | GroupedWeight:
+    """Return a checked weight in the layout that its device computes with: grouped if Triton works there."""
+    has_kernels = weight.device.type in TRITON_DEVICES and find_kernels(weight.device) is not None
+    return GroupedWeight.of(weight) if has_kernels else weight
+
+
+def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return `x @ W.T + bias`, as [`PackedWeight.linear`], on the device of `x`."""
     kernels = find_kernels(x.device)
-    if kernels is None:
+    if isinstance(weight, PackedWeight):
         return weight.linear(x, bias)
     if len(x) <= MAX_FUSED_ROWS:
         return kernels.multiply(weight, x, bias)
@@ -31,17 +38,15 @@ def linear(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> 
     def fill(block: slice, dense: torch.Tensor) -> None:
         kernels.fill(weight.window(block.start, block.stop), dense)
 
-    return multiply_by_blocks(x, weight.row_count, bias, fill, SCRATCH)
+    rows = max(1, SCRATCH // max(1, weight.shape[1]) // SCRATCH_ROWS) * SCRATCH_ROWS
+    return multiply_by_blocks(x, weight.row_count, bias, fill, rows)
 
 
-def unpack(weight: PackedWeight) -> torch.Tensor:
+def unpack(weight: GroupedWeight) -> torch.Tensor:
     """Return the dense weight, on its device."""
-    kernels = find_kernels(weight.device)
-    if kernels is None:
-        return weight.unpack()
-    dense = torch.empty(weight.row_count, weight.shape[-1], dtype=weight.dtype, device=weight.device)
-    kernels.fill(weight, dense)
-    return dense.view(weight.shape)
+    dense = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    find_kernels(weight.device).fill(weight, dense)
+    return dense
 
 
 @functools.cache
@@ -53,7 +58,7 @@ def find_kernels(device: torch.device) -> ModuleType | None:
     try:  # on the smallest weight, so that an error shows here and not in the middle of a model
         if device.type in TRITON_DEVICES:
             kernels, dense = import_module(".triton_kernels", __package__), torch.zeros(1, 1, device=device)
-            kernels.fill(PackedWeight.pack(dense), dense)
+            kernels.fill(GroupedWeight.of(PackedWeight.pack(dense)), dense)
             return kernels
     except ImportError as error:
         reason = f"they need Triton (pip install triton), which cannot be imported: {error}"

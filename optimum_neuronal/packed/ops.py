@@ -1,14 +1,16 @@
 """Operations on packed weights, for torch.compile and autograd: `torch.ops.optimum_neuronal.packed_linear` and others.
 
-An operation takes a weight as its mask, values and offsets.
+An operation takes a weight as its tensors: mask, values and offsets, or values, index, base and starts of a grouped one.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from . import accelerator
+from .grouped_weight import GroupedWeight
 from .packed_weight import PackedWeight
 from .row_blocks import SCRATCH_ROWS, row_blocks
 
@@ -21,36 +23,42 @@ REFUSAL = (
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
 for _schema in (
-    "packed_linear(Tensor x, Tensor mask, Tensor values, Tensor offsets, Tensor? bias) -> Tensor",
-    "packed_gradient(Tensor gradient, Tensor mask, Tensor values, Tensor offsets, int columns) -> Tensor",
+    "packed_linear(Tensor x, Tensor[] weight, Tensor? bias) -> Tensor",
+    "packed_gradient(Tensor gradient, Tensor[] weight, int columns) -> Tensor",
     "block_gradient(Tensor x) -> Tensor",
     "refuse_gradient(Tensor gradient) -> Tensor",
 ):
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def linear(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked weight W (out, in). Gradients reach x only."""
     differentiated = x.requires_grad and torch.is_grad_enabled()
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
-        return torch.ops.optimum_neuronal.packed_linear(x, *weight.tensors(), bias)
+        return torch.ops.optimum_neuronal.packed_linear(x, weight.tensors(), bias)
     # Without torch's dispatch, which takes as long as the rest of a small product.
     return _multiply(weight, x, bias).view(*x.shape[:-1], weight.row_count)
 
 
-def unpack(weight: PackedWeight) -> torch.Tensor:
+def unpack(weight: PackedWeight | GroupedWeight) -> torch.Tensor:
     """Return the dense form of a checked weight, of its shape and dtype, on its device."""
-    return weight.unpack() if weight.device.type == "cpu" else accelerator.unpack(weight)
+    return weight.unpack() if isinstance(weight, PackedWeight) else accelerator.unpack(weight)
 
 
-def weight_of(mask: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> PackedWeight:
+def weight_of(tensors: Sequence[torch.Tensor], columns: int) -> PackedWeight | GroupedWeight:
     """Return the weight of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
-    weight = PackedWeight(mask, values, offsets, (len(mask), columns))
+    layout = PackedWeight if len(tensors) == 3 else GroupedWeight
+    weight = layout(*tensors, (row_count(tensors), columns))
     weight.check_tensors()
     return weight
 
 
-def _multiply(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def row_count(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the rows of the weight that consists of these tensors."""
+    return tensors[-1].shape[0] - 1
+
+
+def _multiply(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return the product as a new matrix (tokens, out), after checking x and the bias."""
     shape, columns, rows = x.shape, weight.shape[-1], weight.row_count
     if not shape or shape[-1] != columns:
@@ -62,19 +70,21 @@ def _multiply(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) 
             raise ValueError(f"the bias is {bias.dtype} of shape {list(bias.shape)}: expected {x.dtype} and [{rows}]")
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
-    multiply = weight.linear if x.device.type == "cpu" else partial(accelerator.linear, weight)
+    is_plain = x.device.type == "cpu" and isinstance(weight, PackedWeight)
+    multiply = weight.linear if is_plain else partial(accelerator.linear, weight)
     return multiply(flat.contiguous(), bias)
 
 
-def _packed_linear(x, mask, values, offsets, bias):
-    product = _multiply(weight_of(mask, values, offsets, x.shape[-1]), x, bias)
-    return product.resize_(*x.shape[:-1], len(mask))  # not a view, because Falcon adds to its outputs in place
+def _packed_linear(x, tensors, bias):
+    weight = weight_of(tensors, x.shape[-1])
+    product = _multiply(weight, x, bias)
+    return product.resize_(*x.shape[:-1], weight.row_count)  # not a view, because Falcon adds to its outputs in place
 
 
-def _packed_gradient(gradient, mask, values, offsets, columns):
+def _packed_gradient(gradient, tensors, columns):
     """Return `gradient @ W`, shapes (..., out) and (out, in). Unpack W by blocks of rows, and sum in float32."""
     *lead, rows = gradient.shape
-    weight = weight_of(mask, values, offsets, columns)
+    weight = weight_of(tensors, columns)
     flat = gradient.reshape(math.prod(lead), rows)
     total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
     # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
@@ -89,14 +99,15 @@ def _refuse_gradient(gradient):
 
 
 def _setup_linear(ctx, inputs, output) -> None:
-    x, *tensors, _ = inputs
+    x, tensors, _ = inputs
     ctx.columns = x.shape[-1]
     ctx.save_for_backward(*tensors)
 
 
 def _linear_backward(ctx, gradient):
-    of_x = torch.ops.optimum_neuronal.packed_gradient(gradient, *ctx.saved_tensors, ctx.columns)
-    return of_x, None, None, None, None
+    tensors = ctx.saved_tensors  # can be read once
+    of_x = torch.ops.optimum_neuronal.packed_gradient(gradient, tensors, ctx.columns)
+    return of_x, [None] * len(tensors), None
 
 
 def _no_second_gradient(ctx, *gradients):
@@ -110,8 +121,8 @@ LIBRARY.impl("block_gradient", torch.clone, "CompositeExplicitAutograd")
 LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
 
 for _name, _fake in (
-    ("packed_linear", lambda x, mask, values, offsets, bias: x.new_empty(*x.shape[:-1], mask.shape[0])),
-    ("packed_gradient", lambda x, mask, values, offsets, columns: x.new_empty(*x.shape[:-1], columns)),
+    ("packed_linear", lambda x, tensors, bias: x.new_empty(*x.shape[:-1], row_count(tensors))),
+    ("packed_gradient", lambda x, tensors, columns: x.new_empty(*x.shape[:-1], columns)),
     ("block_gradient", torch.empty_like),
     ("refuse_gradient", torch.empty_like),
 ):

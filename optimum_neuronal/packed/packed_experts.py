@@ -4,7 +4,7 @@ Each stacked parameter of an experts module becomes a [`PackedStack`], and the m
 the function below. Other modules keep the model's config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -13,7 +13,9 @@ from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
-from .ops import linear, weight_of
+from .accelerator import MAX_FUSED_ROWS, find_kernels
+from .grouped_weight import GroupedWeight
+from .ops import linear, row_count, weight_of
 from .packed_module import PackedModule
 from .packed_weight import PackedWeight
 
@@ -41,7 +43,7 @@ class PackedStack(PackedModule):
         """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""
         x = self.forbid_backward(x.to(self.dtype))
         if torch.compiler.is_compiling():  # into an operation without a backward
-            return packed_experts(x, chosen, *self.tensors(), self.experts)
+            return packed_experts(x, chosen, self.tensors(), self.experts)
         return _by_expert(self.matrix, x, chosen, self.experts)
 
     def extra_repr(self) -> str:
@@ -50,24 +52,25 @@ class PackedStack(PackedModule):
 
 @torch.library.custom_op("optimum_neuronal::packed_experts", mutates_args=())
 def packed_experts(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    mask: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    experts: int,
+    x: torch.Tensor, chosen: torch.Tensor, weight: Sequence[torch.Tensor], experts: int
 ) -> torch.Tensor:
     """Compute [`PackedStack.forward`] as one operation, so that graphs of torch.compile don't depend on the routing."""
-    return _by_expert(weight_of(mask, values, offsets, x.shape[1]), x, chosen, experts)
+    return _by_expert(weight_of(weight, x.shape[1]), x, chosen, experts)
 
 
 @packed_experts.register_fake
-def _(x, chosen, mask, values, offsets, experts):
-    return x.new_empty(x.shape[0], mask.shape[0] // experts)
+def _(x, chosen, weight, experts):
+    return x.new_empty(x.shape[0], row_count(weight) // experts)
 
 
-def _by_expert(stack: PackedWeight, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+def _by_expert(
+    stack: PackedWeight | GroupedWeight, x: torch.Tensor, chosen: torch.Tensor, experts: int
+) -> torch.Tensor:
     out = stack.row_count // experts
+    is_differentiated = torch.is_grad_enabled() and x.requires_grad
+    if isinstance(stack, GroupedWeight) and len(x) <= MAX_FUSED_ROWS * experts and not is_differentiated:
+        # A kernel reads which expert a row has: below, the host waits for the device to count them.
+        return find_kernels(x.device).multiply_experts(stack, x.contiguous(), chosen, experts)
     return _for_each(lambda e, part: linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out)
 
 

@@ -1,23 +1,30 @@
 """The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import accelerator
+from .grouped_weight import GroupedWeight
 from .ops import linear, unpack
-from .packed_weight import FORMAT, PackedWeight, swapped
+from .packed_weight import FORMAT, STORED, PackedWeight, swapped
 
 
 MASK, VALUES, OFFSETS = BUFFERS = ("packed_mask", "packed_values", "packed_offsets")
+GROUPED = (VALUES, "packed_index", "packed_base", "packed_starts")
 
 
 class PackedModule(nn.Module):
     """A module that holds a packed weight (rows, columns) in the buffers `packed_mask`, `packed_values`, `packed_offsets`.
 
+    Where Triton works, a checked weight is held in `packed_values`, `packed_index`, `packed_base` and `packed_starts`
+    instead, as a [`GroupedWeight`]. State dicts are the same. Moving or casting the module restores the first layout for
+    that time.
     The weight is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its last two
     dimensions swapped.
     """
@@ -30,23 +37,23 @@ class PackedModule(nn.Module):
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
         self.trainable = True  # the dense parameter, `requires_grad`
-        for name, tensor in zip(BUFFERS, matrix.tensors()):
-            self.register_buffer(name, tensor.detach(), persistent=name != OFFSETS)
-        self._checked: PackedWeight | None = None
+        self._checked: PackedWeight | GroupedWeight | None = None
+        self._hold(matrix)
         if not self.packed_values.is_meta:
             self.check()
 
     @property
-    def matrix(self) -> PackedWeight:
+    def matrix(self) -> PackedWeight | GroupedWeight:
         """The packed weight, which shares the buffers. They are checked first if they were replaced."""
         checked, buffers = self._checked, self._buffers
-        if checked is None or checked.mask is not buffers[MASK] or checked.values is not buffers[VALUES]:
+        if checked is None or checked.values is not buffers[VALUES]:
             return self.check()
-        return checked
+        return checked if getattr(checked, "mask", None) is buffers.get(MASK) else self.check()
 
     @torch.compiler.disable
-    def check(self) -> PackedWeight:
+    def check(self) -> PackedWeight | GroupedWeight:
         """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
+        self.restore_layout()
         try:
             matrix = PackedWeight.of_stored(self._buffers, (self.row_count, self.columns), self.dtype)
             if not matrix.values.is_meta:
@@ -54,15 +61,57 @@ class PackedModule(nn.Module):
         except ValueError as error:
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
         self._buffers[OFFSETS] = matrix.offsets
-        self.__dict__["_checked"] = matrix
-        return matrix
+        arranged = accelerator.arrange(matrix)
+        if arranged is not matrix:
+            self._hold(arranged)
+        self.__dict__["_checked"] = arranged
+        return arranged
+
+    def restore_layout(self) -> None:
+        """Hold the weight as files do, until the next [`check`]."""
+        if MASK not in self._buffers:
+            self._hold(self._ungrouped())
+
+    def _ungrouped(self) -> PackedWeight:
+        tensors = (self._buffers[name] for name in GROUPED)
+        return GroupedWeight(*tensors, (self.row_count, self.columns)).packed()
+
+    def _hold(self, weight: PackedWeight | GroupedWeight) -> None:
+        """Replace the buffers by the tensors of a weight, which has yet to be checked."""
+        for name in {*BUFFERS, *GROUPED} & self._buffers.keys():
+            delattr(self, name)
+        for name, tensor in zip(BUFFERS if isinstance(weight, PackedWeight) else GROUPED, weight.tensors()):
+            self.register_buffer(name, tensor, persistent=name in (MASK, VALUES))
+        self.__dict__["_checked"] = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in BUFFERS:
+        if name in BUFFERS and VALUES in self._buffers:
+            self.restore_layout()
             self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedModule":
+        self.restore_layout()
+        super()._apply(fn, recurse)
+        # Arrange it now, since a graph of torch.compile or of the device cannot.
+        if (
+            self._checked is None and not self.packed_values.is_meta
+        ) or self.device.type in accelerator.TRITON_DEVICES:
+            with suppress(ValueError):  # the next use raises it
+                self.check()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._apply(lambda tensor: tensor)  # `torch.load` may have moved the tensors
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if MASK not in self._buffers:
+            destination.update({prefix + name: tensor for name, tensor in self._ungrouped().stored().items()})
+
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        self.restore_layout()
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         if prefix + MASK in state_dict or prefix + VALUES in state_dict:
             try:
@@ -75,7 +124,7 @@ class PackedModule(nn.Module):
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
         if torch.compiler.is_compiling():
             x = self.forbid_backward(x.to(self.dtype))
-            return torch.ops.optimum_neuronal.packed_linear(x, *self.tensors(), bias)
+            return torch.ops.optimum_neuronal.packed_linear(x, self.tensors(), bias)
         matrix = self.matrix
         return linear(matrix, self.forbid_backward(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
 
@@ -86,10 +135,10 @@ class PackedModule(nn.Module):
         return x
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return mask, values and offsets for a graph of torch.compile."""
+        """Return the tensors of the weight for a graph of torch.compile."""
         if self._checked is None:
             self.check()
-        return tuple(self._buffers[name] for name in BUFFERS)
+        return tuple(self._buffers[name] for name in (BUFFERS if MASK in self._buffers else GROUPED))
 
     @property
     @abstractmethod
@@ -117,7 +166,7 @@ class PackedModule(nn.Module):
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weight in memory."""
-        return sum(self._buffers[name].nbytes for name in BUFFERS)
+        return sum(buffer.nbytes for name, buffer in self._buffers.items() if name.startswith(STORED))
 
     def dense(self) -> torch.Tensor:
         """Return the dense parameter, bit-equal, in its layout."""

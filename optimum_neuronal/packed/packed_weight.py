@@ -27,8 +27,32 @@ MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
 
 
+class SparseMatrix:
+    """What layouts of a sparse weight have in common."""
+
+    values: torch.Tensor
+    shape: tuple[int, ...]  # of the dense weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for part in vars(self).values() if isinstance(part, torch.Tensor))
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.shape[:-1])
+
+
 @dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(SparseMatrix):
     """A sparse weight of shape (..., in). All dimensions but the last count rows.
 
     Attributes:
@@ -108,23 +132,6 @@ class PackedWeight:
             raise ValueError(
                 f"its offsets don't fit the number of values that its bitmask keeps in row {int(wrong[0])}"
             )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory, offsets included."""
-        return sum(tensor.nbytes for tensor in self.tensors())
-
-    @property
-    def row_count(self) -> int:
-        return math.prod(self.shape[:-1])
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias`, for W (rows, in), x (count, in) and bias (rows,), which share dtype and device.

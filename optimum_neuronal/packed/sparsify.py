@@ -1,5 +1,6 @@
 """Make a sparse model compute with packed weights, in place, and back."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from ..common.memory import trim_heap
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
+from .accelerator import TRITON_DEVICES
+from .grouped_weight import grouped_bytes
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
@@ -34,9 +37,10 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     """Pack all weights of a model that are sparse enough to become smaller, in place.
 
     Each packed weight is a bitmask and the nonzero values, which kernels multiply with: 0.36 of the bytes at 70%
-    sparsity in bfloat16. Linear layers (`nn.Linear`, `Conv1D`) and the experts of MoE layers are packed. Outputs are
-    the same up to rounding. The model can generate, be evaluated and be compiled, and LoRA can train on top of it. To
-    prune it or to train its weights, call [`densify`] first.
+    sparsity in bfloat16, and 0.46 on GPUs, where columns take the place of the bitmask. Linear layers (`nn.Linear`,
+    `Conv1D`) and the experts of MoE layers are packed. Outputs are the same up to rounding. The model can generate, be
+    evaluated and be compiled, and LoRA can train on top of it. To prune it or to train its weights, call [`densify`]
+    first.
     `model.packing` lists the weights that stay dense.
 
     `model.save_pretrained` writes dense weights; `optimum_neuronal.save_pretrained(..., format="packed")` packed ones.
@@ -156,6 +160,12 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     return PackedWeight.pack(matrix.reshape(shape))
 
 
+def _grows_on_its_device(matrix: PackedWeight) -> bool:
+    """Return True if kernels hold a weight in more memory than it takes dense: on GPUs, below about 36% zeros in 16 bits."""
+    size, dense = matrix.dtype.itemsize, matrix.dtype.itemsize * math.prod(matrix.shape)
+    return matrix.device.type in TRITON_DEVICES and grouped_bytes(matrix.shape, len(matrix.values), size) >= dense
+
+
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
     """Pack a module's weights in place. Return why they stay dense, or None for a module without zeros to gain from."""
     module = model.get_submodule(name)
@@ -177,7 +187,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module, or the config says so"
     matrices: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
-    if None in matrices.values():
+    if None in matrices.values() or any(map(_grows_on_its_device, matrices.values())):
         return "not smaller packed"
     del weights
     for path in paths:

@@ -1,107 +1,163 @@
-"""Triton kernels that multiply with packed weights on GPUs, in the layout of the files.
+"""Triton kernels that multiply with sparse weights on GPUs, in the layout of [`GroupedWeight`]. Imports triton.
 
-A row's bits are words of 32. An element's value is found by counting the bits before it: in earlier words by a scan, and in
-its own word under a mask. Imports triton.
+A program takes a row of the weight. `python -m benchmarks.gpu_kernels --count` counts their instructions.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from .packed_weight import INTEGERS, PackedWeight
+from .grouped_weight import GroupedWeight
+from .packed_weight import INTEGERS
 
 
-WORDS = 16  # of a row that a program looks at together: 512 elements
-UNPACKED = 4  # rows of a weight that a program unpacks
+MOST_SLOTS = 1024  # of a row that a program takes at a time: 8 for each thread
+# Neighboring slots that a thread loads at once, for one row of x and for more: the more, the fewer instructions, but the farther
+# apart are the columns that a warp reads.
+WIDTH, WIDTH_OF_MANY = 4, 8
 
 
-def multiply(weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for a few rows of x, without unpacking W. As [`PackedWeight.linear`]."""
+def multiply(weight: GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `x @ W.T + bias` for 1 to 8 rows of x, without unpacking W."""
     y = x.new_empty(len(x), weight.row_count)
-    if y.numel():
-        count = triton.next_power_of_2(len(x))
-        together = max(1, 4 // count)  # rows of the weight that share what is read of x
-        packed = _words(weight.mask), weight.values, weight.offsets
-        sizes = *x.shape, len(weight.mask), weight.mask.shape[1] // 4
-        with torch.accelerator.device_index(x.device.index):
-            _multiply[(triton.cdiv(len(weight.mask), together),)](x, *packed, bias, y, *sizes, count, together, WORDS)
+    count = 1 if len(x) == 1 else 4 if len(x) <= 4 else 8
+    if count > 1:
+        x = _neighbors(x, count)
+    width = WIDTH if count == 1 else WIDTH_OF_MANY
+    _launch(_multiply, weight, 1, x, *_tensors(weight), bias, None, y, *y.shape, 0, 0, count, width)
     return y
 
 
-def fill(weight: PackedWeight, dense: torch.Tensor) -> None:
+def multiply_experts(weight: GroupedWeight, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return each row of x times the rows of its expert: shape (len(x), rows / experts). Without an expert it is 0."""
+    y = x.new_empty(len(x), weight.row_count // experts)
+    arguments = None, chosen, y, *y.shape, experts, x.shape[1], 1, WIDTH
+    _launch(_multiply, weight.window(0, y.shape[1]), len(x), x, *_tensors(weight), *arguments)
+    return y
+
+
+def fill(weight: GroupedWeight, dense: torch.Tensor) -> None:
     """Unpack a weight, or a window of one, into a tensor of its shape."""
+    values, *others = _tensors(weight)
     integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
-    if dense.numel():
-        packed = _words(weight.mask), weight.values.view(integers), weight.offsets
-        sizes = len(dense), dense.shape[1], weight.mask.shape[1] // 4
-        with torch.accelerator.device_index(dense.device.index):
-            _unpack[(triton.cdiv(len(dense), UNPACKED),)](*packed, dense.view(integers), *sizes, UNPACKED, WORDS)
+    dense.zero_()
+    _launch(_unpack, weight, 1, values.view(integers), *others, dense.view(integers), dense.shape[1], WIDTH_OF_MANY)
 
 
-def _words(bits: torch.Tensor) -> torch.Tensor:
-    """Return the bits as words, uint32, in one dimension. They are copied only if their address is not a multiple of 4."""
-    return (bits.clone() if bits.data_ptr() % 4 else bits).view(-1).view(torch.uint32)
+def _tensors(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
+    base = weight.base.view(torch.uint16) if weight.base.dtype == torch.int16 else weight.base
+    return weight.values, weight.index, base, weight.starts
 
 
-@triton.jit
-def _count(words):
-    """Return how many bits are set, by adding neighbors. Compilers recognize this code and emit one instruction."""
-    words = words - ((words >> 1) & 0x55555555)
-    words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
-    words = (words + (words >> 4)) & 0x0F0F0F0F
-    return ((words * 0x01010101) >> 24).to(tl.int32)
+def _launch(kernel: triton.JITFunction, weight: GroupedWeight, times: int, *arguments) -> None:
+    """Run a program for each row of a weight, so many times."""
+    rows, columns = weight.shape
+    if rows and times:
+        slots = max(256, min(MOST_SLOTS, triton.next_power_of_2(columns) // 2))
+        with torch.accelerator.device_index(weight.device.index):
+            kernel[(rows, times)](*arguments, slots, num_warps=slots // 256)
 
 
-@triton.jit
-def _find(bits, row, inside, first, words, WORDS: tl.constexpr):
-    """Return which elements of WORDS words are kept, where each one's value is, (row, WORDS, 32), and the counts, (row,)."""
-    word = first + tl.arange(0, WORDS)
-    there = inside[:, None] & (word < words)[None, :]
-    part = tl.load(bits + (row[:, None] * words + word[None, :]), mask=there, other=0)
-    counts = _count(part)
-    before = tl.cumsum(counts, axis=1) - counts
-    bit = (tl.zeros((32,), tl.uint32) + 1) << tl.arange(0, 32).to(tl.uint32)
-    kept = (part[:, :, None] & bit[None, None, :]) != 0
-    place = before[:, :, None] + _count(part[:, :, None] & (bit - 1)[None, None, :])
-    return kept, place, tl.sum(counts, axis=1)
+def _neighbors(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Return x (at most count, columns) as words of 64 bits, where the numbers of a column are neighbors.
+
+    They lie in the order in which the kernel joins them: a number's place has the bits of its row in reverse.
+    """
+    x = torch.nn.functional.pad(x, (0, 0, 0, count - len(x)))
+    x = x.view(*[2] * (count.bit_length() - 1), x.shape[1])
+    return x.permute(*reversed(range(x.ndim))).contiguous().view(-1).view(torch.int64)
 
 
 @triton.jit
-def _unpack(
-    bits, values, offsets, dense, rows, columns, words, TOGETHER: tl.constexpr, WORDS: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
-    inside = row < rows
-    start = tl.load(offsets + row, mask=inside, other=0)
-    for first in range(0, words, WORDS):
-        kept, place, kept_count = _find(bits, row, inside, first, words, WORDS)
-        value = tl.load(values + (start[:, None, None] + place), mask=kept, other=0)
-        column = (first + tl.arange(0, WORDS))[:, None] * 32 + tl.arange(0, 32)[None, :]
-        there = inside[:, None, None] & (column < columns)[None, :, :]
-        tl.store(dense + (row[:, None, None] * columns + column[None, :, :]), value, mask=there)
-        start += kept_count
+def _find(values, index, base, starts, row, inside):
+    """Return pointers to a row's values, index and base, and the number of its groups."""
+    start = tl.load(starts + row, mask=inside, other=0)
+    groups = tl.load(starts + row + 1, mask=inside, other=0) - start
+    start = start.to(tl.int64)
+    return values + start * 32, index + start * 32, base + start, groups
+
+
+@triton.jit
+def _split(words, TYPE: tl.constexpr):
+    """Return the numbers in words of 64 bits, as float32, in the last dimensions: 2 of 32 bits, or 2 x 2 of 16."""
+    if TYPE.primitive_bitwidth == 32:
+        numbers = tl.join(words.to(tl.int32).to(TYPE, bitcast=True), (words >> 32).to(tl.int32).to(TYPE, bitcast=True))
+    else:
+        numbers = tl.join(_halves(words.to(tl.int32), TYPE), _halves((words >> 32).to(tl.int32), TYPE))
+    return numbers
+
+
+@triton.jit
+def _halves(words, TYPE: tl.constexpr):
+    if TYPE.is_bf16():  # the upper half of a float32
+        low, high = (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        low, high = words.to(tl.int16).to(TYPE, bitcast=True), (words >> 16).to(tl.int16).to(TYPE, bitcast=True)
+    return tl.join(low.to(tl.float32), high.to(tl.float32))
+
+
+@triton.jit
+def _load(x, FIRST: tl.constexpr, WORDS: tl.constexpr, TYPE: tl.constexpr):
+    """Return the numbers in the words from FIRST on behind each pointer: dimensions of 2 at the end, the last for the halves."""
+    if WORDS == 1:
+        numbers = _split(tl.load(x + FIRST), TYPE)
+    else:
+        numbers = tl.join(_load(x, FIRST, WORDS // 2, TYPE), _load(x, FIRST + WORDS // 2, WORDS // 2, TYPE))
+    return numbers
 
 
 @triton.jit
 def _multiply(
-    x, bits, values, offsets, bias, y, count, columns, rows, words,
-    COUNT: tl.constexpr, TOGETHER: tl.constexpr, WORDS: tl.constexpr,
+    x, values, index, base, starts, bias, chosen, y, count, rows, experts, columns,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
-    inside = row < rows
-    start = tl.load(offsets + row, mask=inside, other=0)
-    which = tl.arange(0, COUNT).to(tl.int64)
-    sums = tl.zeros((COUNT, TOGETHER, WORDS, 32), tl.float32)
-    for first in range(0, words, WORDS):
-        kept, place, kept_count = _find(bits, row, inside, first, words, WORDS)
-        value = tl.load(values + (start[:, None, None] + place), mask=kept, other=0.0).to(tl.float32)
-        column = (first + tl.arange(0, WORDS))[:, None] * 32 + tl.arange(0, 32)[None, :]
-        there = (which < count)[:, None, None] & (column < columns)[None, :, :]
-        of_x = tl.load(x + (which[:, None, None] * columns + column[None, :, :]), mask=there, other=0.0).to(tl.float32)
-        sums += value[None, :, :, :] * of_x[:, None, :, :]
-        start += kept_count
-    total = tl.sum(tl.reshape(sums, (COUNT, TOGETHER, WORDS * 32)), axis=2)
+    TYPE: tl.constexpr = values.dtype.element_ty
+    WORDS: tl.constexpr = COUNT * TYPE.primitive_bitwidth // 64
+    row, of_weight, inside = tl.program_id(0), tl.program_id(0), True
+    if chosen is not None:
+        which, count = tl.program_id(1), tl.num_programs(1)
+        expert = tl.load(chosen + which)
+        of_weight, inside = expert * rows + row, expert < experts
+        x += which.to(tl.int64) * columns
+        y += which.to(tl.int64) * rows
+    values, index, base, groups = _find(values, index, base, starts, of_weight, inside)
+    first = tl.arange(0, SLOTS // WIDTH)[:, None] * WIDTH
+    slot, group = first + tl.arange(0, WIDTH)[None, :], first // 32
+    total = tl.zeros((SLOTS // WIDTH, WIDTH if COUNT == 1 else COUNT), tl.float32)
+    for left in range(groups, 0, -(SLOTS // 32)):
+        there = group < left
+        value = tl.load(values + slot, mask=there, other=0.0).to(tl.float32)
+        column = tl.load(index + slot, mask=there, other=0)
+        of_group = tl.load(base + group, mask=there, other=0).to(tl.int32)
+        if COUNT == 1:
+            total += value * tl.load(x + of_group + column).to(tl.float32)
+        else:
+            at = x + of_group * WORDS + column.to(tl.int32) * WORDS
+            of_x = tl.reshape(_load(at, 0, WORDS, TYPE), (SLOTS // WIDTH, WIDTH, COUNT))
+            total += tl.sum(value[:, :, None] * of_x, 1)
+        values += SLOTS
+        index += SLOTS
+        base += SLOTS // 32
+    sums = tl.sum(tl.sum(total, 1), 0)[None] if COUNT == 1 else tl.sum(total, 0)
     if bias is not None:
-        total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-    there = (which < count)[:, None] & inside[None, :]
-    tl.store(y + (which[:, None] * rows + row[None, :]), total.to(y.dtype.element_ty), mask=there)
+        sums += tl.load(bias + row).to(tl.float32)
+    which = tl.arange(0, COUNT)
+    tl.store(y + row + which.to(tl.int64) * rows, sums.to(y.dtype.element_ty), mask=which < count)
+
+
+@triton.jit
+def _unpack(values, index, base, starts, dense, columns, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    values, index, base, groups = _find(values, index, base, starts, tl.program_id(0), True)
+    dense += tl.program_id(0).to(tl.int64) * columns
+    first = tl.arange(0, SLOTS // WIDTH)[:, None] * WIDTH
+    slot, group = first + tl.arange(0, WIDTH)[None, :], first // 32
+    for left in range(groups, 0, -(SLOTS // 32)):
+        there = group < left
+        column = tl.load(index + slot, mask=there, other=0)
+        kept = there & ((column != 0) | (slot % 32 == 0))
+        value = tl.load(values + slot, mask=there, other=0)
+        of_group = tl.load(base + group, mask=there, other=0).to(tl.int32)
+        tl.store(dense + of_group + column, value, mask=kept)
+        values += SLOTS
+        index += SLOTS
+        base += SLOTS // 32

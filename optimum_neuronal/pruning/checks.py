@@ -78,7 +78,7 @@ def check_not_sparse(model: PreTrainedModel) -> None:
 
 def check_dense(model: nn.Module, purpose: str) -> None:
     """Raise `ValueError` if a model holds packed modules. `purpose`, such as `"to prune it"`, ends the message."""
-    count = sum(name.rpartition(".")[2] == "packed_mask" for name, _ in model.named_buffers())
+    count = sum(name.rpartition(".")[2] == "packed_values" for name, _ in model.named_buffers())
     if count:
         raise ValueError(
             f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first {purpose}."

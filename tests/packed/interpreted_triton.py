@@ -3,55 +3,69 @@
 The interpreter starts programs one after the other in numpy, so weights are tiny.
 """
 
+import copy
+import pickle
 from dataclasses import replace
 from itertools import product
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite
 from profiles import by_day, examples
 
-from optimum_neuronal.packed import accelerator, triton_kernels
+from optimum_neuronal.packed import accelerator, ops
+from optimum_neuronal.packed.grouped_weight import GroupedWeight
+from optimum_neuronal.packed.packed_experts import PackedStack
+from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
 
 
 accelerator.TRITON_DEVICES = ("cpu",)
-SPAN = 32 * triton_kernels.WORDS  # elements of a row that a program looks at together
+
+
+def grouped(weight) -> GroupedWeight:
+    arranged = accelerator.arrange(PackedWeight.pack(weight))
+    assert type(arranged) is GroupedWeight
+    return arranged
 
 
 def check(x, weight, bias=None):
     """The interpreter cuts the last bits of a bfloat16 off, where compiled kernels round."""
-    y = accelerator.linear(PackedWeight.pack(weight), x, bias)
+    y = accelerator.linear(grouped(weight), x, bias)
     assert y.is_contiguous()
     check_product(y, x, weight, bias, roundings=2)
 
 
 def unpack(weight) -> torch.Tensor:
-    return accelerator.unpack(PackedWeight.pack(weight))
+    return accelerator.unpack(grouped(weight))
 
 
 def test_few_rows_of_x():
-    for dtype, count in product(
-        DTYPES, by_day(range(1, accelerator.MAX_FUSED_ROWS + 1), 1, 5, accelerator.MAX_FUSED_ROWS)
-    ):
+    for dtype, count in product(DTYPES, range(1, accelerator.MAX_FUSED_ROWS + 1)):
         check(finite((count, 133), dtype, 1, 2), finite((5, 133), dtype), finite((5,), dtype, 1))
 
 
 def test_columns():
-    for columns in by_day(
-        [1, 31, 32, 63, 64, 65, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 40], 1, 32, 65, SPAN, 2 * SPAN + 40
+    """Rows that are full, empty, or keep their first or last element alone, beside others; and more than 16 bits number."""
+    for columns, density in by_day(
+        product([1, 31, 32, 33, 255, 257, 2500, 70000], [0.01, 0.3]), (1, 0.3), (33, 0.3), (2500, 0.3), (70000, 0.01)
     ):
-        weight = any_bits((3, columns), torch.float16)
+        weight = any_bits((6, columns), torch.float16, density)
+        weight[1:5] = 0
+        weight[1, :2500], weight[2, 0], weight[3, -1] = 1, 2, 3
         assert torch.equal(bits(unpack(weight)), bits(weight))
-        check(finite((2, columns), torch.float32, 1, 2), finite((3, columns), torch.float32, seed=1))
+        for count in (1, 2):
+            check(finite((count, columns), torch.float32, 1, 2), finite((3, columns), torch.float32, density, seed=1))
+            check(finite((count, columns), torch.float16, 1, 2), weight[1:5])
 
 
 def test_nothing_is_kept():
     for shape in [(0, 64), (4, 0), (0, 0), (4, 64)]:
         weight, x = torch.zeros(shape), torch.ones(2, shape[1])
         bias = torch.arange(shape[0]).float()
-        assert torch.equal(accelerator.linear(PackedWeight.pack(weight), x, bias), bias.expand(2, -1))
+        assert torch.equal(accelerator.linear(grouped(weight), x, bias), bias.expand(2, -1))
         assert torch.equal(unpack(weight), weight)
 
 
@@ -71,43 +85,110 @@ def test_any_weight(out, columns, count, dtype, density, seed):
 
 
 def test_infinite_and_undefined_numbers():
-    """As in a dense weight: what is not finite reaches a sum also where it meets a zero, and no other sum."""
+    """What is not finite reaches the sums of the elements that are kept, and no others."""
     weight = torch.zeros(4, 70)
     weight[0, 3], weight[1, 5], weight[2, 66] = torch.inf, torch.nan, 2
-    for place, value in ((66, 1.0), (66, torch.inf), (1, torch.nan)):
-        x = torch.zeros(2, 70)
-        x[0, place], x[1, 3] = value, 1
-        expected = torch.nn.functional.linear(x, weight)
-        assert torch.equal(
-            bits(accelerator.linear(PackedWeight.pack(weight), x, None).isnan()), bits(expected.isnan())
-        )
-        assert torch.equal(accelerator.linear(PackedWeight.pack(weight), x, None).nan_to_num(), expected.nan_to_num())
+    for value in (1.0, torch.inf, torch.nan):
+        x = torch.ones(2, 70)
+        x[0, 66] = value
+        y = accelerator.linear(grouped(weight), x, None)
+        assert not y[:, :2].isfinite().any() and not y[:, 3].any()
+        assert y[1, 2] == 2 and (y[0, 2] == 2 if value == 1 else not y[0, 2].isfinite())
 
 
 def test_more_rows_go_by_blocks(monkeypatch):
-    monkeypatch.setattr(accelerator, "SCRATCH", 8)
+    monkeypatch.setattr(accelerator, "SCRATCH_ROWS", 8)
+    monkeypatch.setattr(accelerator, "SCRATCH", 0)
     check(finite((20, 70), torch.bfloat16, 1, 2), finite((21, 70), torch.bfloat16), finite((21,), torch.bfloat16, 1))
 
 
 def test_rows_of_a_larger_weight():
-    """Bits and offsets of some rows beside all values: the offsets do not begin at 0."""
+    """Starts of some rows beside all values: they do not begin at 0."""
     weight, x = finite((12, 70), torch.float32), finite((2, 70), torch.float32, 1, 2)
-    part = PackedWeight.pack(weight).window(5, 9)
-    assert part.offsets[0] > 0 and torch.equal(accelerator.unpack(part), weight[5:9])
+    part = grouped(weight).window(5, 9)
+    assert part.starts[0] > 0 and torch.equal(accelerator.unpack(part), weight[5:9])
     for inputs in (x, finite((accelerator.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)):
         check_product(accelerator.linear(part, inputs, None), inputs, weight[5:9])
 
 
-def test_bits_that_lie_askew():
-    weight = finite((5, 70), torch.float32)
-    packed = PackedWeight.pack(weight)
-    askew = torch.empty(packed.mask.numel() + 1, dtype=torch.uint8)[1:].view(packed.mask.shape).copy_(packed.mask)
-    assert askew.data_ptr() % 4 and torch.equal(accelerator.unpack(replace(packed, mask=askew)), weight)
-
-
 def test_values_behind_two_to_the_31(tmp_path):
     weight, x = finite((4, 70), torch.bfloat16), finite((3, 70), torch.bfloat16, 1, 2)
-    near = PackedWeight.pack(weight)
-    far = replace(near, values=far_behind(near.values, tmp_path), offsets=near.offsets + FAR)
+    near = grouped(weight)
+    groups = FAR // 32
+    values, index = (far_behind(tensor, tmp_path, 32 * groups) for tensor in (near.values, near.index))
+    base = far_behind(near.base, tmp_path, groups)
+    far = replace(near, values=values, index=index, base=base, starts=near.starts + groups)
     assert torch.equal(accelerator.unpack(far), weight)
-    assert torch.equal(accelerator.linear(far, x, None), accelerator.linear(near, x, None))
+    for inputs in (x, x[:1]):
+        assert torch.equal(accelerator.linear(far, inputs, None), accelerator.linear(near, inputs, None))
+
+
+def test_experts(monkeypatch):
+    """Rows of x with an expert each, of which one has none. The host asks the device for no number."""
+    monkeypatch.setattr(torch, "bincount", None)
+    weight, x = finite((12, 70), torch.bfloat16), finite((4, 70), torch.bfloat16, 1, 2)
+    stack = PackedStack(PackedWeight.pack(weight), 3, False, None)
+    y = stack(x, torch.tensor([0, 2, 2, 3]))
+    for row, expert in enumerate((0, 2, 2)):
+        check_product(y[row : row + 1], x[row : row + 1], weight[4 * expert : 4 * expert + 4], roundings=2)
+    assert y.shape == (4, 4) and not y[3].any()
+
+
+@pytest.fixture
+def module():
+    return PackedLinear(PackedWeight.pack(finite((8, 192), torch.float32)))
+
+
+def test_modules_hold_nothing_but_groups(module):
+    assert {*module._buffers} == {"packed_values", "packed_index", "packed_base", "packed_starts", "bias"}
+    assert module.packed_bytes == module.matrix.nbytes and module.matrix is module.matrix
+
+
+def test_state_dicts_are_those_of_files(module):
+    expected, x = PackedWeight.pack(module.dense()).stored(), torch.ones(2, 192)
+    state, y = module.state_dict(), module(x)
+    assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
+    other = PackedLinear(PackedWeight.pack(module.dense().flip(0)))
+    other.load_state_dict(state, assign=True)
+    assert type(other.matrix) is GroupedWeight and torch.equal(other(x), y)
+    with pytest.raises(RuntimeError, match="A packed weight cannot be used"):
+        other.load_state_dict({**state, "packed_mask": torch.full_like(state["packed_mask"], 0xFF)})
+    with pytest.raises(ValueError, match="A packed weight cannot be used"):
+        other(x)
+    other.load_state_dict(state)
+    assert torch.equal(other(x), y)
+    other.packed_values = state["packed_values"] * 2
+    assert type(other.matrix) is GroupedWeight and torch.equal(other(x), 2 * y)
+
+
+def test_modules_that_are_copied_cast_and_moved(module, monkeypatch):
+    """A value that is too small for a dtype becomes 0, but stays kept."""
+    dense = module.dense()
+    dense[0, 0] = 1e-12
+    module = PackedLinear(PackedWeight.pack(dense))
+    for other in (copy.deepcopy(module), copy.deepcopy(module).half()):
+        assert type(other.matrix) is GroupedWeight and other.matrix is not module.matrix
+        assert torch.equal(other.dense(), dense.to(other.dtype))
+        assert torch.equal(other.state_dict()["packed_mask"], module.state_dict()["packed_mask"])
+    pickled = pickle.dumps(module)
+    monkeypatch.setattr(accelerator, "TRITON_DEVICES", ())
+    for other in (module.to(torch.float32), pickle.loads(pickled)):  # elsewhere
+        assert type(other.matrix) is PackedWeight and torch.equal(other.dense(), dense)
+
+
+def test_graphs_and_gradients(module):
+    """A module that was just cast is compiled whole, and gradients for adapters are those of the dense product."""
+    module.passes_gradients, x = True, torch.randn(2, 192, requires_grad=True)
+    compiled = torch.compile(module.half().float(), fullgraph=True, backend="aot_eager")
+    (expected,) = torch.autograd.grad((x @ module.dense().T).square().sum(), x)
+    for function in (module, compiled):
+        (gradient,) = torch.autograd.grad(function(x).square().sum(), x)
+        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_operations_on_groups():
+    weight = grouped(finite((4, 70), torch.float32))
+    torch.library.opcheck(
+        torch.ops.optimum_neuronal.packed_linear.default, (torch.randn(2, 70), weight.tensors(), None)
+    )
+    assert torch.equal(ops.unpack(weight), weight.packed().unpack())

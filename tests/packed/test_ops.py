@@ -60,15 +60,16 @@ def test_what_does_not_fit_raises():
         ((mask.t().contiguous().t(), values, offsets), "not contiguous"),
         ((mask, values.bfloat16(), offsets), "but the weight torch.bfloat16"),
         ((mask, values.double(), offsets), "its dtype is torch.float64: expected one of torch.bfloat16"),
-        ((mask, values, offsets[1:]), "its offsets have"),
+        ((mask, values, offsets[1:]), r"expected torch.uint8 and \[3, 16\]"),
+        ((values, mask, offsets, offsets), "a grouped weight has torch.uint8 of shape"),
     ):
         with pytest.raises(ValueError, match=message):
-            known.packed_linear(x, *tensors, None)
+            known.packed_linear(x, tensors, None)
 
 
 def test_torch_knows_the_operations_well():
     torch.library.opcheck(
-        known.packed_linear.default, (torch.randn(2, 70), *PackedWeight.pack(finite((4, 70))).tensors(), None)
+        known.packed_linear.default, (torch.randn(2, 70), PackedWeight.pack(finite((4, 70))).tensors(), None)
     )
 
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks import gpu_kernels
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -37,3 +40,11 @@ def test_in_the_interpreter(tmp_path):
 def test_for_gpus_that_are_not_there(tmp_path):
     result = run([str(HERE / "compiled_triton.py")], tmp_path, TRITON_INTERPRET="0")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_without_a_gpu_nothing_can_be_timed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_kernels"])
+    monkeypatch.setattr(gpu_kernels, "default_device", lambda: torch.device("cpu"))
+    with pytest.raises(SystemExit):
+        gpu_kernels.main()
+    assert "the device is cpu: expected a GPU with Triton, or --count" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""A sparse weight as kernels on GPUs read it: the columns of kept elements, in a byte each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..model.change import PackedMask
+from .packed_weight import INTEGERS, PackedWeight, SparseMatrix, row_stride, unpack_bits
+from .row_blocks import row_blocks
+
+
+GROUP = 32  # slots
+SPAN = 256  # columns
+BLOCK = 2**22  # elements of a weight that are converted at a time, each of which takes about 50 bytes
+
+
+@dataclass(frozen=True)
+class GroupedWeight(SparseMatrix):
+    """A sparse weight of shape (rows, in) whose kept elements are in groups of 32 slots.
+
+    A row starts with a new group. A group also ends before a column that is 256 or more after its first. The slots that
+    remain have the value and the index 0, and only the first slot of a group may be kept with the index 0. Values of 16
+    bits take 24.5 bits per slot.
+
+    Attributes:
+        values (`torch.Tensor`): of the weight's dtype, shape (32 * groups,).
+        index (`torch.Tensor`): uint8, shape (32 * groups,): the column, minus that of the group's first slot.
+        base (`torch.Tensor`): shape (groups,): the column of the first slot, in int32, or for up to 65,536 columns as an
+            unsigned number in int16.
+        starts (`torch.Tensor`): int32, shape (rows + 1,): the first group of each row.
+        shape (`tuple[int, int]`): of the dense weight.
+    """
+
+    values: torch.Tensor
+    index: torch.Tensor
+    base: torch.Tensor
+    starts: torch.Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weight: PackedWeight) -> "GroupedWeight":
+        """Return a checked weight in this layout, on its device."""
+        rows, columns = weight.row_count, weight.shape[-1]
+        blocks = list(row_blocks(rows, columns, BLOCK)) or [slice(0, 0)]
+        values, index, base, counts = map(torch.cat, zip(*(_group_rows(weight, block) for block in blocks)))
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        return cls(values, index, base, starts, (rows, columns))
+
+    def packed(self) -> PackedWeight:
+        """Return the weight as files hold it, the same bit for bit."""
+        rows, columns = self.shape
+        stride = row_stride(columns)
+        kept = (self.index != 0).view(-1, GROUP)
+        kept[:, 0] = True
+        row = torch.repeat_interleave(self.starts.diff())[:, None].expand_as(kept)[kept]
+        base = self.base.int() if self.base.dtype == torch.int32 else self.base.int() & 0xFFFF
+        column = (base[:, None] + self.index.view(-1, GROUP))[kept]
+        offsets = torch.searchsorted(row, torch.arange(rows + 1, device=self.device))
+        mask = torch.empty(rows, stride, dtype=torch.uint8, device=self.device)
+        for block in row_blocks(rows, columns, BLOCK):
+            part = slice(*offsets[[block.start, block.stop]].tolist())
+            bits = torch.zeros(block.stop - block.start, 8 * stride, dtype=torch.bool, device=self.device)
+            bits[row[part] - block.start, column[part]] = True
+            mask[block] = PackedMask.pack(bits).bits.view(len(bits), stride)
+        return PackedWeight(mask, self.values[kept.flatten()], offsets, self.shape)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return values, index, base and starts, as operations take them."""
+        return self.values, self.index, self.base, self.starts
+
+    def check_tensors(self) -> None:
+        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
+        slots, rows = len(self.values), self.shape[0]
+        groups = _dtype_of_base(self.shape[1]), slots // GROUP
+        expected = (self.dtype, slots), (torch.uint8, slots), groups, (torch.int32, rows + 1)
+        for tensor, (dtype, size) in zip(self.tensors(), expected):
+            fits = (tensor.dtype, tensor.shape, tensor.device) == (dtype, (size,), self.device)
+            if not fits or not tensor.is_contiguous():
+                raise ValueError(
+                    f"a grouped weight has {tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}: expected contiguous "
+                    f"{dtype} of shape [{size}] on {self.device}"
+                )
+
+    def window(self, first: int, last: int) -> "GroupedWeight":
+        """Return the rows from `first` up to `last` to compute with. They share all slots, so no number is read."""
+        return replace(self, starts=self.starts[first : last + 1], shape=(last - first, self.shape[1]))
+
+
+def grouped_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return about the bytes of a grouped weight, (rows, in): half of each row's last group is padding."""
+    slots = kept + shape[0] * GROUP // 2
+    return slots * (itemsize + 1) + slots // GROUP * 2 + 4 * (shape[0] + 1)
+
+
+def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:
+    """Return values, index and base of some rows, and the number of groups of each row."""
+    columns = weight.shape[-1]
+    bounds = weight.offsets[rows.start : rows.stop + 1]
+    start, stop = bounds[[0, -1]].tolist()
+    row, column = unpack_bits(weight.mask[rows], columns).nonzero(as_tuple=True)
+    place = row * (columns + SPAN) + column  # no group reaches from one row into the next
+    number = torch.arange(len(place) + 1, device=weight.device)
+    # A group that starts at an element ends before this one.
+    end = torch.minimum(number[:-1] + GROUP, torch.searchsorted(place, place + SPAN))
+    end = torch.cat([end, number[-1:]])
+    # Rows start groups; so does each group's end. Each time, ends lie twice as many groups ahead.
+    starts = torch.zeros_like(number, dtype=torch.bool)
+    starts[bounds - start] = True
+    for _ in range((columns // GROUP + columns // SPAN + 2).bit_length()):
+        starts[end[starts]] = True
+        end = end[end]
+    starts = starts[:-1]
+    first = starts.nonzero().flatten()
+    group = starts.cumsum(0) - 1
+    slot = GROUP * group + number[:-1] - first[group]
+    values = torch.zeros(GROUP * len(first), dtype=INTEGERS[weight.dtype.itemsize], device=weight.device)
+    values[slot] = weight.values[start:stop].view(values.dtype)
+    index = torch.zeros(len(values), dtype=torch.uint8, device=weight.device)
+    index[slot] = (column - column[first][group]).to(torch.uint8)
+    counts = torch.searchsorted(first, bounds - start).diff()
+    return values.view(weight.dtype), index, column[first].to(_dtype_of_base(columns)), counts
+
+
+def _dtype_of_base(columns: int) -> torch.dtype:
+    return torch.int16 if columns <= 2**16 else torch.int32

@@ -1,0 +1,73 @@
+"""The layout of kernels on GPUs, on a CPU. Products with it: interpreted_triton.py."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import any_bits, bits
+from profiles import examples
+
+from optimum_neuronal.packed import grouped_weight, sparsify
+from optimum_neuronal.packed.grouped_weight import GroupedWeight
+from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
+
+
+def test_known_layout():
+    """A row starts a group; 32 slots fill one; 256 columns after its first one starts another."""
+    dense = torch.zeros(4, 70_000)
+    dense[0, 5:38] = torch.arange(1, 34)
+    dense[2, [3, 258]] = torch.tensor([34.0, 35.0])
+    dense[3, [3, 259, 69_999]] = torch.tensor([36.0, 37.0, 38.0])
+    weight = GroupedWeight.of(PackedWeight.pack(dense))
+    assert weight.starts.tolist() == [0, 2, 2, 3, 6] and weight.base.tolist() == [5, 37, 3, 3, 259, 69_999]
+    slots = torch.zeros(6, 32)
+    slots[0], slots[1, 0], slots[2, :2], slots[3:, 0] = (
+        torch.arange(1, 33),
+        33,
+        torch.tensor([34, 35]),
+        torch.arange(36, 39),
+    )
+    index = torch.zeros(6, 32, dtype=torch.uint8)
+    index[0], index[2, 1] = torch.arange(32), 255
+    assert torch.equal(weight.values, slots.flatten()) and torch.equal(weight.index, index.flatten())
+    part = GroupedWeight.of(PackedWeight.pack(dense[:, :60_000]))
+    assert part.base.dtype == torch.int16 and weight.base.dtype == torch.int32, "numbers without a sign"
+
+
+@examples(25)
+@given(
+    rows=st.integers(0, 9),
+    columns=st.sampled_from([0, 1, 31, 32, 33, 255, 256, 257, 700, 66_000]),
+    dtype=st.sampled_from(DTYPES),
+    cast=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.002, 0.01, 0.1, 0.4, 1]),
+    at_a_time=st.sampled_from([500, grouped_weight.BLOCK]),
+    seed=st.integers(0, 1000),
+)
+def test_weights_of_any_bits_come_back(rows, columns, dtype, cast, density, at_a_time, seed):
+    """Mask and values are the same, although padding has the value 0: so may kept values that were cast."""
+    packed = PackedWeight.pack(any_bits((rows, columns), dtype, density, seed)).to(dtype=cast)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped_weight, "BLOCK", at_a_time)
+        weight = GroupedWeight.of(packed)
+        again = weight.packed()
+    weight.check_tensors()
+    assert torch.equal(again.mask, packed.mask) and torch.equal(again.offsets, packed.offsets)
+    assert torch.equal(bits(again.values), bits(packed.values)) and again.shape == packed.shape
+
+
+@pytest.mark.parametrize("sparsity, bound", [(0.5, 0.79), (0.6, 0.64), (0.7, 0.48), (0.8, 0.33)])
+def test_memory(sparsity, bound):
+    dense = torch.randn(64, 2048).bfloat16()
+    dense[torch.rand(dense.shape) < sparsity] = 0
+    weight = GroupedWeight.of(PackedWeight.pack(dense))
+    assert weight.nbytes < bound * dense.nbytes
+    estimate = grouped_weight.grouped_bytes(dense.shape, int(dense.count_nonzero()), 2)
+    assert abs(estimate - weight.nbytes) < 0.02 * weight.nbytes
+
+
+def test_only_what_gets_smaller_is_packed_on_gpus(monkeypatch):
+    packed = [PackedWeight.pack((torch.rand(64, 2048) >= sparsity).bfloat16()) for sparsity in (0.3, 0.5)]
+    assert not any(map(sparsify._grows_on_its_device, packed))
+    monkeypatch.setattr(sparsify, "TRITON_DEVICES", ("cpu",))
+    assert [sparsify._grows_on_its_device(weight) for weight in packed] == [True, False]
