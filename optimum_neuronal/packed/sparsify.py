@@ -124,6 +124,8 @@ class PackingSummary:
 class DenseSaving(hf_private.EarlyQuantizer):
     """The `hf_quantizer` of a packed model, which transformers' `save_pretrained` asks for tensors: dense ones."""
 
+    is_compileable = True  # by `generate`, with a static cache
+
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return dense_state(model), {}
 

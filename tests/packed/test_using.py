@@ -8,6 +8,7 @@ import torch
 from conftest import FEW
 from packed_models import assert_close, logits, make_zeroed
 from profiles import NIGHT, by_day
+from transformers import CompileConfig
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.demo.run import load_tiny_model
@@ -69,6 +70,20 @@ def test_compiled_whole(family, ids):
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert_close(compiled(input_ids=ids, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "mixtral"))
+def test_generate_compiles_whole_with_a_static_cache(family):
+    """As it does on GPUs unasked."""
+    torch._dynamo.reset()
+    dense, packed = pair(family, num_hidden_layers=1)
+    graphs, ids = [], torch.tensor([[5, 7, 11]])
+    config = CompileConfig(
+        fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, mode=None
+    )
+    config._compile_all_devices = True
+    tokens = packed.generate(ids, cache_implementation="static", compile_config=config, **GREEDY)
+    assert graphs and torch.equal(tokens, dense.generate(ids, **GREEDY))
 
 
 def test_outputs_can_be_changed_in_place(ids):
