@@ -29,9 +29,14 @@ def time_on(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def may_use_triton(device: torch.device) -> bool:
+    """Return True for devices of a kind for which there are Triton kernels."""
+    return device.type in TRITON_DEVICES
+
+
 def triton_fault(device: torch.device, attempt: Callable[[], object]) -> str | None:
     """Return why Triton kernels don't work on a device, or None if they do. `attempt` imports and runs a small one."""
-    if device.type not in TRITON_DEVICES:
+    if not may_use_triton(device):
         return f"there are none for {device.type}"
     try:
         attempt()

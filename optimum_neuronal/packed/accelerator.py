@@ -7,6 +7,7 @@ from types import ModuleType
 
 import torch
 
+from ..common.device import may_use_triton, triton_fault
 from ..common.notes import get_logger
 from ..native.library import TORCH, VARIABLE
 from .grouped_weight import GroupedWeight
@@ -16,14 +17,13 @@ from .row_blocks import SCRATCH_ROWS, multiply_by_blocks
 
 logger = get_logger(__name__)
 
-TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 MAX_FUSED_ROWS = 8  # of x that kernels multiply with packed rows; more are multiplied with unpacked ones
 SCRATCH = 2**23  # elements that are unpacked at a time: 16 MiB in bfloat16, which caches of large GPUs hold
 
 
 def arrange(weight: PackedWeight) -> PackedWeight | GroupedWeight:
     """Return a checked weight in the layout that its device computes with: grouped if Triton works there."""
-    has_kernels = weight.device.type in TRITON_DEVICES and find_kernels(weight.device) is not None
+    has_kernels = may_use_triton(weight.device) and find_kernels(weight.device) is not None
     return GroupedWeight.of(weight) if has_kernels else weight
 
 
@@ -54,16 +54,14 @@ def find_kernels(device: torch.device) -> ModuleType | None:
     """Return the module with Triton kernels, or None if they don't work on a device. Each device is tried once."""
     if os.environ.get(VARIABLE) == TORCH:
         return None
-    reason = f"there are none for {device.type}"
-    try:  # on the smallest weight, so that an error shows here and not in the middle of a model
-        if device.type in TRITON_DEVICES:
-            kernels, dense = import_module(".triton_kernels", __package__), torch.zeros(1, 1, device=device)
-            kernels.fill(GroupedWeight.of(PackedWeight.pack(dense)), dense)
-            return kernels
-    except ImportError as error:
-        reason = f"they need Triton (pip install triton), which cannot be imported: {error}"
-    except Exception as error:  # whatever a compiler, a driver or an unknown device raise
-        reason = f"Triton does not work there: {type(error).__name__}: {error}"
+
+    def attempt() -> None:  # on the smallest weight, so that an error shows here and not in the middle of a model
+        kernels, dense = import_module(".triton_kernels", __package__), torch.zeros(1, 1, device=device)
+        kernels.fill(GroupedWeight.of(PackedWeight.pack(dense)), dense)
+
+    reason = triton_fault(device, attempt)
+    if reason is None:
+        return import_module(".triton_kernels", __package__)
     logger.warning(
         f"Packed weights on {device} run without kernels, which is slow: {reason}. torch unpacks every weight for "
         "each token. Call optimum_neuronal.densify(model) to compute with dense weights."

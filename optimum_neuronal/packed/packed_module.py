@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..common.device import may_use_triton
 from . import accelerator
 from .grouped_weight import GroupedWeight
 from .ops import linear, unpack
@@ -94,9 +95,7 @@ class PackedModule(nn.Module):
         self.restore_layout()
         super()._apply(fn, recurse)
         # Arrange it now, since a graph of torch.compile or of the device cannot.
-        if (
-            self._checked is None and not self.packed_values.is_meta
-        ) or self.device.type in accelerator.TRITON_DEVICES:
+        if may_use_triton(self.device) or (self._checked is None and not self.packed_values.is_meta):
             with suppress(ValueError):  # the next use raises it
                 self.check()
         return self

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..common.device import may_use_triton
 from ..common.memory import trim_heap
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
-from .accelerator import TRITON_DEVICES
 from .grouped_weight import grouped_bytes
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
@@ -165,7 +165,7 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
 def _grows_on_its_device(matrix: PackedWeight) -> bool:
     """Return True if kernels hold a weight in more memory than it takes dense: on GPUs, below about 36% zeros in 16 bits."""
     size, dense = matrix.dtype.itemsize, matrix.dtype.itemsize * math.prod(matrix.shape)
-    return matrix.device.type in TRITON_DEVICES and grouped_bytes(matrix.shape, len(matrix.values), size) >= dense
+    return may_use_triton(matrix.device) and grouped_bytes(matrix.shape, len(matrix.values), size) >= dense
 
 
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:

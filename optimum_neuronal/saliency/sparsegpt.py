@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import wide_dtype
-from ..common.device import TRITON_DEVICES, triton_fault
+from ..common.device import may_use_triton, triton_fault
 from ..common.notes import get_logger
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
@@ -115,7 +115,7 @@ def find_kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
     fault = triton_fault(device, attempt)
     if fault is None:
         return import_module("._triton_sparsegpt", __package__).prune_block
-    if device.type in TRITON_DEVICES:
+    if may_use_triton(device):
         logger.warning(f"SparseGPT on {device} runs without its kernel, which is slower: {fault}.")
     return None
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite
 from profiles import by_day, examples
 
+from optimum_neuronal.common import device as devices
 from optimum_neuronal.packed import accelerator, ops
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_experts import PackedStack
@@ -22,7 +23,7 @@ from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
 
 
-accelerator.TRITON_DEVICES = ("cpu",)
+devices.TRITON_DEVICES = ("cpu",)
 
 
 def grouped(weight) -> GroupedWeight:
@@ -171,7 +172,7 @@ def test_modules_that_are_copied_cast_and_moved(module, monkeypatch):
         assert torch.equal(other.dense(), dense.to(other.dtype))
         assert torch.equal(other.state_dict()["packed_mask"], module.state_dict()["packed_mask"])
     pickled = pickle.dumps(module)
-    monkeypatch.setattr(accelerator, "TRITON_DEVICES", ())
+    monkeypatch.setattr(devices, "TRITON_DEVICES", ())
     for other in (module.to(torch.float32), pickle.loads(pickled)):  # elsewhere
         assert type(other.matrix) is PackedWeight and torch.equal(other.dense(), dense)
 

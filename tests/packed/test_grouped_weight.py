@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kernel_checks import any_bits, bits
 from profiles import examples
 
+from optimum_neuronal.common import device as devices
 from optimum_neuronal.packed import grouped_weight, sparsify
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
@@ -69,5 +70,5 @@ def test_memory(sparsity, bound):
 def test_only_what_gets_smaller_is_packed_on_gpus(monkeypatch):
     packed = [PackedWeight.pack((torch.rand(64, 2048) >= sparsity).bfloat16()) for sparsity in (0.3, 0.5)]
     assert not any(map(sparsify._grows_on_its_device, packed))
-    monkeypatch.setattr(sparsify, "TRITON_DEVICES", ("cpu",))
+    monkeypatch.setattr(devices, "TRITON_DEVICES", ("cpu",))
     assert [sparsify._grows_on_its_device(weight) for weight in packed] == [True, False]
