@@ -69,6 +69,7 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
 
 def test_it_continues_from_its_records(model, tokenizer, tmp_path, monkeypatch):
     whole = [*sample_text(model, tokenizer, 2 * TOGETHER, max_length=16)]
+    assert len({str(row) for row in whole}) == len(whole), "batches differ"
     rows = sample_text(model, tokenizer, 2 * TOGETHER, max_length=16, records=Records(tmp_path))
     first = next(rows)
     rows.close()

@@ -98,6 +98,7 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
 
 def test_projections_with_the_same_input_are_solved_together(llama, ids, monkeypatch):
     """As in the final pass, where that changes no bit."""
+    assert SparseGPT.solves_alike
     together, solve, errors = [], SparseGPT.solve, []
     monkeypatch.setattr(SparseGPT, "solve", lambda self, *args: together.append(len(args[0])) or solve(self, *args))
     for alike in (True, False):
