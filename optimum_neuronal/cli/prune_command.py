@@ -1,7 +1,6 @@
 """`optimum-cli neuronal prune`, from a dense model to a saved sparse one."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
 from ..files.directories import is_same
+from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype
 from ..pruner import NeuronALPruner
 from ..pruning.dry_run import dry_run
@@ -163,8 +163,7 @@ class PruneCommand(Command):
 
     @property
     def _work_dir(self) -> str | Path:
-        output = Path(os.path.abspath(self.args.output))
-        return self.args.work_dir or output.parent / f".{output.name}.unfinished"
+        return self.args.work_dir or hidden_directory(self.args.output)
 
     def after_interrupt(self) -> str:
         if not self.args.output or not Path(self._work_dir).exists():

@@ -4,11 +4,11 @@ import argparse
 import json
 from pathlib import Path
 
-from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable
-from ..files.records import Records, remove_records, work_directory
+from ..files.records import Records, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model
+from ..training.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from . import flags
 from .command import Command, write
 
@@ -57,7 +57,7 @@ class SampleCommand(Command):
             "dtype": str(model.dtype),
             "device": device.type,
         }
-        with work_directory(unfinished(output)) as folder:
+        with work_directory(hidden_directory(output)) as folder:
             rows = [*sample_text(model, tokenizer, **how, records=Records(folder, made_with))]
             output.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -66,10 +66,5 @@ class SampleCommand(Command):
         write(f"Wrote {len(rows):,} {kind} to {output}. Use it as --dataset {output}.")
 
     def after_interrupt(self) -> str:
-        folder = unfinished(Path(self.args.output))
+        folder = hidden_directory(self.args.output)
         return f": the same command continues; to start over, delete {folder}" if folder.exists() else ""
-
-
-def unfinished(output: Path) -> Path:
-    """Return the hidden directory beside a file that holds what is written so far."""
-    return output.absolute().parent / f".{output.name}.unfinished"

@@ -34,7 +34,7 @@ def may_use_triton(device: torch.device) -> bool:
     return device.type in TRITON_DEVICES
 
 
-def triton_fault(device: torch.device, attempt: Callable[[], object]) -> str | None:
+def triton_problem(device: torch.device, attempt: Callable[[], object]) -> str | None:
     """Return why Triton kernels don't work on a device, or None if they do. `attempt` imports and runs a small one."""
     if not may_use_triton(device):
         return f"there are none for {device.type}"

@@ -155,6 +155,12 @@ def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
                 (path / LOCK).unlink(missing_ok=True) if existed else remove_records(path)
 
 
+def hidden_directory(output: str | Path) -> Path:
+    """Return where unfinished work on an output is recorded, unless the user chooses: hidden, beside it."""
+    path = Path(os.path.abspath(output))
+    return path.parent / f".{path.name}.unfinished"
+
+
 @contextmanager
 def weights_directory(directory: Path) -> Iterator[Path]:
     """Create and lock a directory, and yield an empty one in it for the weights of a model. Both are removed at the end."""

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from ..common.device import may_use_triton, triton_fault
+from ..common.device import may_use_triton, triton_problem
 from ..common.notes import get_logger
 from ..native.library import TORCH, VARIABLE
 from .grouped_weight import GroupedWeight
@@ -59,7 +59,7 @@ def find_kernels(device: torch.device) -> ModuleType | None:
         kernels, dense = import_module(".triton_kernels", __package__), torch.zeros(1, 1, device=device)
         kernels.fill(GroupedWeight.of(PackedWeight.pack(dense)), dense)
 
-    reason = triton_fault(device, attempt)
+    reason = triton_problem(device, attempt)
     if reason is None:
         return import_module(".triton_kernels", __package__)
     logger.warning(

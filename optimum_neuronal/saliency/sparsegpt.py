@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import wide_dtype
-from ..common.device import may_use_triton, triton_fault
+from ..common.device import may_use_triton, triton_problem
 from ..common.notes import get_logger
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
@@ -112,11 +112,11 @@ def find_kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
         kernels, one = import_module("._triton_sparsegpt", __package__), torch.ones(1, 1, device=device)
         kernels.prune_block(one, one, one[0], one.bool())
 
-    fault = triton_fault(device, attempt)
-    if fault is None:
+    problem = triton_problem(device, attempt)
+    if problem is None:
         return import_module("._triton_sparsegpt", __package__).prune_block
     if may_use_triton(device):
-        logger.warning(f"SparseGPT on {device} runs without its kernel, which is slower: {fault}.")
+        logger.warning(f"SparseGPT on {device} runs without its kernel, which is slower: {problem}.")
     return None
 
 

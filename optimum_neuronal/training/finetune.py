@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import re
 import shutil
 import time
@@ -27,7 +26,7 @@ from ..compat import hf_private
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.test_sets import TestSets
-from ..files.records import remove_records, work_directory
+from ..files.records import hidden_directory, remove_records, work_directory
 from ..model.load_model import checkpoint_dtype, public_name, without_folders
 from ..pruning.prepare import versions
 from ..report import REPORT_NAME, PruningReport
@@ -129,8 +128,7 @@ def finetune(
 
 def work_directory_of(output: str | Path, work_dir: str | Path | None = None) -> Path:
     """Return where a fine-tune keeps its checkpoints: `work_dir`, or a hidden directory beside the output."""
-    path = Path(os.path.abspath(output))
-    return Path(work_dir or path.parent / f".{path.name}.unfinished")
+    return Path(work_dir or hidden_directory(output))
 
 
 def _train(setup: Setup) -> dict[str, Any]:

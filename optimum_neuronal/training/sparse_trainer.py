@@ -29,8 +29,8 @@ class SparseTrainer(Trainer):
         model (`PreTrainedModel` or `PeftModel`): a sparse model; with LoRA, what [`keep_lora_sparse`] returned.
         args (`TrainingArguments`): as for `Trainer`.
         teacher (`PreTrainedModel`, *optional*):
-            The dense model, with the same vocabulary. It is moved to the device of the training, and none of its weights changes. None: the
-            loss is the cross-entropy.
+            The dense model, with the same vocabulary. It is moved to the device of the training, and none of its weights
+            changes. None: the loss is the cross-entropy.
         kl_weight (`float`): share of the teacher in the loss, from 0 to 1.
         callbacks (`list`): further callbacks.
         trainer_kwargs: other arguments of `Trainer`. Examples hold `input_ids`, and `labels` or, without them, every token

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from optimum_neuronal.data import sample_text as module
+from optimum_neuronal.training import sample_text as module
 
 
 def test_sample_prune(run, dense, tmp_path):

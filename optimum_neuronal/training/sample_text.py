@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..blocks.block_inputs import inference
 from ..common.progress import progress
 from ..common.randomness import untouched_randomness
 from ..common.validation import check_count, check_number
+from ..compat.hf_private import execution_device
+from ..data.calibration import resolve_seq_length, text_tokenizer
 from ..files.records import Records
-from .calibration import resolve_seq_length, text_tokenizer
 
 
 TOGETHER = 32  # samples that are written at a time; another number would give other text
@@ -65,7 +66,7 @@ def sample_text(
     for start in progress(range(0, num_samples, TOGETHER), "writing text", "batch"):
 
         def write(first: int = start) -> tuple[list[Row], dict]:
-            with untouched_randomness(), writing(model):
+            with untouched_randomness(), inference(model):
                 torch.manual_seed(seed + first)
                 return writer.write(min(TOGETHER, num_samples - first)), {}
 
@@ -83,18 +84,6 @@ def check_sampling(num_samples: int, temperature: float, top_p: float) -> None:
     check_count("num_samples", num_samples, 1)
     check_number("temperature", temperature, 0, math.inf, above=True)
     check_number("top_p", top_p, 0, 1, above=True)
-
-
-@contextmanager
-def writing(model: PreTrainedModel) -> Iterator[None]:
-    """Set evaluation mode without gradients while the context lasts."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 @dataclass(frozen=True)
@@ -155,7 +144,7 @@ class Writer:
         padding = self.stops[0] if padding is None and self.stops else padding or 0
         ids = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
         used = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        device = self.model.device
+        device = execution_device(self.model.get_input_embeddings())
         how = GenerationConfig(**self.draw, max_new_tokens=most, eos_token_id=self.stops or None, pad_token_id=padding)
         written = self.model.generate(ids.to(device), attention_mask=used.to(device), generation_config=how)
         texts = []
