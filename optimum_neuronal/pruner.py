@@ -157,7 +157,6 @@ class NeuronALPruner(OptimumQuantizer):
         format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         check_replaceable(save_dir, overwrite)
-        check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             sets = TestSets.load(tests, model, context.tokenizer, window, self.config.add_bos)

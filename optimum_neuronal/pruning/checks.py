@@ -34,7 +34,6 @@ def check_prune(
         if value is not None:
             check_count(name, value, least)
     check_prunable(model)
-    check_not_sparse(model)
     decoder = find_decoder(model, config.targets, config.ignore)
     _check_topup(decoder, config.methods.topup)
     _check_pattern(decoder.projections, config.methods.pattern)
@@ -66,9 +65,6 @@ def check_prunable(model: PreTrainedModel) -> None:
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
-
-
-def check_not_sparse(model: PreTrainedModel) -> None:
     if getattr(model.config, KEY, None) is not None:
         raise ValueError(
             f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
