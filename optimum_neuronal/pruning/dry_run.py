@@ -87,19 +87,16 @@ def dry_run(
     decoder = check_prune(model, config, loaded=False)
     if config.refit_epochs:
         config = with_refit_dtype(config, decoder)
-    if not config.methods.needs_calibration:
-        return DryRun(decoder, config, _size(decoder, config), 0, [])
-    ids = draw_calibration(model, config, tokenizer, None, options.get("revision")).ids
-    device = device or default_device()
-    decoder = _without_skipped(decoder, device)
-    streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
-    hidden_bytes = streams * ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
-    seconds = _time_block(decoder, ids[:1], device)
-    return DryRun(decoder, config, _size(decoder, config), hidden_bytes, seconds)
-
-
-def _size(decoder: Decoder, config: NeuronALConfig) -> PackedSize:
-    return packed_size(decoder, lambda p: int(config.sparsity * p.numel))
+    hidden_bytes, seconds = 0, []
+    calibration = draw_calibration(model, config, tokenizer, None, options.get("revision"))
+    if calibration is not None:
+        device = device or default_device()
+        decoder = _without_skipped(decoder, device)
+        streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
+        hidden_bytes = streams * calibration.ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
+        seconds = _time_block(decoder, calibration.ids[:1], device)
+    size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
+    return DryRun(decoder, config, size, hidden_bytes, seconds)
 
 
 def _without_skipped(decoder: Decoder, device: torch.device) -> Decoder:
