@@ -175,14 +175,11 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
     """
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
     placed = {blocks: "disk"}
-    for name, _ in model.named_modules():
+    modules = [name for name, _ in model.named_modules() if name]
+    for name in [*modules, *model.state_dict()]:
         parent = name.rpartition(".")[0]
-        beside = not parent or blocks.startswith(f"{parent}.")
-        if name and beside and not f"{blocks}.".startswith(f"{name}."):
-            placed[name] = str(device)
-    for name in model.state_dict():
-        parent = name.rpartition(".")[0]
-        if not parent or blocks.startswith(f"{parent}."):  # of a module that holds the blocks
+        holds_blocks = f"{blocks}.".startswith(f"{name}.")
+        if not holds_blocks and (not parent or blocks.startswith(f"{parent}.")):
             placed[name] = str(device)
     return placed
 
