@@ -7,7 +7,6 @@ the saliency makes all zeros. Norms, biases and everything else stay as they are
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -212,13 +211,10 @@ class _Weights:
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         weights = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
-        with self._precision():
+        device, lower = self.masters[0].device.type, self._products is not torch.float32
+        # Not the caller's autocast, and without its cache, which would keep the weights of the previous step.
+        with torch.autocast(device, torch.bfloat16, enabled=lower, cache_enabled=False):
             return output_with(block, weights, states, call)
-
-    def _precision(self) -> AbstractContextManager:
-        # Not the caller's autocast, and without its cache, which would keep the weights of the step before.
-        lower = self._products is not torch.float32
-        return torch.autocast(self.masters[0].device.type, torch.bfloat16, enabled=lower, cache_enabled=False)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
