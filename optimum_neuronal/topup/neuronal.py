@@ -115,8 +115,12 @@ class NeuronAL(TopUp):
         return self.block_lambdas
 
     def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
-        """Return the plan of a candidate of the block step, see [`block_plan`]."""
-        return block_plan(decoder, sparsity, lam, self.schedule)
+        """Return a plan with one sparsity per pruned block, which rises by `2 * lam` from first to last around the mean.
+
+        With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
+        opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
+        """
+        return spread_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), self.schedule))
 
     def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
         """Return the plan of blocks as it is pruned. A variant may round it."""
@@ -193,15 +197,6 @@ def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> Plan:
-    """Return a plan with one sparsity per pruned block, which rises by `2 * lam` from first to last around the mean.
-
-    With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
-    opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
-    """
-    return spread_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), schedule))
 
 
 def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> Plan:
