@@ -198,7 +198,7 @@ def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> 
 
 
 def _shared(value: Any, known: list[torch.Tensor]) -> Any:
-    """Return an equal tensor of an earlier call, if there is one: masks and positions repeat from batch to batch."""
+    """Return an equal tensor from an earlier call, if there is one: masks and positions repeat from batch to batch."""
     if type(value) is tuple:
         return tuple(map(partial(_shared, known=known), value))
     if not isinstance(value, torch.Tensor):
@@ -235,7 +235,7 @@ def called_blocks(
     """Return the blocks that the decoder calls for text, and [`output_wrapper`] of them. Call it inside [`inference`].
 
     Text skips some blocks of multimodal models, such as cross-attention to images. Only the first block that is called
-    computes; `load` is called with its module before.
+    computes; `load` is called with its module before that.
     """
     called: set[int] = set()
     wraps: list[Wrap] = []

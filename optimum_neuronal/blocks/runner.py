@@ -44,7 +44,7 @@ Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
-    `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
+    `device` is where the decoder expects token ids. Hidden states beyond `max_hidden_bytes` wait in CPU memory
     between blocks. `block_forwards` counts runs of one block on one sequence. `quiet` shows no progress.
     """
 
@@ -135,7 +135,7 @@ class BlockRunner:
         return flowing
 
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
-        """Return the results of a function of every block's index and the block, with its weights loaded."""
+        """Call a function with the index of every block and the block, its weights loaded, and return the results."""
         results = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
             with self.loaded(index) as block:
@@ -202,7 +202,7 @@ class BlockRunner:
             return decoder.model(input_ids=ids.to(self.device), use_cache=False).logits.float()
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
-        """Return the sum of errors by block. Raises `ValueError` if it is not finite."""
+        """Return the sum of errors by block. Raise `ValueError` if it is not finite."""
         errors = torch.stack([error.cpu() for error in per_block])  # blocks may be on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]

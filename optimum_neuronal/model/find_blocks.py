@@ -122,7 +122,7 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
     ]
     if unknown:
         raise ValueError(
-            f"Matrices of unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
+            f"Matrices with unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
             f"ignore={list(unknown)}, name those that are an nn.Linear in targets, or describe their family with "
             "optimum_neuronal.register_architecture."
         )

@@ -91,12 +91,12 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     text_config = config.get("text_config") or {}
     quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
     if not isinstance(quantized, Mapping):
-        raise ValueError(f"{model_or_path} is damaged: its quantization_config is no JSON object.")
+        raise ValueError(f"{model_or_path} is damaged: its quantization_config is not a JSON object.")
     method = quantized.get("quant_method", "a quantization_config")
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
-            f"{model_or_path} is quantized already ({method}): prune the original model in 16 or 32 bits, and quantize the "
-            "result."
+            f"{model_or_path} is already quantized ({method}): prune the original model in 16 or 32 bits, and "
+            "quantize the result."
         )
 
 
@@ -143,7 +143,7 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
 def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
     """Return the dtype that the `config.json` of a loaded model's checkpoint names, by default the model's own."""
     config = model.config
-    with suppress(OSError, ValueError):  # it was moved, or is no checkpoint of transformers
+    with suppress(OSError, ValueError):  # it was moved, or is not a checkpoint of transformers
         revision = getattr(config, "_commit_hash", None)
         values, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
         for part in (values, values.get("text_config") or {}):
@@ -158,8 +158,8 @@ def load_streamed(
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
     Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too, unless they are tied: accelerate
-    takes them for two weights then. `offload_folder` is for weights that are stored unlike the model's parameters, as
-    experts often are. It must outlive the model.
+    takes them for two weights then. `offload_folder` is for weights that are stored in another layout than the model's
+    parameters, as experts often are. It must outlive the model.
     """
     skeleton = load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS))
     device_map = {"": "disk"}
@@ -220,7 +220,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text makes it. Set "
+        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text loads it. Set "
         "trust_remote_code if the checkpoint has its own code, or load it yourself and call NeuronALPruner.prune."
     )
 

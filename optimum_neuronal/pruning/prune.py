@@ -45,7 +45,7 @@ def prune_model(context: PruneContext) -> PruningReport:
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
-    """Find the changes of all weights, and make none."""
+    """Find the changes of all weights, without making them."""
     config, methods, runner = context.config, context.methods, context.runner
     _warn_if_underdetermined(context)
     trials = Trials(
@@ -78,8 +78,8 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
     widest = max((p.shape[1] for p in projections if p.expert is None), default=0)
     if context.methods.saliency.updates_weights and tokens < widest:
         logger.warning(
-            f"There are only {tokens} calibration tokens for projections of up to {widest} inputs, so the fit of weights is "
-            "underdetermined. Use more sequences (num_samples)."
+            f"There are only {tokens} calibration tokens for projections with up to {widest} inputs, so the fit of "
+            "weights is underdetermined. Use more sequences (num_samples)."
         )
 
 
@@ -87,7 +87,7 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
 class BlockPass:
     """Finds the changes of a plan: masks, and new weights if the saliency makes them. No weight is changed.
 
-    Each block receives the outputs of the pruned blocks before it; with `scores_dense`, those of the dense model. For a
+    Each block receives the outputs of the pruned blocks before it; with `scores_dense`, the dense model's. For a
     refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
 

@@ -24,12 +24,12 @@ class Exchanged(Saliency):
     weight with the smallest Wanda metric of the weights that reduce `|eps|`. It stops when `|eps|` is at most
     `threshold`, before `eps` changes its sign, and when it has no more weights to exchange.
 
-    Masks of starved experts stay.
+    Masks of starved experts do not change.
 
     Args:
         base ([`Saliency`]): makes the masks to begin with.
         cycles (`int`): weights that a row exchanges at most.
-        threshold (`float`): shift of a row's output, on average over all tokens, that is left alone.
+        threshold (`float`): rows whose mean output shifts by less are left alone.
     """
 
     statistic: ClassVar[type[SquaredNorms]] = InputSums

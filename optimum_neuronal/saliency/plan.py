@@ -1,4 +1,4 @@
-"""Plans, the sparsity of every projection, and masks.
+"""Plans (the sparsity of every projection) and masks.
 
 Masks are boolean tensors of a weight's shape (out, in), True where the weight is kept. Among equal saliencies, earlier
 columns are pruned first, so a mask is a pure function of its inputs.

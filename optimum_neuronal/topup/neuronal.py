@@ -36,8 +36,8 @@ class NeuronAL(TopUp):
     Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so. With
     a saliency that updates weights, candidates are masks from Wanda's score.
 
-    This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as the authors' code has it,
-    and errors by sequence as the paper has them. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
+    This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as in the authors' code,
+    and errors by sequence as in the paper. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
 
     Args:
         steps (`str`, *optional*):
@@ -49,8 +49,8 @@ class NeuronAL(TopUp):
         block_lambdas, row_lambdas (`tuple[float, ...]`, *optional*): half-widths of the sparsity window to try, in
             [0, 1]. One number forces a published choice.
         final_scores (`str`, *optional*):
-            `"sparse-stream"` or `"dense"`: the hidden states on which weights are scored for the final masks, those of
-            the pruned blocks or of the dense model, as Algorithm 1 has it.
+            `"sparse-stream"` or `"dense"`: whether weights are scored for the final masks on the hidden states of the
+            pruned blocks or, as in Algorithm 1, of the dense model.
         metric (`str`):
             Distance between normalized activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
@@ -169,7 +169,7 @@ class NeuronAL(TopUp):
     def _errors(
         self, trials: Trials, plans: Sequence[Plan], label: str, known: dict[int, float] | None = None
     ) -> list[float]:
-        """Return the errors of candidates. Candidates may stop above the lowest of the `known` errors, by index.
+        """Return the errors of candidates. They may stop once they exceed the lowest of the `known` errors, by index.
 
         None: the middle one runs first.
         """

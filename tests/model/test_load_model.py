@@ -136,7 +136,7 @@ def test_code_that_comes_with_a_model_needs_trust():
     with pytest.raises(ValueError, match="trust_remote_code"):
         find_loader(config)
     config.auto_map = {"os": "own.OwnReward"}
-    with pytest.raises(ValueError, match="no Auto class for text makes it"):
+    with pytest.raises(ValueError, match="no Auto class for text loads it"):
         find_loader(config, trust_remote_code=True)
 
 
@@ -230,7 +230,7 @@ def test_damaged_files_are_named(file, content, message, tmp_path):
         ({"hidden_size": "32"}, "The config of .* is damaged: .*hidden_size"),
         ({"dtype": "x"}, "The config of .* is damaged: .*no attribute 'x'"),
         ({"architectures": [5]}, "names the class '5'|Field 'architectures' with value"),
-        ({"quantization_config": "x"}, "its quantization_config is no JSON object"),
+        ({"quantization_config": "x"}, "its quantization_config is not a JSON object"),
     ],
 )
 def test_a_damaged_config_is_named(change, message, tmp_path):

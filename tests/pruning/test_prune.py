@@ -76,7 +76,7 @@ def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
     monkeypatch.setattr(module.logger, "warning", warnings.append)
     few = {"num_samples": 1, "num_alignment_samples": 1}
     find_changes(context_of(llama, ids[:1, :8], saliency="alps", **few))
-    assert len(warnings) == 1 and "only 8 calibration tokens for projections of up to 48 inputs" in warnings[0]
+    assert len(warnings) == 1 and "only 8 calibration tokens for projections with up to 48 inputs" in warnings[0]
     find_changes(context_of(llama, ids, saliency="alps"))
     find_changes(context_of(llama, ids[:1, :8], **few))
     assert len(warnings) == 1, "enough tokens, and a saliency that fits nothing"
