@@ -71,7 +71,7 @@ class BlockRunner:
     def check_replay(self, ids: torch.Tensor) -> None:
         """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
 
-        Raise `ValueError` if outputs differ, a projection takes no part in the forward, or activations are not finite.
+        Raise `ValueError` if outputs differ, a projection is not used, or activations are not finite.
         """
         blocks = self.decoder.blocks
         (end,) = block_outputs(self.decoder, blocks[-1:], ids.to(self.device))
@@ -103,10 +103,10 @@ class BlockRunner:
                     f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
                     "supported."
                 )
-            others = f" and {len(missing) - 1} others take" if len(missing) > 1 else " takes"
+            others = f" and {len(missing) - 1} others are" if len(missing) > 1 else " is"
             raise ValueError(
-                f"{missing[0]}{others} no part in the model's forward, or only in some of its tokens (an MoE layer of an "
-                f"unknown kind): leave them out with ignore={patterns_of(missing, names)}."
+                f"{missing[0]}{others} not used in the model's forward, or only for some of its tokens (an MoE layer "
+                f"of an unknown kind): leave them out with ignore={patterns_of(missing, names)}."
             )
 
     @cached_property
@@ -143,7 +143,7 @@ class BlockRunner:
         return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, unless it shows another one."""
+        """Yield indices while [`progress`] shows this label, unless it already shows another one."""
         if label is None or self._quiet or self._is_shown:
             yield from indices
             return

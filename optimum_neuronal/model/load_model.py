@@ -56,7 +56,7 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
         model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
     except SafetensorError as error:
         raise ValueError(
-            f"A file of weights of {model_or_path} is damaged: {error}. Download or save it again."
+            f"A weights file of {model_or_path} is damaged: {error}. Download or save it again."
         ) from error
     check_complete(info["missing_keys"], model_or_path)
     if left := [name for name in info["unexpected_keys"] if whole or ".packed_" in name]:
@@ -158,7 +158,7 @@ def load_streamed(
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
     Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too, unless they are tied: accelerate
-    takes them for two weights then. `offload_folder` is for weights that are stored in another layout than the model's
+    would treat them as two weights. `offload_folder` is for weights that are stored in another layout than the model's
     parameters, as experts often are. It must outlive the model.
     """
     skeleton = load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS))

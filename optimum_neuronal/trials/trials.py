@@ -199,7 +199,7 @@ class Trials:
         return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: self._run_stream(statistic))
 
     def stream_of(self, plan: Plan) -> tuple[list[Norms], Stream]:
-        """Return the norms of every dense block's inputs after sparse blocks, pruned by score alone, and the last output.
+        """Run a plan's blocks, pruned by score alone. Return the norms of each dense block's inputs, and the last output.
 
         The result for the latest plan is cached.
         """

@@ -209,8 +209,8 @@ def test_packed_weights_that_no_module_takes_raise(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("model.safetensors", b"", "A file of weights of .* is damaged: .*header too small"),
-        ("model.safetensors", b"\xff" * 100, "A file of weights of .* is damaged"),
+        ("model.safetensors", b"", "A weights file of .* is damaged: .*header too small"),
+        ("model.safetensors", b"\xff" * 100, "A weights file of .* is damaged"),
         ("model.safetensors.index.json", b"{", "model.safetensors.index.json is damaged"),
         ("model.safetensors.index.json", b'{"weight_map": [1], "metadata": {}}', "index.json is damaged"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "index.json is damaged"),
