@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ..blocks.block_inputs import Call, Stream, Streams, inference
-from ..blocks.offload import change_offloaded
+from ..blocks.offload import ChangedWeights, change_offloaded
 from ..common.notes import get_logger
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
@@ -180,6 +180,8 @@ def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator
     offloaded = [p for p in projections if is_offloaded(p.module)]
     maps = {hook: hook.weights_map for hook in (offload_hook(p.module) for p in offloaded)}
     try:
+        for hook, weights in maps.items():
+            hook.weights_map = ChangedWeights(weights)  # its own, since an earlier prune may have left some
         for projection in offloaded:
             change_offloaded(projection, changes[projection.name])
         with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):
