@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from ..compat import hf_private
-from .find_blocks import check_kind, find_decoder
+from .find_blocks import block_list, check_kind
 from .sources import locate
 
 
@@ -173,7 +173,7 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
 
     Places are text: accelerate passes them to safetensors, which takes no `torch.device`.
     """
-    blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
+    blocks, _ = block_list(model)
     placed = {blocks: "disk"}
     modules = [name for name, _ in model.named_modules() if name]
     for name in [*modules, *model.state_dict()]:
