@@ -44,11 +44,13 @@ CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
-    A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks
-    weights is an error: transformers would make them up. With `whole`, so is one that holds weights without a place.
+    The model has an attribute `checkpoint_dtype`, see [`checkpoint_dtype`]. A GGUF file becomes a dense model, with the name
+    of the file as its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
+    With `whole`, so is one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
-    loader, _ = _checked_loader(model_or_path, model_kwargs)
+    loader, config = _checked_loader(model_or_path, model_kwargs)
+    named_dtype = _named_dtype(config)
     gguf_file = model_kwargs.get("gguf_file")
     if gguf_file is not None:
         model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
@@ -63,9 +65,14 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
         raise ValueError(
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
+    model.checkpoint_dtype = named_dtype
     if gguf_file is not None:
         model.gguf_file = gguf_file
     return model
+
+
+def _named_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    return config.dtype or config.get_text_config(decoder=True).dtype
 
 
 def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:
@@ -135,21 +142,14 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
     model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
-        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+        dtype = _named_dtype(config) or torch.float32
     with torch.device("meta"):
         return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
 def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Return the dtype that the `config.json` of a loaded model's checkpoint names, by default the model's own."""
-    config = model.config
-    with suppress(OSError, ValueError):  # it was moved, or is not a checkpoint of transformers
-        revision = getattr(config, "_commit_hash", None)
-        values, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
-        for part in (values, values.get("text_config") or {}):
-            if name := part.get("dtype") or part.get("torch_dtype"):
-                return getattr(torch, name)
-    return model.dtype
+    """Return the dtype that the checkpoint of a model from [`load_model`] names, by default the model's own."""
+    return getattr(model, "checkpoint_dtype", None) or model.dtype
 
 
 def load_streamed(
