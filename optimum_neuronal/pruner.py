@@ -53,12 +53,12 @@ class NeuronALPruner(OptimumQuantizer):
     Args:
         config ([`NeuronALConfig`]): how to prune.
         tokenizer (`PreTrainedTokenizerBase`, `ProcessorMixin` or `str`, *optional*):
-            For calibration text, and saved with the model. None: the one of each model's own checkpoint.
+            For calibration text, and saved with the model. None: each model's own, from its checkpoint.
 
     Attributes:
         model (`PreTrainedModel`): loaded by `from_pretrained`; None otherwise.
-        tokenizer (`PreTrainedTokenizerBase`): the given one; else the latest model's own, None if it has none.
-        report ([`PruningReport`]): of the last prune; None before.
+        tokenizer (`PreTrainedTokenizerBase`): the given one, or else the latest model's own; None if it has none.
+        report ([`PruningReport`]): of the last prune; None before the first.
     """
 
     def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | Path | None = None):
@@ -89,7 +89,7 @@ class NeuronALPruner(OptimumQuantizer):
         device: torch.device | None = None,
         **model_kwargs: Any,
     ) -> "NeuronALPruner":
-        """Load a dense model, of the class that its config names. [`~NeuronALPruner.quantize`] prunes and saves it.
+        """Load a dense model as the class that its config names. [`~NeuronALPruner.quantize`] prunes and saves it.
 
         Args:
             model_or_path (`str` or `Path`): Hub id or directory of the dense model, or a GGUF file.
@@ -139,12 +139,12 @@ class NeuronALPruner(OptimumQuantizer):
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set. Report and model card show the
-                perplexities before and after the prune. Without any, those of a few sequences of the calibration text
-                that are not used otherwise, if there are some.
+                perplexities before and after the prune. Without any, a few held-out sequences of the calibration text
+                are used, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: dense.
             save_dtype (`torch.dtype`, *optional*):
-                Dtype to save in. None: the checkpoint's, also if `from_pretrained` was given another one to compute in.
+                Dtype to save in. None: the checkpoint's, even if `from_pretrained` got another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
             overwrite (`bool`): True to replace a model in `save_dir` that is not pruned.
         """
@@ -157,7 +157,6 @@ class NeuronALPruner(OptimumQuantizer):
         format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         check_replaceable(save_dir, overwrite)
-        check_prunable(model)
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             sets = TestSets.load(tests, model, context.tokenizer, window, self.config.add_bos)
@@ -189,33 +188,33 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> PreTrainedModel:
         """Set weights of the model to zero, in place.
 
-        All weights change at the very end. A prune that fails or is interrupted before leaves them as they were. No other
-        thread may use the model meanwhile: it would compute with trial weights, and disturb the prune. Under torchrun or
-        `accelerate launch`, the processes share the work, and each prunes its own copy of the model.
+        All weights change at the very end. A prune that fails or is interrupted earlier leaves them as they were. No
+        other thread may use the model meanwhile: it would compute with trial weights, and disturb the prune. Under
+        torchrun or `accelerate launch`, the processes share the work, and each prunes its own copy of the model.
 
         Args:
             model (`PreTrainedModel`):
                 A dense decoder model. Weights that accelerate offloads (`device_map`) are read block by block. They
                 become sparse each time they are read, and no file is changed.
             dataset (*optional*):
-                Calibration data instead of the config's: a name or path as there, a list of strings or conversations, a
-                `datasets.Dataset` or `IterableDataset`, a column of the former, or token ids of shape (num_samples,
+                Calibration data instead of the config's: a name or path, a list of strings or conversations, a
+                `datasets.Dataset`, one of its columns, an `IterableDataset`, or token ids of shape (num_samples,
                 seq_length) without padding.
             work_dir (`str` or `Path`, *optional*):
-                Where finished steps and blocks are recorded. The same call goes on from there after a crash, with a
+                Where finished steps and blocks are recorded. After a crash, the same call resumes from there, with a
                 bit-identical result.
             batch_size (`int`, *optional*):
                 Sequences per forward pass on an accelerator, which change the result by rounding at most. None: about
                 8192 tokens. On a CPU it is ignored: sequences run one at a time.
             max_hidden_bytes (`int`, *optional*):
-                Hidden states of the calibration sequences beyond this many bytes wait in CPU memory. Does not change the
-                result. None: they stay on the device.
+                Hidden states of the calibration sequences beyond this many bytes are kept in CPU memory. Does not
+                change the result. None: they stay on the device.
 
         Returns:
             `PreTrainedModel`: the same model. `model.config.sparsity_config` records how it was pruned.
 
         Raises:
-            `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
+            `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another prune uses the work directory.
             `RuntimeError`: another thread prunes the model.
         """
@@ -243,7 +242,7 @@ class NeuronALPruner(OptimumQuantizer):
         return dense
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
-        """Note what has been pruned, so that `save` can check that it is given the same model."""
+        """Note what was pruned, so that `save` can check that it is given the same model."""
         self.report, self._last = report, context.tokenizer
         self._pruned = context.model.config.name_or_path, getattr(context.model.config, KEY)
 
@@ -261,10 +260,10 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model (`PreTrainedModel`): what `prune` returned.
-            directory (`str` or `Path`): where to; created if missing.
+            directory (`str` or `Path`): where to save it; created if missing.
             format (`str`, *optional*):
-                `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, or codes; they load
-                in processes that have imported this package. None: packed if the model computes with packed weights, else
+                `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, which load in
+                processes that have imported this package. None: packed if the model computes with packed weights, else
                 dense.
             dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
             overwrite (`bool`): True to replace a model in the directory that is not pruned.

@@ -31,7 +31,7 @@ class PruningReport:
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
         block_forwards (`int`): number of forward passes of a block on one sequence.
-        resumed (`bool`): True if an earlier run had been interrupted; seconds and forwards are those of the last one.
+        resumed (`bool`): True if an earlier run was interrupted; seconds and forwards then cover the last one only.
         starved_experts (`list[str]`): projections of experts that received fewer than `min_expert_tokens` tokens.
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
@@ -88,7 +88,7 @@ class PruningReport:
 
     @classmethod
     def load(cls, directory: str | Path) -> "PruningReport | None":
-        """Return the report that was saved with a model, or None if there is none that can be read."""
+        """Return the report that was saved with a model, or None if it is missing or cannot be read."""
         try:
             values = json.loads((Path(directory) / REPORT_NAME).read_text(encoding="utf-8"))
             return cls(**values) if values["version"] == VERSION else None

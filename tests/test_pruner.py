@@ -114,6 +114,17 @@ class TestQuantize:
         reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
         assert reloaded.dtype == expected and same_state(reloaded, model.to(expected).state_dict())
 
+    def test_the_checkpoints_dtype_is_that_of_its_revision(self, tmp_path, ids):
+        repository = tmp_path / "models--me--x"
+        for branch, dtype in (("main", torch.bfloat16), ("exact", torch.float32)):
+            make_model("llama").to(dtype).save_pretrained(repository / "snapshots" / branch)
+            (repository / "refs").mkdir(exist_ok=True)
+            (repository / "refs" / branch).write_text(branch)
+        options = {"revision": "exact", "cache_dir": tmp_path, "local_files_only": True}
+        pruner = NeuronALPruner.from_pretrained("me/x", config=config(), dtype=torch.bfloat16, **options)
+        pruner.quantize(tmp_path / "sparse", dataset=ids)
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse").dtype == torch.float32
+
     @pytest.mark.parametrize("dtype", ["bfloat16", torch.int8])
     def test_a_dtype_that_cannot_hold_weights_is_refused_before_the_prune(self, dtype, tmp_path, ids):
         dense = make_model("llama")

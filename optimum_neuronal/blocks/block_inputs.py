@@ -44,7 +44,7 @@ def output_wrapper(output) -> Wrap:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
-    before = module.__dict__.get("forward")  # set already where accelerate dispatches the module
+    before = module.__dict__.get("forward")  # already set where accelerate dispatches the module
     try:
         module.forward = forward  # within `try`: Ctrl-C may come right after it
         yield
@@ -114,7 +114,7 @@ Streams = list["Stream | None"]  # None: the candidate was abandoned
 
 
 def limited(streams: Streams, max_bytes: int | None) -> Streams:
-    """Return the streams, in CPU memory if they have more bytes. The same stream counts once and stays one object."""
+    """Return the streams, in CPU memory if they take more bytes. The same stream counts once and stays one object."""
     cpu, distinct = torch.device("cpu"), set(streams) - {None}
     if max_bytes is None or sum(states.nbytes for stream in distinct for states in stream) <= max_bytes:
         return streams
@@ -123,7 +123,7 @@ def limited(streams: Streams, max_bytes: int | None) -> Streams:
 
 
 def same_streams(streams: Streams, shared: bool) -> list[list[int]]:
-    """Return the indices of the same streams in groups, or of all in one group if `shared`."""
+    """Return the indices of streams in groups of the same stream, or all in one group if `shared`."""
     groups: dict[Stream | None, list[int]] = {}
     for index, stream in enumerate(streams):
         if stream is not None:
@@ -198,7 +198,7 @@ def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> 
 
 
 def _shared(value: Any, known: list[torch.Tensor]) -> Any:
-    """Return an equal tensor of an earlier call, if there is one: masks and positions repeat from batch to batch."""
+    """Return an equal tensor from an earlier call, if there is one: masks and positions repeat from batch to batch."""
     if type(value) is tuple:
         return tuple(map(partial(_shared, known=known), value))
     if not isinstance(value, torch.Tensor):
@@ -235,7 +235,7 @@ def called_blocks(
     """Return the blocks that the decoder calls for text, and [`output_wrapper`] of them. Call it inside [`inference`].
 
     Text skips some blocks of multimodal models, such as cross-attention to images. Only the first block that is called
-    computes; `load` is called with its module before.
+    computes; `load` is called with its module before that.
     """
     called: set[int] = set()
     wraps: list[Wrap] = []

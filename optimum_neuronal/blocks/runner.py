@@ -44,7 +44,7 @@ Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 class BlockRunner:
     """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
-    `device` is where the decoder expects token ids. More hidden states than `max_hidden_bytes` wait in CPU memory
+    `device` is where the decoder expects token ids. Hidden states beyond `max_hidden_bytes` wait in CPU memory
     between blocks. `block_forwards` counts runs of one block on one sequence. `quiet` shows no progress.
     """
 
@@ -71,7 +71,7 @@ class BlockRunner:
     def check_replay(self, ids: torch.Tensor) -> None:
         """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
 
-        Raise `ValueError` if outputs differ, a projection takes no part in the forward, or activations are not finite.
+        Raise `ValueError` if outputs differ, a projection is not used, or activations are not finite.
         """
         blocks = self.decoder.blocks
         (end,) = block_outputs(self.decoder, blocks[-1:], ids.to(self.device))
@@ -103,10 +103,10 @@ class BlockRunner:
                     f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
                     "supported."
                 )
-            others = f" and {len(missing) - 1} others take" if len(missing) > 1 else " takes"
+            others = f" and {len(missing) - 1} others are" if len(missing) > 1 else " is"
             raise ValueError(
-                f"{missing[0]}{others} no part in the model's forward, or only in some of its tokens (an MoE layer of an "
-                f"unknown kind): leave them out with ignore={patterns_of(missing, names)}."
+                f"{missing[0]}{others} not used in the model's forward, or only for some of its tokens (an MoE layer "
+                f"of an unknown kind): leave them out with ignore={patterns_of(missing, names)}."
             )
 
     @cached_property
@@ -135,7 +135,7 @@ class BlockRunner:
         return flowing
 
     def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
-        """Return the results of a function of every block's index and the block, with its weights loaded."""
+        """Call a function with the index of every block and the block, its weights loaded, and return the results."""
         results = []
         for index in self.progress(range(len(self.decoder.blocks)), label):
             with self.loaded(index) as block:
@@ -143,7 +143,7 @@ class BlockRunner:
         return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, unless it shows another one."""
+        """Yield indices while [`progress`] shows this label, unless it already shows another one."""
         if label is None or self._quiet or self._is_shown:
             yield from indices
             return
@@ -202,7 +202,7 @@ class BlockRunner:
             return decoder.model(input_ids=ids.to(self.device), use_cache=False).logits.float()
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
-        """Return the sum of errors by block. Raises `ValueError` if it is not finite."""
+        """Return the sum of errors by block. Raise `ValueError` if it is not finite."""
         errors = torch.stack([error.cpu() for error in per_block])  # blocks may be on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]

@@ -90,15 +90,6 @@ class Hessian(SquaredNorms):
             self.hessian.addmm_(inputs.T, inputs)
 
 
-def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:
-    """Return the statistic that includes the other. Raise `ValueError` if neither does."""
-    if issubclass(first, second):
-        return first
-    if issubclass(second, first):
-        return second
-    raise ValueError(f"No statistic includes both {first.__name__} and {second.__name__}.")
-
-
 Norms = Mapping[str, SquaredNorms]  # projection name -> squared norms of its input
 
 

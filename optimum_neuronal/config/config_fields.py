@@ -64,7 +64,7 @@ class ConfigFields:
     seed: int = config_field(0, "seed for drawing the calibration sequences", least=0)
     sampling: str = config_field(
         "distinct",
-        "how calibration sequences are drawn. distinct: no document twice before all that are long enough were drawn; "
+        "how calibration sequences are drawn. distinct: documents repeat only after all long enough ones were used; "
         "authors: the draw of NeuronAL's authors, with replacement",
         choices=("distinct", "authors"),
     )

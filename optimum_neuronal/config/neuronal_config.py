@@ -173,7 +173,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 values[f"{method}_args"] = kwargs.get(f"{method}_args", {})
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
-            raise ValueError(f"This is the config of {method!r}: expected one of {cls.quant_method!r}.")
+            raise ValueError(f"This config is for {method!r}: expected one for {cls.quant_method!r}.")
         for key in values:
             if key not in known:
                 raise ValueError(

@@ -12,7 +12,7 @@ REGISTRIES: dict[str, Registry] = {"saliency": SALIENCIES, "topup": TOPUPS}
 AUTHORS = "authors"  # variant of methods, as in the code behind the paper's tables
 PAPER = "paper"
 PRESETS: dict[str, dict[str, Any]] = {
-    # NeuronAL as its authors ran it for the tables of the paper.
+    # NeuronAL as its authors ran it for the paper's tables.
     PAPER: {
         "saliency": "wanda",
         "topup": "neuronal",
@@ -31,12 +31,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def authors_variant(kind: str, method: str) -> dict[str, Any]:
-    """Return the hyper-parameter that makes a method, by kind and name, the one of the paper's tables; or none."""
+    """Return the hyper-parameter that selects a method's variant for the paper's tables, or none without one."""
     return {"variant": AUTHORS} if AUTHORS in REGISTRIES[kind].variants(method) else {}
 
 
 def replace_fields(fields: Mapping[str, Any], given: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
-    """Return fields, of a preset or not, with the given ones in their place.
+    """Return fields, of a preset or not, with the given ones added or replaced.
 
     Hyper-parameters are merged into those of a method that stays. Another method starts from what the preset has for it:
     under `"paper"`, its variant `"authors"` if there is one.

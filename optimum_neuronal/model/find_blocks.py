@@ -113,7 +113,7 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
     """Return the decoder. `select` maps the name of the list of blocks to the selection of projections."""
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
-    list_name, modules = _block_list(model, config, architecture)
+    list_name, modules = block_list(model)
     wanted = select(list_name)
     unknown: dict[str, str] = {}
     blocks = [
@@ -122,7 +122,7 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
     ]
     if unknown:
         raise ValueError(
-            f"Matrices of unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
+            f"Matrices with unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
             f"ignore={list(unknown)}, name those that are an nn.Linear in targets, or describe their family with "
             "optimum_neuronal.register_architecture."
         )
@@ -130,8 +130,10 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
     return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
 
 
-def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
-    """Return the decoder's list of blocks and its name in the model."""
+def block_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Return the name of the decoder's list of blocks in the model, and the list."""
+    model_type = model.config.get_text_config(decoder=True).model_type
+    architecture = find_architecture(model_type)
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or not any(isinstance(module, nn.ModuleList) for module in decoder.modules()):
         decoder = model  # get_decoder() of some encoders is the last matrix of the head
@@ -146,7 +148,7 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     if not lists:
         raise ValueError(
             f"{type(model).__name__} has no ModuleList of decoder blocks. Name it with "
-            f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
+            f"optimum_neuronal.register_architecture({model_type!r}, Architecture(blocks='...'))."
         )
     return max(named or lists, key=lambda item: len(item[1]))
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from ..compat import hf_private
-from .find_blocks import check_kind, find_decoder
+from .find_blocks import block_list, check_kind
 from .sources import locate
 
 
@@ -44,11 +44,13 @@ CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
-    A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks
-    weights is an error: transformers would make them up. With `whole`, so is one that holds weights without a place.
+    The model has an attribute `checkpoint_dtype`, see [`checkpoint_dtype`]. A GGUF file becomes a dense model, with the name
+    of the file as its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
+    With `whole`, so is one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
-    loader, _ = _checked_loader(model_or_path, model_kwargs)
+    loader, config = _checked_loader(model_or_path, model_kwargs)
+    named_dtype = _named_dtype(config)
     gguf_file = model_kwargs.get("gguf_file")
     if gguf_file is not None:
         model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
@@ -56,16 +58,21 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
         model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
     except SafetensorError as error:
         raise ValueError(
-            f"A file of weights of {model_or_path} is damaged: {error}. Download or save it again."
+            f"A weights file of {model_or_path} is damaged: {error}. Download or save it again."
         ) from error
     check_complete(info["missing_keys"], model_or_path)
     if left := [name for name in info["unexpected_keys"] if whole or ".packed_" in name]:
         raise ValueError(
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
+    model.checkpoint_dtype = named_dtype
     if gguf_file is not None:
         model.gguf_file = gguf_file
     return model
+
+
+def _named_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    return config.dtype or config.get_text_config(decoder=True).dtype
 
 
 def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:
@@ -91,12 +98,12 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     text_config = config.get("text_config") or {}
     quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
     if not isinstance(quantized, Mapping):
-        raise ValueError(f"{model_or_path} is damaged: its quantization_config is no JSON object.")
+        raise ValueError(f"{model_or_path} is damaged: its quantization_config is not a JSON object.")
     method = quantized.get("quant_method", "a quantization_config")
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
-            f"{model_or_path} is quantized already ({method}): prune the original model in 16 or 32 bits, and quantize the "
-            "result."
+            f"{model_or_path} is already quantized ({method}): prune the original model in 16 or 32 bits, and "
+            "quantize the result."
         )
 
 
@@ -135,21 +142,14 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
     model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
-        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+        dtype = _named_dtype(config) or torch.float32
     with torch.device("meta"):
         return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
 def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Return the dtype that the `config.json` of a loaded model's checkpoint names, by default the model's own."""
-    config = model.config
-    with suppress(OSError, ValueError):  # it was moved, or is no checkpoint of transformers
-        revision = getattr(config, "_commit_hash", None)
-        values, _ = PreTrainedConfig.get_config_dict(config.name_or_path, revision=revision)
-        for part in (values, values.get("text_config") or {}):
-            if name := part.get("dtype") or part.get("torch_dtype"):
-                return getattr(torch, name)
-    return model.dtype
+    """Return the dtype that the checkpoint of a model from [`load_model`] names, by default the model's own."""
+    return getattr(model, "checkpoint_dtype", None) or model.dtype
 
 
 def load_streamed(
@@ -158,8 +158,8 @@ def load_streamed(
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
     Embeddings and head are loaded onto an accelerator; on a CPU they stay on disk too, unless they are tied: accelerate
-    takes them for two weights then. `offload_folder` is for weights that are stored unlike the model's parameters, as
-    experts often are. It must outlive the model.
+    would treat them as two weights. `offload_folder` is for weights that are stored in another layout than the model's
+    parameters, as experts often are. It must outlive the model.
     """
     skeleton = load_skeleton(model_or_path, **_chosen(model_kwargs, CONFIG_KWARGS))
     device_map = {"": "disk"}
@@ -173,16 +173,13 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
 
     Places are text: accelerate passes them to safetensors, which takes no `torch.device`.
     """
-    blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
+    blocks, _ = block_list(model)
     placed = {blocks: "disk"}
-    for name, _ in model.named_modules():
+    modules = [name for name, _ in model.named_modules() if name]
+    for name in [*modules, *model.state_dict()]:
         parent = name.rpartition(".")[0]
-        beside = not parent or blocks.startswith(f"{parent}.")
-        if name and beside and not f"{blocks}.".startswith(f"{name}."):
-            placed[name] = str(device)
-    for name in model.state_dict():
-        parent = name.rpartition(".")[0]
-        if not parent or blocks.startswith(f"{parent}."):  # of a module that holds the blocks
+        holds_blocks = f"{blocks}.".startswith(f"{name}.")
+        if not holds_blocks and (not parent or blocks.startswith(f"{parent}.")):
             placed[name] = str(device)
     return placed
 
@@ -223,7 +220,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text makes it. Set "
+        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text loads it. Set "
         "trust_remote_code if the checkpoint has its own code, or load it yourself and call NeuronALPruner.prune."
     )
 

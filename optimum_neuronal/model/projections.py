@@ -38,7 +38,7 @@ class Projection:
 
     @property
     def owner(self) -> nn.Parameter:
-        """The parameter that holds the weight, for experts together with others."""
+        """The parameter that holds the weight. Experts of a layer share it."""
         return getattr(self.module, self.parameter)
 
     @property
@@ -182,7 +182,7 @@ class Decoder:
         reader = block.reader(projection, fed)
         if reader is None:
             raise ValueError(
-                f"{projection.parent} has no projection of role {fed!r}, which reads what {projection.name} writes: use "
+                f"{projection.parent} has no {fed!r} projection that reads the output of {projection.name}: use "
                 "steps='block'."
             )
         return Place(reader.name, reader.shape[1])

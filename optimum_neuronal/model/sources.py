@@ -9,7 +9,7 @@ from typing import Any
 
 
 GGUF = ".gguf"
-# A file of directories that hold something else than a model -> what to do.
+# File in a directory that holds something other than a model -> what to do.
 OTHERS = {
     "adapter_config.json": "{} is a PEFT adapter: merge it into its model (merge_and_unload), save that, and name the result.",
     "model_index.json": "{} is a diffusers pipeline, not a language model: name the directory of its text encoder.",

@@ -42,7 +42,7 @@ class PrunedWeights:
     def find(self, name: str) -> StoredProjection | None:
         """Return the pruned projection of a stored weight, if it is one.
 
-        The name may have another prefix than in the config, for example if a model was saved without its head.
+        The name may have a different prefix than in the config, for example if a model was saved without its head.
         """
         starred = with_stars(name)
         alike = (known for known in self._kinds if known.endswith(f".{starred}") or starred.endswith(f".{known}"))

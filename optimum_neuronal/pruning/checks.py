@@ -34,7 +34,6 @@ def check_prune(
         if value is not None:
             check_count(name, value, least)
     check_prunable(model)
-    check_not_sparse(model)
     decoder = find_decoder(model, config.targets, config.ignore)
     _check_topup(decoder, config.methods.topup)
     _check_pattern(decoder.projections, config.methods.pattern)
@@ -60,15 +59,12 @@ def check_prunable(model: PreTrainedModel) -> None:
         )
     if any(hasattr(module, "get_base_layer") for module in model.modules()):
         raise ValueError(
-            "The model has layers of PEFT, whose adapters were deleted: load the model again without adapters."
+            "The model has PEFT layers whose adapters were deleted: load the model again without adapters."
         )
     check_dense(model, "to prune it")
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
-
-
-def check_not_sparse(model: PreTrainedModel) -> None:
     if getattr(model.config, KEY, None) is not None:
         raise ValueError(
             f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
@@ -101,14 +97,14 @@ def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern
         name, features = next(iter(wrong.items()))
         raise ValueError(
             f"{name} has {features} input features, not a multiple of {pattern.group}, so the pattern {pattern} does not fit. "
-            f"Leave out all like it with ignore={patterns_of(wrong, projections)}."
+            f"Leave out all such projections with ignore={patterns_of(wrong, projections)}."
         )
 
 
 def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
     """Raise `ValueError` unless every projection has its own finite floating-point weights."""
     if any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError("The weights were made under torch.inference_mode: load or copy the model outside of it.")
+        raise ValueError("The weights were created under torch.inference_mode: load or copy the model outside of it.")
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.is_meta:
@@ -116,7 +112,7 @@ def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection])
     alike = {name: () if p.owner.is_meta else names[p.owner.data_ptr()] for name, p in projections.items()}
     if shared := {name: members for name, members in alike.items() if len(members) > 1}:
         raise ValueError(
-            f"{' and '.join(next(iter(shared.values())))} share their weights: leave out all that do with "
+            f"{' and '.join(next(iter(shared.values())))} share their weights: leave out all such projections with "
             f"ignore={patterns_of(shared, projections)}."
         )
     for name, projection in projections.items():

@@ -1,4 +1,4 @@
-"""A dry run: what a prune would do. Its checks are those of a prune, except that no weight is read."""
+"""A dry run: what a prune would do. It makes the same checks as a prune, but reads no weight."""
 
 import copy
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def dry_run(
     tokenizer: Any = None,
     **options: Any,
 ) -> DryRun:
-    """Return what a prune would do. Of the checkpoint, only config and tokenizer are read.
+    """Return what a prune would do. Only the checkpoint's config and tokenizer are read.
 
     The calibration sequences are drawn, as a check of the data, and the largest block runs on the first one, with weights of
     zero.
@@ -80,30 +80,27 @@ def dry_run(
         options: for [`load_skeleton`]: `dtype`, `revision`, `trust_remote_code`.
 
     Raises:
-        `ValueError`, `TypeError`: the model, the data and the config do not fit, as a prune would say.
+        `ValueError`, `TypeError`: the model, the data and the config do not fit together, as in a prune.
     """
     check_unquantized(model_or_path, options)
     model = load_skeleton(model_or_path, **options)
     decoder = check_prune(model, config, loaded=False)
     if config.refit_epochs:
         config = with_refit_dtype(config, decoder)
-    if not config.methods.needs_calibration:
-        return DryRun(decoder, config, _size(decoder, config), 0, [])
-    ids = draw_calibration(model, config, tokenizer, None, options.get("revision")).ids
-    device = device or default_device()
-    decoder = _without_skipped(decoder, device)
-    streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
-    hidden_bytes = streams * ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
-    seconds = _time_block(decoder, ids[:1], device)
-    return DryRun(decoder, config, _size(decoder, config), hidden_bytes, seconds)
-
-
-def _size(decoder: Decoder, config: NeuronALConfig) -> PackedSize:
-    return packed_size(decoder, lambda p: int(config.sparsity * p.numel))
+    hidden_bytes, seconds = 0, []
+    calibration = draw_calibration(model, config, tokenizer, None, options.get("revision"))
+    if calibration is not None:
+        device = device or default_device()
+        decoder = _without_skipped(decoder, device)
+        streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
+        hidden_bytes = streams * calibration.ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
+        seconds = _time_block(decoder, calibration.ids[:1], device)
+    size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
+    return DryRun(decoder, config, size, hidden_bytes, seconds)
 
 
 def _without_skipped(decoder: Decoder, device: torch.device) -> Decoder:
-    """Return a decoder on meta with only the blocks that text calls: a copy runs, whose first block alone has weights."""
+    """Return a decoder on meta with only the blocks that text calls. To find them, a copy runs its first block."""
     copied = copy.deepcopy(decoder)
     inside = {module for block in copied.blocks for module in block.module.modules()}
     for module in copied.model.modules():

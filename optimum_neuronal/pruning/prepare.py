@@ -112,12 +112,12 @@ def prepare(
         config ([`NeuronALConfig`]): how to prune.
         dataset (*optional*): calibration data instead of the config's, see [`draw_calibration`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): for calibration text. None: the model's own.
-        folder (`Path`, *optional*): where finished steps and blocks are recorded, and from where a prune goes on.
+        folder (`Path`, *optional*): where finished steps and blocks are recorded, so that a prune can resume.
         cache ([`Cache`], *optional*): measurements of other prunes with the same calibration sequences.
         batch_size, max_hidden_bytes (`int`, *optional*): see [`NeuronALPruner.prune`].
 
     Raises:
-        `ValueError`, `TypeError`: model, data and config do not fit, or the records are those of another prune.
+        `ValueError`, `TypeError`: model, data and config do not fit together, or the records belong to another prune.
     """
     reset_peak_memory()
     clock = Clock()
@@ -232,7 +232,7 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
     """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
 
-    Of each matrix, the first and last row are read.
+    Only the first and last row of each matrix are read.
     """
     model = decoder.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}

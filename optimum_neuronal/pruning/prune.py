@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ..blocks.block_inputs import Call, Stream, Streams, inference
-from ..blocks.offload import change_offloaded
+from ..blocks.offload import ChangedWeights, change_offloaded
 from ..common.notes import get_logger
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
@@ -45,7 +45,7 @@ def prune_model(context: PruneContext) -> PruningReport:
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
-    """Find the changes of all weights, and make none."""
+    """Find the changes of all weights, without making them."""
     config, methods, runner = context.config, context.methods, context.runner
     _warn_if_underdetermined(context)
     trials = Trials(
@@ -78,8 +78,8 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
     widest = max((p.shape[1] for p in projections if p.expert is None), default=0)
     if context.methods.saliency.updates_weights and tokens < widest:
         logger.warning(
-            f"There are only {tokens} calibration tokens for projections of up to {widest} inputs, so the fit of weights is "
-            "underdetermined. Use more sequences (num_samples)."
+            f"There are only {tokens} calibration tokens for projections with up to {widest} inputs, so the fit of "
+            "weights is underdetermined. Use more sequences (num_samples)."
         )
 
 
@@ -87,7 +87,7 @@ def _warn_if_underdetermined(context: PruneContext) -> None:
 class BlockPass:
     """Finds the changes of a plan: masks, and new weights if the saliency makes them. No weight is changed.
 
-    Each block receives the outputs of the pruned blocks before it; with `scores_dense`, those of the dense model. For a
+    Each block receives the outputs of the pruned blocks before it; with `scores_dense`, the dense model's. For a
     refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
 
@@ -180,6 +180,8 @@ def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator
     offloaded = [p for p in projections if is_offloaded(p.module)]
     maps = {hook: hook.weights_map for hook in (offload_hook(p.module) for p in offloaded)}
     try:
+        for hook, weights in maps.items():
+            hook.weights_map = ChangedWeights(weights)  # its own, since an earlier prune may have left some
         for projection in offloaded:
             change_offloaded(projection, changes[projection.name])
         with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):

@@ -7,7 +7,6 @@ the saliency makes all zeros. Norms, biases and everything else stay as they are
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,13 +21,13 @@ from ..model.projections import Block, Projection, trial_tensors
 from ..saliency.plan import Plan, differs_by_row, mask_rows, mask_whole, pruned_count
 
 
-SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but one sequence at least
-VALIDATION = 8  # one step of this many, at the end, is held out to choose the best epoch
+SEQUENCES_PER_STEP, TOKENS_PER_STEP = 8, 512  # at most, but at least one sequence
+VALIDATION = 8  # one step in this many, at the end, is held out to choose the best epoch
 LAST_RATE = 0.1  # of the learning rate, at the end
 DAMPENING = 0.01  # of a column's energy: share of their mean
 ADDED = 1 / 6  # share of the zeros that the refit adds
 ROUNDS = 12  # in which it adds them, fewer each time, in the first half of its steps
-MEASURED = 8  # batches of which it learns where the output suffers the least
+MEASURED = 8  # batches on which it measures where the output suffers the least
 NO_CURVATURE = 1e-18  # of projections that do not reach the output: above 0, so that magnitude still ranks them
 LEAST_CURVATURE = 1e-6  # curvature of a row or a column, as a share of their mean
 FLOAT16_SCALE = 2.0**16  # of the error, whose gradients would underflow
@@ -80,7 +79,7 @@ class Refit:
 
         `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `energies`
         are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. With a `plan`,
-        others are added until there are as many as it says.
+        more are added until there are as many as it asks for.
         """
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // VALIDATION)
@@ -129,8 +128,9 @@ Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how
 def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Return how far a step moves each weight, relative to the learning rate: 0 where it is not kept.
 
-    A step is inverse to the root mean square of its column's input, so that steps of all columns change the output alike.
-    The mean square over the kept weights is 1. `energy`: sums of squared inputs, shape (in,); `kept`: shape (out, in).
+    A step is inverse to the root mean square of its column's input, so that all columns change the output
+    equally. The mean square over the kept weights is 1. `energy`: sums of squared inputs, shape (in,); `kept`: shape
+    (out, in).
     """
     squares = 1 / (energy + DAMPENING * energy.mean()).clamp(min=1e-18)
     counts = kept.sum(dim=0)
@@ -212,13 +212,10 @@ class _Weights:
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         weights = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
-        with self._precision():
+        device, lower = self.masters[0].device.type, self._products is not torch.float32
+        # Not the caller's autocast, and without its cache, which would keep the weights of the previous step.
+        with torch.autocast(device, torch.bfloat16, enabled=lower, cache_enabled=False):
             return output_with(block, weights, states, call)
-
-    def _precision(self) -> AbstractContextManager:
-        # Not the caller's autocast, and without its cache, which would keep the weights of the step before.
-        lower = self._products is not torch.float32
-        return torch.autocast(self.masters[0].device.type, torch.bfloat16, enabled=lower, cache_enabled=False)
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
@@ -249,7 +246,7 @@ class _Weights:
 
 
 def _pools(projections: Sequence[Projection], plan: Plan) -> list[list[Projection]]:
-    """Return the projections that share their zeros: those of equal sparsity, each expert's alone, since few tokens reach it."""
+    """Return the projections that share their zeros: all of equal sparsity, but each expert's alone."""
     pools: dict[str | float, list[Projection]] = {}
     for projection in projections:
         amount = plan.sparsity[projection.name]

@@ -23,7 +23,7 @@ RAISES = 5  # how often dampening is raised tenfold before giving up
 
 @dataclass(frozen=True)
 class Inputs:
-    """Statistics of what projections of a block receive. Empty if the saliency looks at weights alone.
+    """Statistics of the inputs of a block's projections. Empty if the saliency looks at weights alone.
 
     An expert with too few tokens is starved. All its features get the root mean square activation of the layer's other
     experts, so Wanda prunes it by magnitude.
@@ -139,7 +139,7 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class WeightUpdate(Saliency):
-    """A method that also gives the kept weights new values, so that the projection's outputs change least.
+    """A method that also gives the kept weights new values, so that outputs change as little as possible.
 
     Class attributes:
         solves_alike (`bool`): True if `solve` gives a projection the same bits alone as together with others.

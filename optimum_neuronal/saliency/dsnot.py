@@ -24,12 +24,12 @@ class Exchanged(Saliency):
     weight with the smallest Wanda metric of the weights that reduce `|eps|`. It stops when `|eps|` is at most
     `threshold`, before `eps` changes its sign, and when it has no more weights to exchange.
 
-    Masks of starved experts stay.
+    Masks of starved experts do not change.
 
     Args:
         base ([`Saliency`]): makes the masks to begin with.
         cycles (`int`): weights that a row exchanges at most.
-        threshold (`float`): shift of a row's output, on average over all tokens, that is left alone.
+        threshold (`float`): rows whose mean output shifts by less are left alone.
     """
 
     statistic: ClassVar[type[SquaredNorms]] = InputSums
@@ -60,41 +60,30 @@ class Exchanged(Saliency):
 
     def exchange(self, projection: Projection, mask: torch.Tensor, statistic: InputSums) -> torch.Tensor:
         """Return the mask of a projection after the exchange: boolean, shape (out, in), True where kept."""
-        mean, variance = mean_and_variance(statistic)
-        norm = activation(statistic.value)
+        inputs = *mean_and_variance(statistic), activation(statistic.value)
         parts = zip(projection.weight.split(SORTED_ROWS), mask.split(SORTED_ROWS))
-        exchanged = [
-            exchange_rows(weight.float(), part, mean, variance, norm, self.cycles, self.threshold)
-            for weight, part in parts
-        ]
-        return torch.cat(exchanged)
+        return torch.cat([self.exchange_rows(weight.float(), part, *inputs) for weight, part in parts])
 
+    def exchange_rows(
+        self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the mask after the exchange, shape (rows, in).
 
-def exchange_rows(
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    norm: torch.Tensor,
-    cycles: int,
-    threshold: float,
-) -> torch.Tensor:
-    """Return the mask after the exchange, shape (rows, in).
-
-    weight: float32, mask: boolean, both of shape (rows, in). mean, variance and norm of the inputs: float32, shape (in,).
-    """
-    # A row's shift never changes its sign, so the order of exchanges is known, and all cycles are one cumulative sum.
-    output = weight * mean  # share of every weight in its row's expected output
-    shift = (output * ~mask).sum(dim=1, keepdim=True)
-    sign = shift.sign()
-    grown, may_grow = _ranked(output.abs() / variance, ~mask & (output.sign() == sign), cycles, True)
-    fallen, may_fall = _ranked(weight.abs() * norm, mask & (output.sign() == -sign), cycles, False)
-    after = shift + (output.gather(1, fallen) - output.gather(1, grown)).cumsum(dim=1)
-    before = torch.cat([shift, after[:, :-1]], dim=1)
-    goes_on = may_grow & may_fall & (before.abs() > threshold) & (after.sign() == sign)
-    exchanged = goes_on.int().cumprod(dim=1).bool()
-    refined = mask.scatter(1, grown, mask.gather(1, grown) | exchanged)
-    return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
+        `weight`: float32, `mask`: boolean, both of shape (rows, in). `mean`, `variance` and `norm` of the inputs: float32,
+        shape (in,).
+        """
+        # A row's shift never changes its sign, so the order of exchanges is known, and all cycles are one cumulative sum.
+        output = weight * mean  # share of every weight in its row's expected output
+        shift = (output * ~mask).sum(dim=1, keepdim=True)
+        sign = shift.sign()
+        grown, may_grow = _ranked(output.abs() / variance, ~mask & (output.sign() == sign), self.cycles, True)
+        fallen, may_fall = _ranked(weight.abs() * norm, mask & (output.sign() == -sign), self.cycles, False)
+        after = shift + (output.gather(1, fallen) - output.gather(1, grown)).cumsum(dim=1)
+        before = torch.cat([shift, after[:, :-1]], dim=1)
+        goes_on = may_grow & may_fall & (before.abs() > self.threshold) & (after.sign() == sign)
+        exchanged = goes_on.int().cumprod(dim=1).bool()
+        refined = mask.scatter(1, grown, mask.gather(1, grown) | exchanged)
+        return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
 
 
 def mean_and_variance(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Plans, the sparsity of every projection, and masks.
+"""Plans (the sparsity of every projection) and masks.
 
 Masks are boolean tensors of a weight's shape (out, in), True where the weight is kept. Among equal saliencies, earlier
 columns are pruned first, so a mask is a pure function of its inputs.
@@ -169,9 +169,8 @@ def smallest(values: torch.Tensor, place: int) -> torch.Tensor:
     """Return the `place`-th smallest of values of shape (n,), counted from 1: shape (). Don't wait for an accelerator."""
     if on_cpu(values):
         return torch.from_numpy(np.partition(values.numpy(), place - 1))[place - 1]
-    return values.topk(
-        place, largest=False, sorted=False
-    ).values.amax()  # CUDA finds it by histograms and does not sort
+    # CUDA finds it by histograms and does not sort.
+    return values.topk(place, largest=False, sorted=False).values.amax()
 
 
 def on_cpu(values: torch.Tensor) -> bool:

@@ -129,9 +129,8 @@ def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
     factor, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1).to(wide_dtype(matrix.device)))
     if bool(failed):
         return None
-    inverse = torch.eye(
-        len(matrix), dtype=factor.dtype, device=factor.device
-    ).T  # in the layout of the factor: not copied
+    # Transposed, it has the layout of the factor and is not copied.
+    inverse = torch.eye(len(matrix), dtype=factor.dtype, device=factor.device).T
     torch.linalg.solve_triangular(factor, inverse, upper=False, out=inverse)
     inverse = inverse.to(matrix.dtype).flip(0, 1)
     return inverse if bool(torch.isfinite(inverse).all()) else None

@@ -21,12 +21,12 @@ class AlphaPruning(TopUp):
     """Sparsity by the heavy-tailed self-regularization of the weights (Lu et al., AlphaPruning, NeurIPS 2024).
 
     The tail of a projection's spectrum, the eigenvalues of `W^T W`, follows a power law. A block's alpha is the mean of
-    its projections' exponents. Sparsity is linear in alpha, from `1 - epsilon` to `1 + epsilon` times a common one, and
-    at most 0.99. The tail begins at the spectrum's peak, as in the paper. Needs no calibration data.
+    its projections' exponents. Sparsity is linear in alpha, from `1 - epsilon` to `1 + epsilon` times a common value,
+    and at most 0.99. The tail begins at the spectrum's peak, as in the paper. Needs no calibration data.
 
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
-        bins (`int`): bins of the histogram of the eigenvalues' logarithms, in whose highest bin the tail begins.
+        bins (`int`): bins of the histogram of the eigenvalues' logarithms; the tail begins in the highest one.
     """
 
     paper: ClassVar[str] = "Lu et al., AlphaPruning: Using Heavy-Tailed Self Regularization Theory, NeurIPS 2024"
@@ -50,7 +50,7 @@ class AlphaPruning(TopUp):
         return hill_exponent(eigenvalues, self.bins)
 
     def plan(self, trials: Trials, sparsity: float, alphas: torch.Tensor) -> Plan:
-        """Return the plan that prunes blocks with a larger alpha, float64 of shape (blocks,), more."""
+        """Return the plan that prunes blocks more the larger their alpha; alphas: float64, shape (blocks,)."""
         blocks, factors = pruned_blocks(trials.decoder), scale_factors(alphas, self.spread)
         return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
 

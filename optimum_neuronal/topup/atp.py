@@ -21,11 +21,11 @@ class ATP(TopUp):
 
     `s_l = S - beta (L - 1) / 2 + beta l` (Huang et al., Determining Layer-wise Sparsity for LLMs Through a Theoretical
     Perspective, ICML 2025). Candidates are spread evenly over the betas that keep sparsities in [0.01, 0.99]. The beta
-    of the lowest negative log-likelihood on the alignment sequences wins.
+    with the lowest negative log-likelihood on the alignment sequences wins.
 
     Args:
-        trials (`int`): how many betas are tried, at least 2. With the 15 of the default and 8 alignment sequences of
-            128, the search costs no more than one pass over the calibration set.
+        trials (`int`): how many betas are tried, at least 2. With the default of 15 and 8 of 128 sequences for
+            alignment, the search costs no more than one pass over the calibration set.
     """
 
     paper: ClassVar[str] = (

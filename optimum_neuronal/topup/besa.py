@@ -24,12 +24,12 @@ LOSS_SCALE = 2.0**16  # small gradients would vanish in the weights' dtype; a po
 @register_topup("besa")
 @dataclass(frozen=True)
 class BESA(TopUp):
-    """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), in its variant by projection.
+    """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), by projection.
 
     Block by block, every projection learns a distribution over candidate pruning rates. Its mean is the projection's
     sparsity. Its share above a weight's rank in the row is the probability that the weight is pruned, to which the mask's
     gradients pass straight through. The loss is [`reconstruction_loss`] plus `penalty * ((block's sparsity - s) / s)^2`.
-    At the end the sparsities shift alike, so that the block meets its target s.
+    At the end, all sparsities are shifted by the same amount, so that the block meets its target s.
 
     Adam replaces the authors' Prodigy.
 
@@ -37,7 +37,7 @@ class BESA(TopUp):
         epochs (`int`): passes over the alignment sequences, with a step of the optimizer for each sequence.
         learning_rate (`float`): of Adam. 8 steps of 0.16 lead as far as the authors' 128 of 0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
-        candidate_step (`float`): distance of the candidate pruning rates, which begin at 0 and are at most 1.
+        candidate_step (`float`): distance between candidate pruning rates, which begin at 0 and are at most 1.
     """
 
     paper: ClassVar[str] = (
@@ -173,7 +173,7 @@ class LearnedRate:
 def _mask_gradients(
     block: Block, rates: Sequence[LearnedRate], hidden: torch.Tensor, call: Call, target: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return for every projection the gradient of a sequence's error by the mask at each rank, shape (in,).
+    """Return each projection's gradient of a sequence's error with respect to the mask at each rank, shape (in,).
 
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """

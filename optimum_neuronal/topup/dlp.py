@@ -31,7 +31,7 @@ class DLP(TopUp):
 
     def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         medians = trials.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
-        # -U has the order and the proportions of the relative importance; nothing else counts.
+        # -U has the order and the proportions of the relative importance; nothing else matters.
         importance = -torch.tensor(medians, dtype=torch.float64)
         plan = spread_over_blocks(trials.decoder, sparsity, self.half_width, importance)
         return Allocation(plan, {"dlp": {"medians": medians}})

@@ -21,7 +21,7 @@ from .spread import spread_over_blocks, wanda_metric
 
 
 MOST_TRANSFORMS = 2
-DRAWS_PER_FUNCTION = 50  # before fewer functions are taken
+DRAWS_PER_FUNCTION = 50  # before it settles for fewer functions
 
 
 class ElementSums(NamedTuple):
@@ -133,7 +133,7 @@ class DSA(TopUp):
     A function changes Wanda's metric of a block's weights element by element (`PRE`), reduces it to one importance
     (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Importances decide sparsity linearly within a window of
     `2 * lam`: important blocks are pruned more. Each generation adds offspring, by crossover of two functions of the
-    better half and by mutation, and drops the worst. Functions whose plans were tried already are drawn again.
+    better half and by mutation, and drops the worst. Functions whose plans were already tried are drawn again.
 
     The authors' code applies up to two element-wise operations; with one, a single pass gives all statistics.
 
@@ -143,7 +143,7 @@ class DSA(TopUp):
         offspring (`int`): functions per generation.
         mutation (`float`): probability that an operation of an offspring is drawn anew.
         lambdas (`tuple[float, ...]`): half-widths of the window that a function may have.
-        search_seed (`int`): seed of the search; has nothing to do with the draw of calibration sequences.
+        search_seed (`int`): seed of the search, independent of the draw of calibration sequences.
     """
 
     paper: ClassVar[str] = (

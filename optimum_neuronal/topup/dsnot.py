@@ -15,12 +15,11 @@ from .uniform import Uniform
 class DSnoT(Uniform):
     """Dynamic Sparse no Training (Zhang et al., DSnoT, ICLR 2024), on top of uniform sparsity.
 
-    The masks are those of [`Exchanged`], around the saliency of the prune.
+    The masks come from [`Exchanged`], around the saliency of the prune.
 
     Args:
         cycles (`int`): the paper's T: weights that a row exchanges at most.
-        threshold (`float`): the paper's epsilon: shift of a row's output, on average over all tokens, that is left
-            alone, at least 0.
+        threshold (`float`): the paper's epsilon, at least 0: rows whose mean output shifts by less are left alone.
     """
 
     paper: ClassVar[str] = (

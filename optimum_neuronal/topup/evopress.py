@@ -19,7 +19,7 @@ from .spread import pruned_blocks
 
 UNITS = ("block", "projection")
 SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to 3 of them, hence mostly one
-DRAWS_PER_OFFSPRING = 20  # before fewer are taken: small models have few neighbors
+DRAWS_PER_OFFSPRING = 20  # before it settles for fewer: small models have few neighbors
 
 Offsets = tuple[int, ...]  # steps of every unit above or below the target
 
@@ -31,7 +31,7 @@ class EvoPress(TopUp):
 
     Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1.
 
-    The search begins with uniform sparsity. An offspring raises the sparsity of a unit by a step and lowers that of
+    The search begins with uniform sparsity. An offspring raises the sparsity of one unit by a step and lowers that of
     another, one to three times. A step is the same number of weights in every unit, so the mean stays. The KL divergence
     from the dense model's next-token distributions decides: of all offspring on few alignment sequences, of survivors
     on more. The authors draw new tokens in every generation; here the sequences stay.
@@ -47,7 +47,7 @@ class EvoPress(TopUp):
             A step's weights, as a share of `min(s, 1 - s)` times the weights of the smallest unit, s being the target.
             The authors': 1/16 of a square projection.
         levels (`int`): how many steps a unit may be above or below the target; `step * levels` is at most 1.
-        search_seed (`int`): seed of the mutations; has nothing to do with the draw of calibration sequences.
+        search_seed (`int`): seed of the mutations, independent of the draw of calibration sequences.
     """
 
     paper: ClassVar[str] = (
@@ -66,7 +66,7 @@ class EvoPress(TopUp):
 
     def __post_init__(self):
         if len(self.survivors) != len(self.sequences):
-            raise ValueError(f"survivors {self.survivors} and sequences {self.sequences}: expected equally many.")
+            raise ValueError(f"survivors {self.survivors} and sequences {self.sequences}: expected equal lengths.")
         if self.step * self.levels > 1:
             raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 

@@ -36,8 +36,8 @@ class NeuronAL(TopUp):
     Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so. With
     a saliency that updates weights, candidates are masks from Wanda's score.
 
-    This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as the authors' code has it,
-    and errors by sequence as the paper has them. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
+    This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as in the authors' code,
+    and errors by sequence as in the paper. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
 
     Args:
         steps (`str`, *optional*):
@@ -49,8 +49,8 @@ class NeuronAL(TopUp):
         block_lambdas, row_lambdas (`tuple[float, ...]`, *optional*): half-widths of the sparsity window to try, in
             [0, 1]. One number forces a published choice.
         final_scores (`str`, *optional*):
-            `"sparse-stream"` or `"dense"`: the hidden states on which weights are scored for the final masks, those of
-            the pruned blocks or of the dense model, as Algorithm 1 has it.
+            `"sparse-stream"` or `"dense"`: whether weights are scored for the final masks on the hidden states of the
+            pruned blocks or, as in Algorithm 1, of the dense model.
         metric (`str`):
             Distance between normalized activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
@@ -115,8 +115,12 @@ class NeuronAL(TopUp):
         return self.block_lambdas
 
     def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
-        """Return the plan of a candidate of the block step, see [`block_plan`]."""
-        return block_plan(decoder, sparsity, lam, self.schedule)
+        """Return a plan with one sparsity per pruned block, which rises by `2 * lam` from first to last around the mean.
+
+        With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
+        opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
+        """
+        return spread_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), self.schedule))
 
     def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
         """Return the plan of blocks as it is pruned. A variant may round it."""
@@ -165,7 +169,7 @@ class NeuronAL(TopUp):
     def _errors(
         self, trials: Trials, plans: Sequence[Plan], label: str, known: dict[int, float] | None = None
     ) -> list[float]:
-        """Return the errors of candidates. Candidates may stop above the lowest of the `known` errors, by index.
+        """Return the errors of candidates. They may stop once they exceed the lowest of the `known` errors, by index.
 
         None: the middle one runs first.
         """
@@ -193,15 +197,6 @@ def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> Plan:
-    """Return a plan with one sparsity per pruned block, which rises by `2 * lam` from first to last around the mean.
-
-    With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
-    opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
-    """
-    return spread_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), schedule))
 
 
 def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> Plan:

@@ -16,9 +16,8 @@ PRINTED_LAMBDAS = tuple(lam for lam in LAMBDAS if lam != 0.04)
 class PrintedNeuronAL(NeuronAL):
     """Takes dense activations from the dense model's own stream and both steps, see [`printed_deviation`].
 
-    The final masks are those of the dense model's scores, too.
-
-    Candidates are the saliency's own, solved if it updates weights.
+    The final masks come from the dense model's scores too. Candidates are the saliency's own, solved if it updates
+    weights.
     """
 
     summary = "NeuronAL decided where the sparsity goes, by its paper's Algorithm 1."

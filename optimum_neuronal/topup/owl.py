@@ -42,7 +42,7 @@ class OWL(TopUp):
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
 
     def plan(self, trials: Trials, sparsity: float, ratios: torch.Tensor) -> Plan:
-        """Return the plan that prunes blocks with a larger share of outliers, float64 of shape (blocks,), less."""
+        """Return the plan that prunes blocks less the more outliers they have; ratios: float64, shape (blocks,)."""
         return spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios)
 
 

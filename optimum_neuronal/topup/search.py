@@ -55,7 +55,7 @@ class Search(TopUp):
         objective (`str`):
             Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
             `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
-            measured on these too. A model without a language-model head always takes the latter.
+            measured on these too. A model without a language-model head always uses `"alignment"`.
         rows (`bool`): True to take the third stage.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
@@ -233,7 +233,7 @@ class Space:
         return sum(map(len, distinct)) / count
 
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
-        """Shift all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target."""
+        """Shift all sparsities by one amount, clipped to [0.01, 0.99], so that their weighted mean is the target."""
         mean = (sparsities * self.sizes).sum() / self.sizes.sum()
         within = sparsities.min() >= LEAST_SPARSITY and sparsities.max() <= MOST_SPARSITY
         if within and abs(mean - self.target) < NEGLIGIBLE:

@@ -39,7 +39,7 @@ SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def rise(blocks: int, schedule: str) -> torch.Tensor:
-    """Return how far sparsity has risen in each of so many blocks, from 0 to 1: float64, shape (blocks,)."""
+    """Return how far sparsity has risen in each block, from 0 to 1: float64, shape (blocks,)."""
     position = torch.arange(blocks, dtype=torch.float64) / max(blocks - 1, 1)
     return SCHEDULES[schedule](position)
 

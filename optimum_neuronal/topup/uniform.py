@@ -11,7 +11,7 @@ from .base import Allocation, TopUp, register_topup
 @register_topup("uniform")
 @dataclass(frozen=True)
 class Uniform(TopUp):
-    """The baseline of the literature; costs nothing."""
+    """The usual baseline, which costs nothing."""
 
     summary: ClassVar[str] = "Every projection has the same sparsity."
     decides: ClassVar[bool] = False

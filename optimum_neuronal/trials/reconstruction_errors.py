@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.block_inputs import Call, Streams, same_streams
-from ..blocks.statistics import Hessian, Norms, most_specific
+from ..blocks.statistics import Hessian, Norms
 from ..files.records import Finding
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import Plan
@@ -30,7 +30,7 @@ class ReconstructionErrors(Question):
     def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
         errors: list[list[torch.Tensor]] = [[] for _ in plans]
         runner, last, dense = trials.runner, len(trials.decoder.blocks) - 1, self.reference == "dense"
-        statistic = most_specific(Hessian, trials.saliency.statistic)
+        statistic = trials.saliency.statistic if issubclass(trials.saliency.statistic, Hessian) else Hessian
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             outputs = list(streams)

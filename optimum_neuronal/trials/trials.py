@@ -124,7 +124,7 @@ class Trials:
 
     @property
     def statistic(self) -> type[SquaredNorms]:
-        """The statistic of dense inputs: the saliency's, unless any norms do."""
+        """The statistic of dense inputs: the saliency's, or `norms` if that needs only squared norms."""
         return self.norms if self.saliency.statistic is SquaredNorms else self.saliency.statistic
 
     @property
@@ -178,7 +178,7 @@ class Trials:
         return [partial(zeros, index=index) for index in range(len(plans))]
 
     def _solve(self, block: Block, inputs: Inputs, plan: Plan, solved: dict[str, Change], p: Projection) -> Change:
-        """Return the change of a projection. Those of others with its input wait in `solved` if they cost less together."""
+        """Return the change of a projection. Those of others with its input wait in `solved` if that costs less."""
         if p.name not in solved:
             alike = self.saliency.solves_alike
             readers = [q for q in block.pruned if alike and inputs.statistics[q.name] is inputs.statistics[p.name]]
@@ -199,9 +199,9 @@ class Trials:
         return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: self._run_stream(statistic))
 
     def stream_of(self, plan: Plan) -> tuple[list[Norms], Stream]:
-        """Return the norms of every dense block's inputs after sparse blocks, pruned by score alone, and the last output.
+        """Run a plan's blocks, pruned by score alone. Return the norms of each dense block's inputs, and the last output.
 
-        Those of the latest plan are cached.
+        The result for the latest plan is cached.
         """
         return self.cache.latest(plan, lambda: self._run_stream(SquaredNorms, plan))
 

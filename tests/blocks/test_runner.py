@@ -134,7 +134,7 @@ def test_a_block_that_keeps_a_state_raises(llama, ids):
 
 def test_a_projection_that_never_runs_raises(llama, ids):
     llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.fc1 takes no part in the model's forward"):
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.fc1 is not used in the model's forward"):
         check(llama, ids)
 
 

@@ -106,7 +106,7 @@ def test_it_survives_json(given, tmp_path):
         ({"sparsty": 0.7}, {}, "no field 'sparsty'. Did you mean 'sparsity'"),
         ({"xyz": 0.7}, {}, "no field 'xyz'. Known: sparsity, saliency, "),
         ({"sparsity": 0.7}, {"salency": "wanda"}, "no field 'salency'. Did you mean 'saliency'"),
-        ({"sparsity": 0.7, "quant_method": "gptq"}, {}, "config of 'gptq'"),
+        ({"sparsity": 0.7, "quant_method": "gptq"}, {}, "config is for 'gptq'"),
     ],
 )
 def test_unknown_keys_and_other_methods(stored, given, message):

@@ -86,7 +86,7 @@ class TestDecoder:
     def test_rows_that_nothing_reads_or_that_do_not_fit_are_named(self):
         lonely = block(ATTENTION[0])
         with pytest.raises(
-            ValueError, match="b.attn has no projection of role 'output', .* b.attn.q wr.*steps='block'"
+            ValueError, match="b.attn has no 'output' projection that reads the output of b.attn.q: use steps='block'"
         ):
             decoder(lonely).place_fed_by(lonely, ATTENTION[0])
         whole = block(linear("b.mlp.up", "up", (7, 8)), MLP[1])

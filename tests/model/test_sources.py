@@ -91,7 +91,7 @@ def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
             lambda: NeuronALPruner.from_pretrained(tmp_path, config=CONFIG),
             lambda: dry_run(tmp_path, CONFIG),
         ):
-            with pytest.raises(ValueError, match=rf"is quantized already \({method}\): prune the original model"):
+            with pytest.raises(ValueError, match=rf"is already quantized \({method}\): prune the original model"):
                 use()
 
 

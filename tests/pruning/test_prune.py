@@ -71,12 +71,22 @@ def test_a_model_computes_with_changes_for_a_while(llama, tmp_path, ids):
     assert torch.equal(*logits)
 
 
+def test_changes_of_a_sparse_model_on_disk_end_too(tmp_path, ids):
+    model = make_model_on_disk(tmp_path, "llama")
+    prune(model, ids, {"sparsity": 0.3, "topup": "uniform"})
+    del model.config.sparsity_config
+    context, sparse = context_of(model, ids), model(ids).logits
+    with changed_weights(context.decoder, find_changes(context).changes):
+        assert not torch.equal(model(ids).logits, sparse)
+    assert torch.equal(model(ids).logits, sparse)
+
+
 def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
     warnings = []
     monkeypatch.setattr(module.logger, "warning", warnings.append)
     few = {"num_samples": 1, "num_alignment_samples": 1}
     find_changes(context_of(llama, ids[:1, :8], saliency="alps", **few))
-    assert len(warnings) == 1 and "only 8 calibration tokens for projections of up to 48 inputs" in warnings[0]
+    assert len(warnings) == 1 and "only 8 calibration tokens for projections with up to 48 inputs" in warnings[0]
     find_changes(context_of(llama, ids, saliency="alps"))
     find_changes(context_of(llama, ids[:1, :8], **few))
     assert len(warnings) == 1, "enough tokens, and a saliency that fits nothing"

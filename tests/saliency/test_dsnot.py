@@ -7,7 +7,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import InputSums
-from optimum_neuronal.saliency.authors.dsnot import AuthorsExchanged, exchange_rows
+from optimum_neuronal.saliency.authors.dsnot import AuthorsExchanged
 from optimum_neuronal.saliency.dsnot import Exchanged, mean_and_variance
 from optimum_neuronal.saliency.magnitude import Magnitude
 
@@ -75,7 +75,7 @@ def test_the_authors_code_prunes_the_first_kept_weight_in_place_of_one_without_o
     """Kept are 2, 3 and -5, whose outputs are 2, 0 and -5. Two cycles give -9 and -8 back; both prune 2, and 3 stays."""
     row, mean = torch.tensor([[-9.0, -8.0, -7.0, 2.0, 3.0, -5.0]]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
     mask = torch.tensor([3 * [False] + 3 * [True]])
-    after = exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6), cycles=2, threshold=0.1)
+    after = AuthorsExchanged(Magnitude(), 2, 0.1).exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6))
     assert after[0].nonzero().flatten().tolist() == [0, 1, 4, 5]
 
 

@@ -36,7 +36,7 @@ def test_contract(name, ids):
     [
         ("atp", {"trials": 1}, "trials is 1: expected a whole number of at least 2"),
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
-        ("evopress", {"survivors": (2, 1)}, "expected equally many"),
+        ("evopress", {"survivors": (2, 1)}, "expected equal lengths"),
         ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),
         ("search", {"objective": "kll"}, "Did you mean 'kl'"),
     ],

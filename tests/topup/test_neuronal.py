@@ -17,7 +17,7 @@ from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
-from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, block_plan, row_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, row_plan
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import AlignmentErrors
 from optimum_neuronal.trials.deviation import Deviation, Deviations
@@ -58,7 +58,7 @@ class FakeTrials:
 def test_schedules_by_hand(llama, schedule, middle):
     """Three blocks rise by 0, `middle` and 1 times 0.2; the mean of all three is kept."""
     decoder = find_decoder(llama)
-    plan = block_plan(decoder, 0.7, 0.1, schedule)
+    plan = NeuronAL(schedule=schedule).block_plan(decoder, 0.7, 0.1)
     mean = 0.2 * (0 + middle + 1) / 3
     sparsities = by_block(decoder.blocks, plan)
     assert sparsities == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
@@ -67,7 +67,7 @@ def test_schedules_by_hand(llama, schedule, middle):
     trials = FakeTrials(decoder, {BLOCK_STEP: [1.0], "base": 0.7})
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
     ((_, (asked,)),) = trials.asked
-    assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
+    assert asked == plan and (asked == NeuronAL().block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
 @pytest.mark.parametrize("topup", [NeuronAL(), AuthorsNeuronAL()])
@@ -90,7 +90,7 @@ def test_lowest_error_wins_and_the_first_of_equals(llama):
 
 def test_rows_that_deviate_more_are_spared(llama):
     decoder = find_decoder(llama)
-    base = block_plan(decoder, 0.5, 0.1)
+    base = NeuronAL().block_plan(decoder, 0.5, 0.1)
     plan = row_plan(decoder, base, 0.2, FakeTrials(decoder, {}).deviation)
     for name, rows in plan.sparsity.items():
         assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
@@ -117,7 +117,7 @@ def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
     trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0]})
     trials.decoder.config.num_attention_heads = 5
     allocation = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
-    assert allocation.plan == block_plan(trials.decoder, 0.7, 0.1)
+    assert allocation.plan == NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
     assert "does not understand model.layers.0.self_attn.q_proj" in allocation.decisions["note"]
 
 
@@ -157,7 +157,7 @@ def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
         both = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
         row = NeuronAL(steps="row").allocate(trials, 0.7)
     assert both.decisions.keys() == {"block", "note"} and "no row step" in both.decisions["note"]
-    assert both.plan == block_plan(trials.decoder, 0.7, 0.1)
+    assert both.plan == NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
     assert row.decisions.keys() == {"note"} and row.plan == uniform(trials, 0.7)
 
 

@@ -18,7 +18,7 @@ from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import TOPUPS, get_dist
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorms, row_plan, rows_of
-from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL, block_plan
+from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
 from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials.alignment import alignment_error
@@ -44,7 +44,7 @@ class TestPrinted:
             before = trials.runner.block_forwards
             candidates = topup.allocate(trials, 0.7).decisions["block"]["candidates"]
             assert trials.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
-            projections, plan = trials.decoder.projections, block_plan(trials.decoder, 0.7, 0.1)
+            projections, plan = trials.decoder.projections, NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
             dense = squared_norms(llama, ids[:4], projections)
             for name, projection in projections.items():
                 score = trials.saliency.score(projection.weight, activation(dense[name]))
@@ -58,7 +58,7 @@ class TestPrinted:
         decoder = find_decoder(llama)
         index, lam = torch.arange(1, 4), 0.1
         closed = [0.7 - lam + 2 * lam * (i - 1) / (3 - 1) for i in index.tolist()]
-        assert by_block(decoder.blocks, block_plan(decoder, 0.7, lam)) == pytest.approx(closed)
+        assert by_block(decoder.blocks, NeuronAL().block_plan(decoder, 0.7, lam)) == pytest.approx(closed)
         assert get_dist(0.7, lam, index).tolist() == pytest.approx(closed[::-1]), "v_i = i, to the letter"
 
     def test_the_final_masks_are_those_of_the_dense_models_scores(self, llama, ids):

@@ -10,7 +10,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
-from optimum_neuronal.topup.neuronal import block_plan
+from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials.alignment import METRICS, AlignmentErrors, alignment_error, total_error
 
 
@@ -68,7 +68,7 @@ def test_dense_alignment_by_brute_force(any_model, ids):
     """Reference "dense": masks from the dense model's activations, then one forward of the whole sparse model."""
     with inference(any_model):
         trials = make_trials(any_model, ids)
-        plan, projections = block_plan(trials.decoder, 0.6, 0.1), trials.decoder.projections
+        plan, projections = NeuronAL().block_plan(trials.decoder, 0.6, 0.1), trials.decoder.projections
         (found,) = trials.measure(AlignmentErrors("dense"), [plan])
         dense, tokens = squared_norms(any_model, ids[:4], projections), token_counts(any_model, ids[:4], projections)
         masks = dense_masks(any_model, ids[:4], trials, plan)

@@ -11,7 +11,7 @@ from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan
-from optimum_neuronal.topup.neuronal import block_plan
+from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials.output_errors import OutputErrors, divergence, negative_log_likelihood
 from optimum_neuronal.trials.reconstruction_errors import ReconstructionErrors
 
@@ -34,7 +34,7 @@ def test_output_errors_by_brute_force(any_model, ids):
     """Whole forwards of the model, with the masks that the dense model's activations give."""
     with inference(any_model):
         trials = make_trials(any_model, ids)
-        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
         found = {metric: trials.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
         dense = any_model(ids[:4]).logits.log_softmax(dim=-1)
         for number, plan in enumerate(plans):
@@ -61,7 +61,7 @@ def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):
     """Sequences of 16 tokens: one piece, and pieces of 4 with a shorter last one."""
     with inference(llama):
         trials = make_trials(llama, ids, batch_size=1)
-        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
         whole = {metric: trials.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
         monkeypatch.setattr(module, "CPU_LOGITS", 4 * llama.config.vocab_size)
         sizes, logits = [], trials.runner.logits
@@ -95,7 +95,7 @@ def test_reconstruction_error_by_brute_force(family, ids):
     model = make_model(family)
     with inference(model):
         trials = make_trials(model, ids)
-        plans = [block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.2)]
+        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.2)]
         errors, projections = trials.measure(ReconstructionErrors("dense"), plans), trials.decoder.projections
         inputs = inputs_of(model, ids[:4], projections)
         for error, plan in zip(errors, plans):

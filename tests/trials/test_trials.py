@@ -17,7 +17,7 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
+from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials import Trials
 from optimum_neuronal.trials import trials as module
 from optimum_neuronal.trials.alignment import AlignmentErrors
@@ -84,7 +84,7 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
     for batch_size in BATCH_SIZES:
         with inference(model):
             trials = make_trials(model, ids, saliency, batch_size)
-            plan = block_plan(trials.decoder, 0.7, 0.1)
+            plan = NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
             errors, changes = (
                 trials.measure(AlignmentErrors("sparse-stream"), [plan]),
                 BlockPass(trials, plan).find()[0],

@@ -20,44 +20,35 @@ class AuthorsExchanged(Exchanged):
     def exchange(self, projection: Projection, mask: torch.Tensor, statistic: InputSums) -> torch.Tensor:
         if projection.role in (*MLP_ENTRIES, "down"):
             return mask
-        mean, variance = mean_and_variance(statistic)
-        norm, weight = activation(statistic.value), projection.weight.float()
-        return exchange_rows(weight, mask, mean, variance, norm, self.cycles, self.threshold)
+        weight, inputs = projection.weight.float(), (*mean_and_variance(statistic), activation(statistic.value))
+        return self.exchange_rows(weight, mask, *inputs)
 
-
-def exchange_rows(
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    norm: torch.Tensor,
-    cycles: int,
-    threshold: float,
-) -> torch.Tensor:
-    """Return the mask after the exchange. Arguments: see [`optimum_neuronal.saliency.dsnot.exchange_rows`]."""
-    output, kept, mask = weight * mean, int(mask[0].sum()), mask.clone()
-    shift = (output * ~mask).sum(dim=1, keepdim=True)
-    restored = torch.where(mask, 0, output / variance).sort(dim=1, stable=True).indices
-    pruned = torch.where(mask, weight.abs() * norm, torch.inf).sort(dim=1, stable=True).indices[:, :kept]
-    places = output.gather(1, pruned).sign() * torch.arange(kept, 0, -1, device=weight.device)
-    order = places.argsort(dim=1)  # negative outputs first, then positive ones backwards
-    order *= places.gather(1, order) != 0  # the first weight stands for those without output
-    pruned = pruned.gather(1, order)
-    active, ends = torch.ones_like(shift, dtype=torch.bool), torch.tensor([0, -1], device=weight.device)
-    grow, fall = (ends.repeat(len(weight), 1) for _ in range(2))  # two pointers move inwards through each list
-    for _ in range(min(cycles, kept)):
-        up, down = (shift > 0).long(), (shift < 0).long()
-        grown = restored.gather(1, grow.gather(1, up) % restored.shape[1])
-        fallen = pruned.gather(1, fall.gather(1, down) % kept)
-        grow.scatter_add_(1, up, 1 - 2 * up)
-        fall.scatter_add_(1, down, 1 - 2 * down)
-        active &= shift.abs() > threshold
-        mask.scatter_(1, fallen, ~active).scatter_(1, grown, active)
-        shift = shift + torch.where(active, output.gather(1, fallen), 0)
-        shift = shift - torch.where(active, output.gather(1, grown), 0)
-        if not active.any():
-            break
-    return mask
+    def exchange_rows(
+        self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor:
+        output, kept, mask = weight * mean, int(mask[0].sum()), mask.clone()
+        shift = (output * ~mask).sum(dim=1, keepdim=True)
+        restored = torch.where(mask, 0, output / variance).sort(dim=1, stable=True).indices
+        pruned = torch.where(mask, weight.abs() * norm, torch.inf).sort(dim=1, stable=True).indices[:, :kept]
+        places = output.gather(1, pruned).sign() * torch.arange(kept, 0, -1, device=weight.device)
+        order = places.argsort(dim=1)  # negative outputs first, then positive ones backwards
+        order *= places.gather(1, order) != 0  # the first weight stands for those without output
+        pruned = pruned.gather(1, order)
+        active, ends = torch.ones_like(shift, dtype=torch.bool), torch.tensor([0, -1], device=weight.device)
+        grow, fall = (ends.repeat(len(weight), 1) for _ in range(2))  # two pointers move inwards through each list
+        for _ in range(min(self.cycles, kept)):
+            up, down = (shift > 0).long(), (shift < 0).long()
+            grown = restored.gather(1, grow.gather(1, up) % restored.shape[1])
+            fallen = pruned.gather(1, fall.gather(1, down) % kept)
+            grow.scatter_add_(1, up, 1 - 2 * up)
+            fall.scatter_add_(1, down, 1 - 2 * down)
+            active &= shift.abs() > self.threshold
+            mask.scatter_(1, fallen, ~active).scatter_(1, grown, active)
+            shift = shift + torch.where(active, output.gather(1, fallen), 0)
+            shift = shift - torch.where(active, output.gather(1, grown), 0)
+            if not active.any():
+                break
+        return mask
 
 
 def mean_and_variance(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,9 +13,9 @@ from ..sparsegpt import SparseGPT
 
 
 class DecayingHessian(Hessian):
-    """A Hessian whose squared norms weigh the n-th sequence by `1 / n`.
+    """A Hessian whose squared norms weight the n-th sequence by `1 / n`.
 
-    The Hessian itself weighs all alike: it is twice the mean of their `x x^T`.
+    The Hessian itself weights all sequences equally: it is twice the mean of their `x x^T`.
     """
 
     def __init__(self):
@@ -45,7 +45,7 @@ class AuthorsSparseGPT(SparseGPT):
     - Prunes one weight more than the target in every block of columns.
     - Prunes all weights of inputs that are always zero, beyond the target too. These count as one in the mean diagonal
       of which dampening is a share.
-    - Activations weigh the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
+    - Activations weight the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
     """
 
     statistic: ClassVar[type[SquaredNorms]] = DecayingHessian

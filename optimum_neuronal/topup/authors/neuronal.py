@@ -23,7 +23,7 @@ class AuthorsNeuronAL(NeuronAL):
     """Takes both steps, with errors of activations pooled over the sequences.
 
     Candidates are the saliency's own, solved if it updates weights. The block step rounds sparsities down to whole weights
-    of a row, the row step rounds them up. Rows of `down` and of the last block are alike.
+    of a row, the row step rounds them up. Rows of `down` and of the last block have equal sparsity.
     """
 
     summary = "NeuronAL decided where the sparsity goes, as in the code behind its paper's tables."
@@ -76,7 +76,7 @@ class RunningNorms(SquaredNorms):
 def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> Plan:
     """Spread the base plan's sparsity over rows: in all blocks but the last, where rows feed a place in their block.
 
-    Rows of q, k and v of Mistral models are alike.
+    Rows of q, k and v of Mistral models have equal sparsity.
     """
     plan, is_mistral = {}, decoder.config.model_type == "mistral"
     for block in decoder.blocks:

@@ -21,7 +21,7 @@ def rounded(trials: Trials, plan: Plan) -> Plan:
 def spread(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
     """Return sparsities in a window of `2 * lam`, lower where values are larger, all of shape (blocks,).
 
-    Blocks weigh equally. The mean leaves `sparsity` if a sparsity leaves (0, 1).
+    Blocks are weighted equally. The mean moves away from `sparsity` if a sparsity leaves (0, 1).
     """
     density = (values - values.min()) * (1 / (np.ptp(values) or 1) * lam * 2)
     sparsities = 1 - (density - np.mean(density) + (1 - sparsity))
