@@ -50,7 +50,7 @@ def check_version(quantization: Mapping[str, Any]) -> None:
 
 
 def write_packed(
-    folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str = "50GB"
+    folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str
 ) -> None:
     """Write tensors by name, and module path -> `format`, `shape`, `dtype` and `transposed` of its packed weight."""
     split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)

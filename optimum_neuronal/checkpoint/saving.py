@@ -33,7 +33,7 @@ from .names import (
 )
 from .packed_files import read_json
 from .sparsity_config import KEY, is_own
-from .writing import SHARD_SIZE, checked_model, write_model
+from .writing import SHARD_SIZE, check_writable_model, write_model
 
 
 logger = get_logger(__name__)
@@ -107,7 +107,6 @@ def save_pruned(
     tokenizer: PreTrainedTokenizerBase | None = None,
     format: str | None = None,
     title: str | None = None,
-    max_shard_size: int | str = SHARD_SIZE,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
@@ -122,7 +121,7 @@ def save_pruned(
     title, with_card = title or path.name, may_write_card(path)
     belongs = belongs_to_model if tokenizer is None else belongs_to_model_or_tokenizer
     with replaced_checkpoint(path, belongs) as staging:
-        write_model(model, staging, format, max_shard_size, dtype)
+        write_model(model, staging, format, SHARD_SIZE, dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         copy_processor(model, staging)
@@ -171,7 +170,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
         raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-    checked_model(model)
+    check_writable_model(getattr(model, "_orig_mod", model))  # of torch.compile
     return format
 
 

@@ -122,10 +122,10 @@ def names_stored(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> set
             model._weight_conversions = conversions
 
 
-def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model (default: its state dict) to save: tied ones once, without the ignored ones."""
-    state = model.state_dict() if state is None else state
-    kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
+def untied_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model to save: tied ones once, without the ignored ones."""
+    ignored = model._keys_to_ignore_on_save or ()
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 

@@ -99,9 +99,8 @@ class Documents(Sequence):
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
-    template: Any = field(
-        default=None, repr=False
-    )  # whose chat template renders the entries, if they are conversations
+    # The tokenizer or processor whose chat template renders the entries, if they are conversations.
+    template: Any = field(default=None, repr=False)
 
     @property
     def rendered(self) -> bool:

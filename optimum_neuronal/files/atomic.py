@@ -43,14 +43,6 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def removed_at_the_end(file: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-
-
-@contextmanager
 def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
     """Yield an empty temporary folder, and move its files into the directory when the block ends without an exception.
 
@@ -78,8 +70,11 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
 def _saving(path: Path, lock: Path) -> Iterator[Path]:
     """Hold the lock of a directory that is saved to, and yield it."""
     busy = f"Another process or thread is saving to {path}: let only one of them save."
-    with locked(lock, busy), removed_at_the_end(lock):
-        yield lock
+    with locked(lock, busy):
+        try:
+            yield lock
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def finish_moves(directory: str | Path) -> None:

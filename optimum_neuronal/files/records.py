@@ -173,12 +173,12 @@ def weights_directory(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[Path]:
+def _locked(directory: Path) -> Iterator[None]:
     """Create a directory and lock it. Raise `BlockingIOError` if it is in use."""
     directory.mkdir(parents=True, exist_ok=True)
     busy = f"{directory} is in use by another run: wait for it to end, or choose another directory."
     with locked(directory / LOCK, busy):
-        yield directory
+        yield
 
 
 def remove_records(directory: Path | None) -> None:

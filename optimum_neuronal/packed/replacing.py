@@ -111,11 +111,6 @@ def keeps_transposed(model: nn.Module, path: str) -> bool:
     return isinstance(module, Conv1D) or isinstance(module, nn.Parameter) and getattr(parent, "is_transposed", False)
 
 
-def has_replaced_forward(module: nn.Module) -> bool:
-    """Return True if an instance's forward was replaced, as accelerate does to move inputs between devices."""
-    return "forward" in vars(module)
-
-
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put a module in the place of another wherever the model holds that one."""
     for parent in model.modules():

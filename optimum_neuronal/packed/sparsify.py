@@ -18,14 +18,7 @@ from .grouped_weight import grouped_bytes
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
-from .replacing import (
-    has_replaced_forward,
-    keeps_transposed,
-    packable_parameter,
-    packable_paths,
-    put_packed,
-    take_packed,
-)
+from .replacing import keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
 
 
 logger = get_logger(__name__)
@@ -182,7 +175,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return f"a {type(module).__name__} has no packed form"
     if any(weight.dtype not in DTYPES for weight in weights.values()):
         return f"no kernels for {next(iter(weights.values())).dtype}"
-    if has_replaced_forward(module):
+    if "forward" in vars(module):  # as by accelerate, to move inputs between devices
         return "its forward was replaced"
     if is_linear(type(module)) and "weight" not in module._parameters:
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"

@@ -315,7 +315,7 @@ class TestRefused:
     def test_sizes_that_do_not_fit(self, folders):
         with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
             tuned(folders, seq_length=65)
-        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of the 4 sequences"):
+        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of 4, the sequences"):
             tuned(folders, micro_batch=3)
 
     def test_missing_packages(self, folders, monkeypatch):
