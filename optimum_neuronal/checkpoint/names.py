@@ -26,7 +26,7 @@ WEIGHT_FILES = (
     DENSE_FILE, f"model-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX, f"packed-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX,
 )  # fmt: skip
 
-# Endings of the weights of all frameworks and tools.
+# Endings of weight files, of all frameworks and tools.
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
 

@@ -87,7 +87,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 str(facts["format"]),
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
-                tensors.get(name, {}),
+                tensors[name],
                 facts.get("transposed", False),
             )
             for name, facts in weights.items()
@@ -127,7 +127,9 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
         if not (folder / DENSE_FILE).exists():
-            raise FileNotFoundError(f"{folder} has no {DENSE_FILE} and no {index}, the only weights that can be read.")
+            raise FileNotFoundError(
+                f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these."
+            )
         return [folder / DENSE_FILE]
     weight_map = read_json(folder / index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict):

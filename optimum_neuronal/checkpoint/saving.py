@@ -71,7 +71,7 @@ def save_pretrained(
 
     Raises:
         `TypeError`: this is not a transformers model, or not a floating-point dtype.
-        `ValueError`: the format is unknown or has no such dtype, or the model has adapters.
+        `ValueError`: the format is unknown or does not support the dtype, or the model has adapters.
         `OSError`: the directory cannot be written, or the disk is full.
     """
     check_saveable(model, format, dtype)
@@ -81,7 +81,7 @@ def save_pretrained(
 
 @contextmanager
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_model) -> Iterator[Path]:
-    """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
+    """Yield the temporary folder of [`replaced_directory`], and raise failures there as one `OSError`."""
     if (path / ADAPTER_CONFIG).exists():
         logger.warning(
             f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
@@ -94,8 +94,8 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_
     except (OSError, SafetensorError) as error:
         if os.strerror(errno.ENOSPC) in str(error):
             raise OSError(
-                f"The disk of {path} is full, and its files are unchanged. New files need room beside the old ones: free some, "
-                "and save again."
+                f"The disk of {path} is full, and its files are unchanged. New files need space next to the old ones: free up "
+                "some, and save again."
             ) from error
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
 
@@ -131,7 +131,7 @@ def save_pruned(
                 encoding="utf-8",
             )
         else:
-            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it stays as it is.")
+            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
         report.save(staging)
 
 
@@ -169,13 +169,13 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
-        raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+        raise ValueError(f"The packed format does not support {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
     check_writable_model(getattr(model, "_orig_mod", model))  # of torch.compile
     return format
 
 
 def check_model_directory(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
-    """Return the absolute path of a directory that a command may write a checkpoint to; never that of the dense `source`."""
+    """Return the absolute path of a directory that a command may write a checkpoint to; never the dense `source`."""
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
     finish_moves(path)

@@ -34,7 +34,7 @@ from .packed_files import (
 
 
 SHARD_SIZE = "50GB"  # as in transformers
-OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory together
+OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
 
 
 def write_model(
@@ -100,14 +100,14 @@ def _convert_files(folder: Path, convert: Callable[[str, torch.Tensor], torch.Te
 
 
 def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
-    """Return name -> file of what the model's checkpoint stores in a larger dtype than most, such as Mamba's `A_log`.
+    """Return name -> file of tensors that the model's checkpoint has in a larger dtype than most, such as Mamba's `A_log`.
 
     transformers loads all in one dtype.
     """
     files: dict[str, Path] = {}
     dtypes: dict[str, torch.dtype] = {}
     sizes: Counter[torch.dtype] = Counter()
-    with suppress(OSError, ValueError):  # the checkpoint was moved, or is no safetensors
+    with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
         for path in source_files(model.config):
             for name, dtype, numel in float_tensors(path):
                 files[name], dtypes[name] = path, dtype

@@ -29,7 +29,7 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
 
 
 def find_file(config: PreTrainedConfig, name: str, **options: Any) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file.
+    """Return the path of a file of a config's commit, downloaded if necessary, or None if it is missing there.
 
     `options`: of `cached_file`, such as `local_files_only`.
     """
@@ -200,7 +200,7 @@ def chooses_experts_function(module: nn.Module) -> bool:
 
 
 def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig | None:
-    """Choose a function for one module, in a copy of its config. Return the config before, None if it named the function."""
+    """Choose a function for one module, in a copy of its config. Return the previous config, None if it named the function."""
     before = experts.config
     if before._experts_implementation == name:
         return None

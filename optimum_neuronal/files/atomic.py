@@ -38,7 +38,7 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        if not (directory / MOVES).exists():  # else it holds files that could be moved neither on nor back
+        if not (directory / MOVES).exists():  # else it holds files that could be moved neither forward nor back
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -78,7 +78,7 @@ def _saving(path: Path, lock: Path) -> Iterator[Path]:
 
 
 def finish_moves(directory: str | Path) -> None:
-    """Complete a save to this directory if its process was killed while files were moved. Say so."""
+    """Complete a save to this directory if its process was killed while files were moved, and log it."""
     path = Path(os.path.realpath(directory))
     staging = path / STAGING
     if not (staging / MOVES).exists():

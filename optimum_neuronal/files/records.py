@@ -77,7 +77,7 @@ class Records:
         try:
             write_atomically(self._path(name), save(held))
         except OSError as error:
-            logger.warning_once(f"{self.directory} cannot be written ({error}): the prune goes on without a record.")
+            logger.warning_once(f"{self.directory} cannot be written ({error}): the prune continues without a record.")
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
         """Return the recorded finding, which all processes get from the first, or make and record it."""
@@ -102,7 +102,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def _begin(directory: Path, identity: dict[str, Any]) -> None:
     """Mark a directory as this prune's, or raise `ValueError` if it belongs to another.
 
-    Records without an identity may be those of any prune, so they are removed.
+    Records without an identity may belong to any prune, so they are removed.
     """
     path = directory / IDENTITY
     directory.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def remove_records(directory: Path | None) -> None:
     """Remove the records in a directory, and the directory if nothing else is in it.
 
-    The identity is removed after all records, so that a kill leaves none without it.
+    The identity is removed after all records, so that a kill leaves no record without it.
     """
     if directory is None:
         return

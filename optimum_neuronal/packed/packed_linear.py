@@ -14,8 +14,8 @@ AS_LINEAR = ("FalconLinear",)  # subclasses of nn.Linear whose own forward compu
 
 def is_linear(kind: type) -> bool:
     """Return True if modules of a class compute `x @ W.T + bias` and nothing else."""
-    is_made_alike = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
-    return kind is Conv1D or is_made_alike and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
+    has_usual_init = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
+    return kind is Conv1D or has_usual_init and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
 
 
 class PackedLinear(PackedModule):

@@ -53,7 +53,9 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    model.hf_quantizer = DenseSaving(None)  # already now, so that a model packed in part by an interrupt can be saved
+    model.hf_quantizer = DenseSaving(
+        None
+    )  # already here: a model that an interrupt leaves packed in part can be saved
     left_dense: dict[str, str] = {}
     try:
         for name in [name for name, _ in model.named_modules()]:
@@ -74,7 +76,7 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def densify(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace packed weights by dense ones, the same bit for bit, in place.
+    """Replace packed weights with dense ones, the same bit for bit, in place.
 
     The model can be trained and pruned again, and its adapters merged. Weights that were frozen when they were packed
     are frozen again. In a model with adapters, all unpacked weights are frozen.
@@ -162,7 +164,7 @@ def _grows_on_its_device(matrix: PackedWeight) -> bool:
 
 
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
-    """Pack a module's weights in place. Return why they stay dense, or None for a module without zeros to gain from."""
+    """Pack a module's weights in place. Return why they stay dense; None if they are packed or hardly have zeros."""
     module = model.get_submodule(name)
     paths = packable_paths(module, name)
     weights = {path: packable_parameter(model, path) for path in paths}

@@ -29,7 +29,7 @@ from .sparse_trainer import check_vocabularies
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
-SPARSE = 0.25  # share of zeros that a dense model does not have, also if its weights were once quantized
+SPARSE = 0.25  # a dense model has a smaller share of zeros, even if its weights were once quantized
 LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
 PROBED = 3  # passes that are timed before training for some minutes; the last one counts
 
@@ -56,7 +56,7 @@ class Setup:
 
 
 def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package is missing that the training needs."""
+    """Raise `ImportError` if a package that the training needs is missing."""
     missing = [] if is_accelerate_available() else ["train"]
     missing += ["peft"] if config.lora is not None and not is_peft_available() else []
     if missing:
@@ -72,7 +72,7 @@ def load_student(
     student = load_model(model, dtype=torch.float32, **model_kwargs)
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, which training text needs: save one beside the model.")
+        raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
     resolve_seq_length(student.config, config.seq_length)
     if next(packed_modules(student), None) is not None:
         student = densify(student).requires_grad_(True)
@@ -205,7 +205,7 @@ def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
 
 
 def _count_steps(config: FinetuneConfig, seconds_of_step: float | None = None) -> int:
-    """Return the steps of the optimizer. `minutes` needs the seconds of one."""
+    """Return the number of optimizer steps. With `minutes`, `seconds_of_step` is needed."""
     if config.steps is not None:
         return config.steps
     if seconds_of_step is not None:
