@@ -38,7 +38,7 @@ from .writing import SHARD_SIZE, check_writable_model, write_model
 
 logger = get_logger(__name__)
 
-# A processor's files. Its tokenizer is saved by itself.
+# A processor's files. Its tokenizer is saved separately.
 PROCESSOR_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
     "chat_template.json",

@@ -167,7 +167,7 @@ def plot_lines(
     step = 1 + max(map(len, lines.values())) // 16
     styles = styles or style.make_styles(lines)
     with style.new_figure(path, 4.2, title) as figure:
-        from matplotlib.ticker import PercentFormatter  # new_figure has checked that it is there
+        from matplotlib.ticker import PercentFormatter  # new_figure has checked that matplotlib is installed
 
         axes = figure.subplots()
         for index, (name, points) in enumerate(lines.items()):  # lines get markers at different points

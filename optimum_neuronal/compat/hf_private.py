@@ -167,7 +167,7 @@ def unsplit_modules(model: PreTrainedModel) -> set[str]:
 
 # MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
 # (experts, ., .), named `gate_up_proj` or `up_proj`, and `down_proj`. `is_transposed` is True if an expert's weight has the
-# layout (in, out), and `is_concatenated` False if rows of gate and up take turns.
+# layout (in, out), and `is_concatenated` False if rows of gate and up alternate.
 
 
 def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor | None:

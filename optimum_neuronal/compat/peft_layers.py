@@ -118,7 +118,7 @@ def packed_lora_config(config: Any, kind: type[nn.Module]) -> LoraConfig:
         )
     if str(config.init_lora_weights).startswith(OF_WEIGHTS):
         raise ValueError(
-            f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones stay: leave it True."
+            f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones cannot change: leave it True."
         )
     config = copy.deepcopy(config)
     config._register_custom_module({kind: PackedLora})

@@ -276,10 +276,10 @@ def _read_text(file: Path) -> str:
 def _check_rows(file: Path) -> None:
     """Raise `ValueError` if a row of a JSON file is null: `datasets` would crash the process."""
     with file.open("rb") as lines:
-        starts = (line.lstrip(b"\xef\xbb\xbf \t\r\n")[:4] for line in lines)
-        first = next(filter(None, starts), b"")
-        is_list = first[:1] == b"["
-        has_null = not is_list and (first == b"null" or b"null" in starts)
+        rows = (line.strip(b"\xef\xbb\xbf \t\r\n") for line in lines)
+        first = next(filter(None, rows), b"")
+        is_list, starts_object = first.startswith(b"["), first.startswith(b"{") and not first.endswith(b"}")
+        has_null = not is_list and not starts_object and (first == b"null" or b"null" in rows)
     if is_list:
         with suppress(ValueError, RecursionError):  # `datasets` says what is wrong
             has_null = None in json.loads(file.read_bytes())

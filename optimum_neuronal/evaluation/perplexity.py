@@ -69,7 +69,7 @@ def evaluate_perplexity(
     batch_size = batch_size or default_batch_size(windows.shape[1])
     with inference(model):
         mean = _mean_nll(model, windows, batch_size, execution_device(embeddings))
-    return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
+    return math.exp(mean) if mean < 700 else math.inf  # exp(710) overflows a float
 
 
 def load_windows(

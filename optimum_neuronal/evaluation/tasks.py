@@ -28,7 +28,7 @@ class TaskResult:
 
     accuracy: float  # share of right answers, in [0, 1]
     stderr: float | None  # standard error of the accuracy; None for a single question
-    metric: str  # the harness's name of the accuracy
+    metric: str  # the harness's name for the accuracy
     samples: int  # number of questions asked
 
 

@@ -88,8 +88,8 @@ def finish_moves(directory: str | Path) -> None:
         _move(moves)
         if left := [place for place, _ in moves if place.is_relative_to(staging) and os.path.lexists(place)]:
             raise FileExistsError(
-                f"A save to {path} was interrupted, and {left[0].name} was written since. Files of that save are in {staging}, "
-                f"and those before it in {staging / REPLACED}: keep what you need, and delete {staging}."
+                f"A save to {path} was interrupted, and {left[0].name} was written since. The save's files are in "
+                f"{staging}, and the previous ones in {staging / REPLACED}: keep what you need, and delete {staging}."
             )
         (staging / MOVES).unlink()
         shutil.rmtree(staging, ignore_errors=True)
@@ -106,7 +106,7 @@ def _read_moves(staging: Path, path: Path) -> Moves:
         names = json.loads((staging / MOVES).read_bytes())
         moves = _moves(staging, path, names["old"], names["new"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{staging / MOVES} is damaged: keep what you need of {staging}, and delete it.") from error
+        raise ValueError(f"{staging / MOVES} is damaged: keep what you need from {staging}, and delete it.") from error
     for place in (place for move in moves for place in move):
         if place.name == ".." or not Path(os.path.realpath(place.parent)).is_relative_to(path):
             raise ValueError(f"{staging / MOVES} names {place}, which is not in {path}: delete {staging}.")
@@ -152,4 +152,5 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # a full disk names no file
+        # The error of a full disk does not name a file.
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error

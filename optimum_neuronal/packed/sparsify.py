@@ -23,7 +23,7 @@ from .replacing import keeps_transposed, packable_parameter, packable_paths, put
 
 logger = get_logger(__name__)
 
-NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is reported
+NOTABLE = 0.01  # share of zeros from which a weight that stays dense is reported
 
 
 def sparsify(model: PreTrainedModel) -> PreTrainedModel:

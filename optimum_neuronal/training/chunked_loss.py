@@ -27,7 +27,7 @@ class Predictor:
 
     def __init__(self, model: nn.Module):
         self.model = unwrap(model)
-        self.in_chunks: bool | None = None  # None: not known yet
+        self.in_chunks: bool | None = None  # None: still unknown
 
     def predict(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Run the model, or its wrapper for several processes, on a batch of shape (N, L).

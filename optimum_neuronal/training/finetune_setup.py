@@ -116,8 +116,8 @@ def load_teacher(
     theirs = find_tokenizer(name, **options)
     if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that it was pruned "
-            "from."
+            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that the sparse "
+            "one was pruned from."
         )
     return teacher.to(device)
 

@@ -24,7 +24,7 @@ class PackedLoader(DefaultModelLoader):
 
     def __init__(self, load_config: LoadConfig):
         super().__init__(replace(load_config, load_format="auto"))
-        self.enable_weights_track = True  # a parameter that nothing was loaded to is an error, as in dense models
+        self.enable_weights_track = True  # a parameter that was not loaded is an error, as in dense models
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
