@@ -133,7 +133,7 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
         return [folder / DENSE_FILE]
     weight_map = read_json(folder / index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict):
-        raise ValueError(f"{folder / index} names no files of weights. Download or save the checkpoint again.")
+        raise ValueError(f"{folder / index} names no weight files. Download or save the checkpoint again.")
     names = sorted({str(name) for name in weight_map.values()})
     if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
         raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")

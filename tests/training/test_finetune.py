@@ -296,7 +296,7 @@ class TestRefused:
     def test_no_tokenizer(self, folders):
         for file in (folders / "sparse").glob("tokenizer*"):
             file.unlink()
-        with pytest.raises(ValueError, match="sparse has no tokenizer, which training text needs"):
+        with pytest.raises(ValueError, match="sparse has no tokenizer, which training needs"):
             tuned(folders)
 
     def test_little_text(self, folders):
