@@ -56,7 +56,7 @@ class FinetuneCommand(Command):
             flags.add_config_flags(group, names, {"dataset": "c4"}, FIELDS)
         others = (name for name in FIELDS if name not in (*AMOUNTS, *TEXT, *METHOD))
         flags.add_config_flags(rare, others, known=FIELDS)
-        work_dir = "checkpoints, from which the same command resumes (default: hidden, beside the output)"
+        work_dir = "checkpoints, from which the same command resumes (default: hidden, next to the output)"
         rare.add_argument("--work-dir", help=work_dir)
         rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
         flags.add_switch(rare, "--trust-remote-code", "run code that comes with the model")

@@ -1,4 +1,4 @@
-"""A registry of interchangeable methods and their variants, which finds the modules beside the base class."""
+"""A registry of interchangeable methods and their variants, which finds the modules next to the base class."""
 
 import ast
 import importlib

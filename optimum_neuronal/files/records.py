@@ -156,7 +156,7 @@ def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
 
 
 def hidden_directory(output: str | Path) -> Path:
-    """Return where unfinished work on an output is recorded, unless the user chooses: hidden, beside it."""
+    """Return where unfinished work on an output is recorded, unless the user chooses: hidden, next to it."""
     path = Path(os.path.abspath(output))
     return path.parent / f".{path.name}.unfinished"
 

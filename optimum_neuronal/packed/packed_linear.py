@@ -52,5 +52,5 @@ class PackedLinear(PackedModule):
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        advice = f"for inference only: to train it, {ADVICE}; for LoRA beside it, see optimum_neuronal.lora_for_packed"
+        advice = f"for inference only: to train it, {ADVICE}; for LoRA on it, see optimum_neuronal.lora_for_packed"
         return f"{sizes}, {super().extra_repr()}, {advice}"  # PEFT quotes it when it refuses the module

@@ -82,7 +82,7 @@ def finetune(
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         format (`str`): `"dense"` or `"packed"`.
         save_dtype (`torch.dtype`, *optional*): to save in. None: the dtype of the sparse model's checkpoint.
-        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, beside the output.
+        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, next to the output.
         overwrite (`bool`): True to replace a model in `output` that is not pruned.
         device (`torch.device`, *optional*): the CPU, or the accelerator. None: the accelerator if there is one.
         model_kwargs: for `from_pretrained`: `revision`, `trust_remote_code`, `token`, ... The teacher gets them without
