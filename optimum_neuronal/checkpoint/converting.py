@@ -59,7 +59,7 @@ def convert_checkpoint(
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or an adapter lies beside it.
+        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or it comes with an adapter.
         `FileExistsError`: the output holds a model that is not pruned.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
@@ -88,12 +88,12 @@ def find_source(
     directory_or_id: str | Path, output: str | Path | None, revision: str | None = None, token: str | None = None
 ) -> Path:
     """Return the directory of the checkpoint that [`convert_checkpoint`] reads."""
-    if output is None and not Path(directory_or_id).is_dir():
+    if Path(directory_or_id).is_dir():
+        finish_moves(directory_or_id)
+    elif output is None:
         raise ValueError(
             f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
         )
-    if Path(directory_or_id).is_dir():
-        finish_moves(directory_or_id)
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
@@ -131,7 +131,7 @@ def _check_dtypes(stored: dict[str, torch.dtype], written: dict[str, torch.dtype
 
 
 def _copy_others(source: Path, staging: Path, target: Path) -> None:
-    """Copy the other files of a checkpoint, unless staging has them; not hidden ones, weights, or those of the target."""
+    """Copy the other files of a checkpoint, unless staging has them; no hidden files, weights, or files of the target."""
     inside = target.resolve().is_relative_to(source.resolve())
     for path in sorted(source.rglob("*")):
         if inside and path.resolve().is_relative_to(target.resolve()):

@@ -72,13 +72,13 @@ def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) 
         mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
         owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
         if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-            raise _refusal(repo_id, "the token may only read")
+            raise _refusal(repo_id, "the token is read-only")
         try:
             api.auth_check(f"{owner}/{name}", write=True)
         except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
             if owner not in mine:
                 raise _refusal(
-                    repo_id, f"your account may create repositories of {', '.join(sorted(mine))}"
+                    repo_id, f"your account can only create repositories of {', '.join(sorted(mine))}"
                 ) from error
         else:
             _check_replaceable(api, f"{owner}/{name}", None, overwrite)
@@ -155,7 +155,7 @@ def push_pruned(
             )
         except RuntimeError as error:  # a file could not be uploaded
             raise OSError(
-                f"The upload to {repo_id!r} failed: {error} Push again; sent files are not sent twice."
+                f"The upload to {repo_id!r} failed: {error} Push again: uploaded files are not sent twice."
             ) from error
     return commit.commit_url
 

@@ -1,4 +1,4 @@
-"""Verifies that the zeros in a checkpoint's files are as its sparsity_config records."""
+"""Verifies that the zeros in a checkpoint's files match its sparsity_config."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -77,7 +77,7 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Stored bits per weight of the pruned projections, masks included; None if there are none."""
+        """Stored bits per weight of the pruned projections, masks included; None without pruned projections."""
         return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def inspect_checkpoint(
 
     Raises:
         `ValueError`: the files or the sparsity_config are damaged.
-        `OSError`: there is no such checkpoint.
+        `OSError`: the checkpoint cannot be found.
     """
     directory = find_checkpoint(directory_or_id, revision, token)
     config = read_json(directory / CONFIG)

@@ -5,14 +5,14 @@ from fnmatch import fnmatchcase
 
 
 FORMATS = ("dense", "packed")
-QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it quote it
+QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it name it in their errors
 
 CONFIG = "config.json"  # without it, a directory is not a model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter beside a model along with it
+ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter in the same folder along with the model
 
 SUFFIX = ".safetensors"
 DENSE_FILE = f"model{SUFFIX}"  # if there is only one
@@ -26,7 +26,7 @@ WEIGHT_FILES = (
     DENSE_FILE, f"model-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX, f"packed-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX,
 )  # fmt: skip
 
-# Endings of the weights of all frameworks and tools.
+# Endings of weight files, of all frameworks and tools.
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
 

@@ -50,7 +50,7 @@ def check_version(quantization: Mapping[str, Any]) -> None:
 
 
 def write_packed(
-    folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str = "50GB"
+    folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str
 ) -> None:
     """Write tensors by name, and module path -> `format`, `shape`, `dtype` and `transposed` of its packed weight."""
     split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)
@@ -87,7 +87,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                 str(facts["format"]),
                 tuple(facts["shape"]),
                 WEIGHT_DTYPES[facts["dtype"]],
-                tensors.get(name, {}),
+                tensors[name],
                 facts.get("transposed", False),
             )
             for name, facts in weights.items()
@@ -127,11 +127,13 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     index = PACKED_INDEX if packed else DENSE_INDEX
     if not packed and not (folder / index).exists():
         if not (folder / DENSE_FILE).exists():
-            raise FileNotFoundError(f"{folder} has no {DENSE_FILE} and no {index}, the only weights that can be read.")
+            raise FileNotFoundError(
+                f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these."
+            )
         return [folder / DENSE_FILE]
     weight_map = read_json(folder / index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict):
-        raise ValueError(f"{folder / index} names no files of weights. Download or save the checkpoint again.")
+        raise ValueError(f"{folder / index} names no weight files. Download or save the checkpoint again.")
     names = sorted({str(name) for name in weight_map.values()})
     if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
         raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")

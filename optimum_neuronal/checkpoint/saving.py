@@ -33,12 +33,12 @@ from .names import (
 )
 from .packed_files import read_json
 from .sparsity_config import KEY, is_own
-from .writing import SHARD_SIZE, checked_model, write_model
+from .writing import SHARD_SIZE, check_writable_model, write_model
 
 
 logger = get_logger(__name__)
 
-# A processor's files. Its tokenizer is saved by itself.
+# A processor's files. Its tokenizer is saved separately.
 PROCESSOR_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
     "chat_template.json",
@@ -71,7 +71,7 @@ def save_pretrained(
 
     Raises:
         `TypeError`: this is not a transformers model, or not a floating-point dtype.
-        `ValueError`: the format is unknown or has no such dtype, or the model has adapters.
+        `ValueError`: the format is unknown or does not support the dtype, or the model has adapters.
         `OSError`: the directory cannot be written, or the disk is full.
     """
     check_saveable(model, format, dtype)
@@ -81,7 +81,7 @@ def save_pretrained(
 
 @contextmanager
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_model) -> Iterator[Path]:
-    """Yield the temporary folder of [`replaced_directory`], and raise what fails there as one `OSError`."""
+    """Yield the temporary folder of [`replaced_directory`], and raise failures there as one `OSError`."""
     if (path / ADAPTER_CONFIG).exists():
         logger.warning(
             f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
@@ -94,8 +94,8 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_
     except (OSError, SafetensorError) as error:
         if os.strerror(errno.ENOSPC) in str(error):
             raise OSError(
-                f"The disk of {path} is full, and its files are unchanged. New files need room beside the old ones: free some, "
-                "and save again."
+                f"The disk of {path} is full, and its files are unchanged. New files need space next to the old ones: free up "
+                "some, and save again."
             ) from error
         raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
 
@@ -107,7 +107,6 @@ def save_pruned(
     tokenizer: PreTrainedTokenizerBase | None = None,
     format: str | None = None,
     title: str | None = None,
-    max_shard_size: int | str = SHARD_SIZE,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
@@ -122,7 +121,7 @@ def save_pruned(
     title, with_card = title or path.name, may_write_card(path)
     belongs = belongs_to_model if tokenizer is None else belongs_to_model_or_tokenizer
     with replaced_checkpoint(path, belongs) as staging:
-        write_model(model, staging, format, max_shard_size, dtype)
+        write_model(model, staging, format, SHARD_SIZE, dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         copy_processor(model, staging)
@@ -132,7 +131,7 @@ def save_pruned(
                 encoding="utf-8",
             )
         else:
-            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it stays as it is.")
+            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
         report.save(staging)
 
 
@@ -170,13 +169,13 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
-        raise ValueError(f"The packed format has no {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-    checked_model(model)
+        raise ValueError(f"The packed format does not support {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+    check_writable_model(getattr(model, "_orig_mod", model))  # of torch.compile
     return format
 
 
 def check_model_directory(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
-    """Return the absolute path of a directory that a command may write a checkpoint to; never that of the dense `source`."""
+    """Return the absolute path of a directory that a command may write a checkpoint to; never the dense `source`."""
     path = check_writable(directory, "save to")
     check_other_directory(source, path)
     finish_moves(path)

@@ -36,7 +36,7 @@ class _Projection(TypedDict):
 
 
 def is_own(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return True for the sparsity_config of a model that this package pruned, and False for another tool's or none."""
+    """Return True for the sparsity_config of a model that this package pruned, and False for anything else."""
     return isinstance(value, dict) and value.get("version") == VERSION
 
 

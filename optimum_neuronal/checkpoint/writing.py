@@ -34,18 +34,18 @@ from .packed_files import (
 
 
 SHARD_SIZE = "50GB"  # as in transformers
-OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory together
+OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
 
 
 def write_model(
     model: PreTrainedModel,
     folder: Path,
     format: str,
-    max_shard_size: int | str = SHARD_SIZE,
-    dtype: torch.dtype | None = None,
+    max_shard_size: int | str,
+    dtype: torch.dtype | None,
 ) -> None:
-    """Write a model's configs and weights into an empty folder."""
-    model = checked_model(model)
+    """Write the configs and weights of a model, which [`check_writable_model`] has passed, into an empty folder."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
     if format == "packed":
         return _write_packed(model, folder, max_shard_size, dtype)
@@ -64,9 +64,8 @@ def write_model(
         write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
 
 
-def checked_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model to write, from `torch.compile` the one inside. Raise for one that [`write_model`] could not write."""
-    model = getattr(model, "_orig_mod", model)
+def check_writable_model(model: PreTrainedModel) -> None:
+    """Raise for a model that [`write_model`] could not write."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
     if next(all_adapter_layers(model), None) is not None:
@@ -79,7 +78,6 @@ def checked_model(model: PreTrainedModel) -> PreTrainedModel:
             _write_configs(model, copy.deepcopy(model.config), Path(folder))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"The model cannot be saved: {error}") from error
-    return model
 
 
 def _write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path) -> None:
@@ -102,14 +100,14 @@ def _convert_files(folder: Path, convert: Callable[[str, torch.Tensor], torch.Te
 
 
 def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
-    """Return name -> file of what the model's checkpoint stores in a larger dtype than most, such as Mamba's `A_log`.
+    """Return name -> file of tensors that the model's checkpoint has in a larger dtype than most, such as Mamba's `A_log`.
 
     transformers loads all in one dtype.
     """
     files: dict[str, Path] = {}
     dtypes: dict[str, torch.dtype] = {}
     sizes: Counter[torch.dtype] = Counter()
-    with suppress(OSError, ValueError):  # the checkpoint was moved, or is no safetensors
+    with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
         for path in source_files(model.config):
             for name, dtype, numel in float_tensors(path):
                 files[name], dtypes[name] = path, dtype
@@ -141,9 +139,7 @@ def _converter(
     return convert
 
 
-def _write_packed(
-    model: PreTrainedModel, folder: Path, max_shard_size: int | str, dtype: torch.dtype | None = None
-) -> None:
+def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str, dtype: torch.dtype | None) -> None:
     write_packed(folder, *_packed_state(model, dtype), max_shard_size)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
@@ -153,9 +149,7 @@ def _write_packed(
     write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
 
 
-def _packed_state(
-    model: PreTrainedModel, dtype: torch.dtype | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _packed_state(model: PreTrainedModel, dtype: torch.dtype | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
     convert = _converter(model, dtype, _finer_tensors(model))
 

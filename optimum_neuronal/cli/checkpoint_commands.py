@@ -56,7 +56,7 @@ class ConvertCommand(Command):
         parser.add_argument("--format", required=True, choices=("packed", "dense"), help=format)
         parser.add_argument("--output", help="directory to write, required with a Hub id (default: replace DIR)")
         add_overwrite_flag(parser)
-        dtype = "dtype of the weights that are written; they are rounded (default: as they are)"
+        dtype = "dtype of the written weights, which are rounded (default: unchanged)"
         parser.add_argument("--dtype", choices=DTYPES, help=dtype)
         add_switch(parser, "--trust-remote-code", "run code that comes with the model")
         parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")

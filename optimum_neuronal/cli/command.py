@@ -107,7 +107,7 @@ class Command(ABC):
         """Do what the command is for."""
 
     def after_interrupt(self) -> str:
-        """Return the end of the line on Ctrl-C: how to go on."""
+        """Return the end of the line on Ctrl-C: how to resume."""
         return ""
 
 

@@ -2,14 +2,16 @@
 
 import argparse
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 
 from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
+from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype, find_tokenizer
 from ..report import REPORT_NAME
-from ..training.finetune import finetune, report_of, work_directory_of
+from ..training.finetune import finetune, report_of
 from ..training.finetune_config import AMOUNTS, FinetuneConfig
 from . import flags
 from .command import Command, write, write_saved
@@ -54,7 +56,7 @@ class FinetuneCommand(Command):
             flags.add_config_flags(group, names, {"dataset": "c4"}, FIELDS)
         others = (name for name in FIELDS if name not in (*AMOUNTS, *TEXT, *METHOD))
         flags.add_config_flags(rare, others, known=FIELDS)
-        work_dir = "checkpoints, from which the same command resumes (default: hidden, beside the output)"
+        work_dir = "checkpoints, from which the same command resumes (default: hidden, next to the output)"
         rare.add_argument("--work-dir", help=work_dir)
         rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
         flags.add_switch(rare, "--trust-remote-code", "run code that comes with the model")
@@ -97,7 +99,7 @@ class FinetuneCommand(Command):
                 write(f"Published: {push_pruned(model, args.push_to_hub, report, tokenizer, **how)}")
 
     def after_interrupt(self) -> str:
-        folder = work_directory_of(self.args.output, self.args.work_dir)
+        folder = Path(self.args.work_dir or hidden_directory(self.args.output))
         if not folder.exists():
             return ""
         return f": the same command resumes from its last checkpoint; to start over, delete {folder}"

@@ -73,7 +73,7 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise ImportError(f"--import {name} failed: {type(error).__name__}: {error}") from error
 
 
@@ -159,7 +159,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def tokenizer_of(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of the model, None without one. `options` are those of [`load_options`]."""
+    """Return the tokenizer of the model or None. `options`: the result of [`load_options`]."""
     return find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
 
 
@@ -167,7 +167,7 @@ def tokenizer_of(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
 def loaded(
     args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
 ) -> Iterator[tuple[Any, Any]]:
-    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer, None without one."""
+    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None."""
     options = load_options(args)
     if prunes:
         check_unquantized(args.model, options)

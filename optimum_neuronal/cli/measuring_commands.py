@@ -79,7 +79,7 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 class SpeedCommand(Command):
     NAME = "speed"
-    HELP = "Time a sparse model with dense and with packed weights, in turns."
+    HELP = "Time a sparse model with dense and with packed weights, alternating between both."
     USAGE = "--model MODEL [flags]"
     EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
 

@@ -47,7 +47,7 @@ def make_parser() -> ArgumentParser:
     for command in COMMANDS:
         subparser = subparsers.add_parser(command.NAME, help=command.HELP)
         command.add_flags(subparser)
-        add_switch(subparser, "--quiet", "show no notes and no progress bars, except lm-eval's")
+        add_switch(subparser, "--quiet", "hide notes and progress bars, except lm-eval's")
         add_switch(subparser, "--debug", "show where an error comes from")
         describe(subparser, command.USAGE, command.HELP, command.EXAMPLES)
         subparser.set_defaults(command=command)

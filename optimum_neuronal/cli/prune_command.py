@@ -70,7 +70,7 @@ class PruneCommand(Command):
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             flags.add_config_flags(group, names)
         flags.add_config_flags(rare, (name for name in flags.CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
-        work_dir = "records of finished steps, which the same command resumes (default: hidden, beside the output)"
+        work_dir = "records of finished steps, which the same command resumes (default: hidden, next to the output)"
         rare.add_argument("--work-dir", help=work_dir)
         flags.add_import_flag(rare)
         flags.add_memory_flags(rare)

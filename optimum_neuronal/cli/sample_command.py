@@ -47,7 +47,7 @@ class SampleCommand(Command):
         options = flags.load_options(args)
         tokenizer = flags.tokenizer_of(args, options)
         if tokenizer is None:
-            raise ValueError(f"{args.model} has no tokenizer, which it needs to write text.")
+            raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
         model = load_model(args.model, **options).to(device)
         how = {name: getattr(args, name) for name in ("num_samples", "max_length", "temperature", "top_p", "seed")}
         made_with = {

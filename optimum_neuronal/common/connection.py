@@ -9,7 +9,7 @@ HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later relea
 
 
 def check_connection() -> None:
-    """Raise `ConnectionError` if the Hub does not answer. To find that out, huggingface_hub retries for half a minute.
+    """Raise `ConnectionError` if the Hub does not answer. huggingface_hub itself would retry for half a minute first.
 
     Offline mode (`HF_HUB_OFFLINE=1`) asks nothing, so this raises nothing.
     """

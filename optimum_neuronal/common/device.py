@@ -23,7 +23,7 @@ def default_device() -> torch.device:
 
 
 def time_on(device: torch.device) -> float:
-    """Return the time in seconds when all work that a device was given is done."""
+    """Return the time in seconds once a device has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -37,12 +37,12 @@ def may_use_triton(device: torch.device) -> bool:
 def triton_problem(device: torch.device, attempt: Callable[[], object]) -> str | None:
     """Return why Triton kernels don't work on a device, or None if they do. `attempt` imports and runs a small one."""
     if not may_use_triton(device):
-        return f"there are none for {device.type}"
+        return f"there are no kernels for {device.type}"
     try:
         attempt()
     except ImportError as error:
         return f"they need Triton (pip install triton), which cannot be imported: {error}"
-    except Exception as error:  # whatever a compiler, a driver or an unknown device raise
+    except Exception as error:  # compilers, drivers and unknown devices raise many kinds
         return f"Triton does not work there: {type(error).__name__}: {error}"
     return None
 
@@ -50,7 +50,7 @@ def triton_problem(device: torch.device, attempt: Callable[[], object]) -> str |
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return True if a device multiplies bfloat16 matrices about twice as fast as float32 ones, or faster.
 
-    False on a CPU with a torch that cannot tell.
+    False on a CPU if torch cannot tell.
     """
     if device.type == "cpu":
         found = getattr(torch.cpu, "get_capabilities", dict)()
@@ -62,7 +62,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 def full_precision() -> Iterator[None]:
     """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards.
 
-    The settings are those of the process: the first of several threads changes them, and the last one restores them.
+    The settings apply to the process: the first of several threads changes them, and the last one restores them.
     """
     global _precision_users
     with _precision_lock:

@@ -40,7 +40,7 @@ def check_matplotlib() -> None:
 def new_figure(path: str | Path, height: float, title: str) -> Iterator[Any]:
     """Yield an empty matplotlib figure, `height` inches high, and save it when the block ends.
 
-    The user's settings of matplotlib have no effect, and stay.
+    The user's matplotlib settings are neither used nor changed.
     """
     check_matplotlib()
     from matplotlib import style

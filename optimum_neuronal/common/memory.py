@@ -25,8 +25,8 @@ def reset_peak_memory() -> None:
 def peak_memory() -> dict[str, int]:
     """Return the peak memory in bytes: of this process (`"host"`, on Linux) and of the accelerators that it uses."""
     peaks = {}
-    with suppress(OSError, TypeError):  # no such file, or no such line
-        # The process's name stands there too, in any bytes.
+    with suppress(OSError, TypeError):  # the file or the line is missing
+        # The file also holds the process's name, in any bytes.
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         peaks["host"] = int(re.search(r"^VmHWM:\s+(\d+)", status, re.M)[1]) * 1024
     if torch.accelerator.is_available():

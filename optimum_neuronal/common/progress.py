@@ -34,12 +34,11 @@ def progress(items: Sequence[Item], label: str, unit: str, announced: bool = Tru
         yield from logging.tqdm(items, desc=label, unit=unit, leave=False)
         return
     if announced:
-        sys.stderr.write(f"{label}\n")
+        announce(label)
     start = time.perf_counter()
     for done, item in enumerate(items, start=1):
         yield item
         seconds = time.perf_counter() - start
         if seconds > SHORT and 4 * done // len(items) > 4 * (done - 1) // len(items):
             left = f", {format_duration(seconds / done * (len(items) - done))} left" if done < len(items) else ""
-            sys.stderr.write(f"{label}: {done / len(items):.0%} after {format_duration(seconds)}{left}\n")
-            sys.stderr.flush()
+            announce(f"{label}: {done / len(items):.0%} after {format_duration(seconds)}{left}")

@@ -1,4 +1,4 @@
-"""A registry of interchangeable methods and their variants, which finds the modules beside the base class."""
+"""A registry of interchangeable methods and their variants, which finds the modules next to the base class."""
 
 import ast
 import importlib
@@ -47,9 +47,9 @@ def format_method(name: str, hyper_parameters: Mapping[str, Any]) -> str:
 
 
 def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = {}) -> str:
-    """Return what tables call a method: its name, its variant unless it is this package's own, and what is not as usual.
+    """Return a method's title for tables: name, variant unless it is this package's own, and hyper-parameters that differ.
 
-    `parts` are other words for some of it, and `usual` are values of fields whose defaults depend on the variant.
+    `parts` describe some of them in words, and `usual` are values of fields whose defaults depend on the variant.
     """
     changed = {}
     for entry in fields(method):
@@ -63,8 +63,8 @@ def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = 
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one. Those
-    whose names start with an underscore are left to methods.
+    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one. Modules
+    whose names start with an underscore are skipped: methods import them.
     """
 
     def __init__(self, kind: str, package: str):
@@ -139,5 +139,5 @@ class Registry(Generic[Method]):
 
 
 def _place(cls: type) -> str:
-    """Return the module and name of a class, which stay if its class statement runs again."""
+    """Return the module and name of a class, which do not change if its class statement runs again."""
     return f"{cls.__module__}.{cls.__qualname__}"

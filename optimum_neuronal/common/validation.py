@@ -58,7 +58,7 @@ def check_count(name: str, value: Any, least: int) -> None:
 def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
     """Check that a number is finite and from `least` to `most`. With `above`, `least` itself is not allowed."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    # Compared, not converted: an int of 400 digits is no float. NaN is outside of all bounds.
+    # Compared, not converted: an int of 400 digits does not fit into a float. NaN fails every comparison.
     inside = real and least <= value <= min(most, sys.float_info.max) and not (above and value == least)
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")

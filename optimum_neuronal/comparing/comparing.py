@@ -54,7 +54,7 @@ def compare(
     max_hidden_bytes: int | None = None,
     **config: Any,
 ) -> Comparison:
-    """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is as before.
+    """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is unchanged.
 
     Combinations share work on the dense model; the seconds of each include all that it needs. A combination that fails is
     a result with its error. [`experiment`] has arguments for the paper's experiments.
@@ -73,7 +73,7 @@ def compare(
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
-        accuracy_over (`Sequence[str]`, *optional*): saliencies that AccRet is over. None: those of PPLFac.
+        accuracy_over (`Sequence[str]`, *optional*): saliencies to compute AccRet over. None: the same as PPLFac.
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables that no comparison wrote.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
@@ -134,7 +134,7 @@ def _run_all(
 
 
 def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what calibration data have in common, and "several" for what they have not."""
+    """Return what calibration data have in common, and "several" where they differ."""
     first = calibrations[0] if calibrations else {}
     return {
         name: value if all(one[name] == value for one in calibrations) else "several" for name, value in first.items()

@@ -70,7 +70,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 
 
 def experiment(name: str, **given: Any) -> dict[str, Any]:
-    """Return the arguments of [`compare`] for an experiment of the paper, with the given ones in their place.
+    """Return the arguments of [`compare`] for an experiment of the paper. The given ones override them.
 
     A method that is named without hyper-parameters has the experiment's own, or the variant of the paper's tables.
 
@@ -92,11 +92,11 @@ def experiment(name: str, **given: Any) -> dict[str, Any]:
 
 
 def _resolved(text: str, known: Sequence[str], kind: str) -> str:
-    """Return a method's text with the hyper-parameters that it has in an experiment whose methods are known."""
+    """Return a method's text with the hyper-parameters that an experiment with these `known` methods gives it."""
     name, hyper_parameters = parse_method(text)
-    alike = [given for method, given in map(parse_method, known) if method == name]
-    if alike:
-        usual = {key: value for key, value in alike[0].items() if all(given.get(key) == value for given in alike)}
+    same = [given for method, given in map(parse_method, known) if method == name]
+    if same:
+        usual = {key: value for key, value in same[0].items() if all(given.get(key) == value for given in same)}
     else:
         usual = authors_variant(kind, name)
     return format_method(name, usual | hyper_parameters)

@@ -50,7 +50,7 @@ def _draw_perplexities(
     names = ", ".join(sorted(dense.perplexity))
     title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
     paths = []
-    if len(styles) <= len(style.COLORS):  # more could not be told apart
+    if len(styles) <= len(style.COLORS):  # more would be hard to distinguish
         paths.append(plot_by_seconds(folder, title, dense, results, styles))
     if len({result.sparsity for result in results}) > 2:
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -64,7 +64,7 @@ def _draw_perplexities(
 def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[Result], styles: Styles) -> Path:
     """Draw mean perplexity by seconds: a panel per sparsity. Colors show the top-up, markers the saliency.
 
-    Over one saliency, the seconds are those of the top-up alone, as in the paper's Figure 1.
+    With a single saliency, the seconds are the top-up's alone, as in the paper's Figure 1.
     """
     panels = list(group_by(sorted(results, key=lambda result: result.sparsity), "sparsity").values())
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), cycle(style.MARKERS)))
@@ -95,7 +95,7 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
 
 
 def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return points in order of x, with the mean of those with the same x: of several seeds, say."""
+    """Return points in order of x, with the mean over points of the same x, for example of several seeds."""
     by_x: dict[float, list[float]] = {}
     for x, y in points:
         by_x.setdefault(x, []).append(y)
@@ -167,7 +167,7 @@ def plot_lines(
     step = 1 + max(map(len, lines.values())) // 16
     styles = styles or style.make_styles(lines)
     with style.new_figure(path, 4.2, title) as figure:
-        from matplotlib.ticker import PercentFormatter  # new_figure has checked that it is there
+        from matplotlib.ticker import PercentFormatter  # new_figure has checked that matplotlib is installed
 
         axes = figure.subplots()
         for index, (name, points) in enumerate(lines.items()):  # lines get markers at different points

@@ -12,7 +12,7 @@ from .tables import MEANS, aggregate_caption, aggregate_table, measured_columns
 
 
 PAGE = "means.md"
-METHOD = ("sparsity", "saliency", "topup")  # what tells combinations apart
+METHOD = ("sparsity", "saliency", "topup")  # what distinguishes combinations
 
 
 def merge(directories: Sequence[str | Path], output: str | Path) -> str:
@@ -24,7 +24,7 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     if (folder / PAGE).exists() and MEANS not in (folder / PAGE).read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{folder / PAGE} was not written by a comparison: choose another directory.")
     comparisons = [Comparison.load(directory) for directory in directories]
-    _check_alike(comparisons)
+    _check_comparable(comparisons)
     means = aggregate(((one.dense, one.results) for one in comparisons), comparisons[0].accuracy_over)
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
     side_by_side = format_markdown(*_side_by_side(comparisons))
@@ -34,7 +34,7 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     return text
 
 
-def _check_alike(comparisons: Sequence[Comparison]) -> None:
+def _check_comparable(comparisons: Sequence[Comparison]) -> None:
     """Raise `ValueError` unless all comparisons have the same test sets, tasks and saliencies of AccRet."""
     first = comparisons[0]
     for one in comparisons[1:]:

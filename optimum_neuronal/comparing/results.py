@@ -24,7 +24,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
-    allocation_seconds: float = 0.0  # these two count what the combination needs, also if another one computed it
+    allocation_seconds: float = 0.0  # these two count what the combination needs, even if another one computed it
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model
     block_lambda: float | None = None  # NeuronAL's choices
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def mean_accuracy_error(self) -> float | None:
-        """The standard error of the mean over tasks, from those of the tasks."""
+        """The standard error of the mean over tasks."""
         errors = [task.get("stderr") for task in self.accuracy.values()]
         return math.hypot(*errors) / len(errors) if errors and None not in errors else None
 
@@ -111,7 +111,7 @@ def aggregate(
 ) -> list[Aggregate]:
     """Return the aggregates over models, each with the dense result and all others.
 
-    `accuracy_over` are the saliencies that AccRet is over. None, or none of them has results: those of PPLFac.
+    `accuracy_over` are the saliencies to compute AccRet over. If none of them has results: the same as PPLFac.
     """
     entries = [(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
     count = 1 + max((number for number, *_ in entries), default=0)
@@ -139,7 +139,7 @@ def aggregate(
 
 
 def _improvement(pairs: Sequence[Pair], entries: Iterable[tuple[int, Result, Result]]) -> float | None:
-    """Return the mean share by which perplexities lie below those of uniform sparsity, or None without any."""
+    """Return the mean share by which perplexities are lower than with uniform sparsity; None if it was not run."""
     uniform = {_twin(dense, result): result for _, dense, result in entries if result.is_uniform}
     shares = [
         1 - result.perplexity[name] / uniform[_twin(dense, result)].perplexity[name]
@@ -151,12 +151,12 @@ def _improvement(pairs: Sequence[Pair], entries: Iterable[tuple[int, Result, Res
 
 
 def _twin(dense: Result, result: Result) -> tuple:
-    """Return what a result has in common with that of uniform sparsity."""
+    """Return what a result has in common with its counterpart of uniform sparsity."""
     return id(dense), result.sparsity, result.saliency, repr(result.setting)
 
 
 def _names(keys: Sequence[tuple[int, str]], count: int) -> list[str]:
-    """Return the saliencies of keys, with variant or the like, and the number of models where it is not all, in brackets."""
+    """Return the saliencies of keys. In parentheses: the variant, and the number of models unless it is all."""
     names = []
     for title, own in Counter(saliency for _, saliency in keys).items():
         name, _, rest = title.partition(", ")

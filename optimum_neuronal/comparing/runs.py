@@ -29,7 +29,7 @@ from .results import DENSE, Result
 # Fields of a report that a result has too.
 REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
-# Fields, besides those of the data, that measurements on the dense model depend on.
+# Fields, other than the data's, that measurements on the dense model depend on.
 CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
 
 

@@ -29,7 +29,7 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
 
 
 def find_file(config: PreTrainedConfig, name: str, **options: Any) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded if necessary, or None if there is no such file.
+    """Return the path of a file of a config's commit, downloaded if necessary, or None if it is missing there.
 
     `options`: of `cached_file`, such as `local_files_only`.
     """
@@ -122,10 +122,10 @@ def names_stored(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> set
             model._weight_conversions = conversions
 
 
-def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model (default: its state dict) to save: tied ones once, without the ignored ones."""
-    state = model.state_dict() if state is None else state
-    kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
+def untied_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model to save: tied ones once, without the ignored ones."""
+    ignored = model._keys_to_ignore_on_save or ()
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
@@ -167,7 +167,7 @@ def unsplit_modules(model: PreTrainedModel) -> set[str]:
 
 # MoE layers: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of shape
 # (experts, ., .), named `gate_up_proj` or `up_proj`, and `down_proj`. `is_transposed` is True if an expert's weight has the
-# layout (in, out), and `is_concatenated` False if rows of gate and up take turns.
+# layout (in, out), and `is_concatenated` False if rows of gate and up alternate.
 
 
 def expert_bias(experts: nn.Module, parameter: str, expert: int) -> torch.Tensor | None:
@@ -200,7 +200,7 @@ def chooses_experts_function(module: nn.Module) -> bool:
 
 
 def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig | None:
-    """Choose a function for one module, in a copy of its config. Return the config before, None if it named the function."""
+    """Choose a function for one module, in a copy of its config. Return the previous config, None if it named the function."""
     before = experts.config
     if before._experts_implementation == name:
         return None

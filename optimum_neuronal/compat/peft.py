@@ -8,7 +8,7 @@ from torch import nn
 
 
 def base_model(model: nn.Module) -> nn.Module:
-    """Return the model inside of PEFT's `PeftModel`; any other model itself."""
+    """Return the model inside PEFT's `PeftModel`, or any other model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 

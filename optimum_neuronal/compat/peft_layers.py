@@ -60,7 +60,7 @@ class SparseLora(LoraVariant):
 def make_sparse(layer: nn.Module, weight: Any, exact: bool | None) -> bool:
     """Let the adapters of a layer keep the zeros of the weight that it updates; return False if PEFT has no hook for it.
 
-    With None for `exact`, those that keep them already stay as they are, and the others are not exact.
+    With `exact=None`, adapters that keep them already do not change, and the others are not exact.
     """
     if not isinstance(layer, Linear) or any(not isinstance(v, SparseLora) for v in layer.lora_variant.values()):
         return False
@@ -118,7 +118,7 @@ def packed_lora_config(config: Any, kind: type[nn.Module]) -> LoraConfig:
         )
     if str(config.init_lora_weights).startswith(OF_WEIGHTS):
         raise ValueError(
-            f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones stay: leave it True."
+            f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones cannot change: leave it True."
         )
     config = copy.deepcopy(config)
     config._register_custom_module({kind: PackedLora})

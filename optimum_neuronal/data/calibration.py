@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from .conversations import are_conversations
 from .documents import Documents, load_documents
 
 
@@ -135,7 +134,7 @@ def resolve_bos(model_config: Any, tokenizer: Any, add_bos: bool | None = None) 
 
 
 def with_bos(windows: torch.Tensor, bos: int | None) -> torch.Tensor:
-    """Return windows, (N, L), with a token at the start of each, (N, 1 + L), or as they are without one."""
+    """Return windows, (N, L), with the BOS token before each, (N, 1 + L); without a token, return them unchanged."""
     return windows if bos is None else torch.nn.functional.pad(windows, (1, 0), value=bos)
 
 
@@ -192,7 +191,7 @@ def _draw_distinct(texts: Texts, num_samples: int, seq_length: int, seed: int) -
 
 
 def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:
-    """Return the windows, (N, L), that overlap with no used one, (M, L), or None if all do."""
+    """Return the windows, (N, L), that do not overlap with a used one, (M, L); None if all do."""
     span = min(SPAN, max(1, used.shape[1] // 4))
     spans = used.unfold(1, span, 1)
 
@@ -229,7 +228,7 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
 
 
 def text_tokenizer(tokenizer: Any) -> Any:
-    """Return the tokenizer of a processor, or a tokenizer as it is given."""
+    """Return the tokenizer of a processor, or the given tokenizer."""
     return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
 
 
@@ -244,7 +243,7 @@ def tokenize(text: str, tokenizer, bos: int | None = None, rendered: bool = Fals
 
 
 def padding_ids(model_config, tokenizer=None) -> set[int]:
-    """Return the ids that rows may be padded with: those of padding and of the end of a text."""
+    """Return the ids that rows may be padded with: padding and end-of-text tokens."""
     sources = (model_config.get_text_config(), text_tokenizer(tokenizer))
     found = [getattr(source, name, None) for source in sources for name in ("pad_token_id", "eos_token_id")]
     return {i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
@@ -256,10 +255,7 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
     Raise `ValueError` if a row begins or ends with two tokens of `padding`, see [`padding_ids`].
     """
     is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
-    first = next(iter(dataset), None) if is_list else dataset
-    if isinstance(first, (list, tuple)) and are_conversations([first]):
-        return None
-    if not isinstance(first, (list, tuple, torch.Tensor, np.ndarray)) or _is_text(first):
+    if not _holds_token_ids(next(iter(dataset), None) if is_list else dataset):
         return None
     try:
         # np.array copies: torch would warn about a read-only array
@@ -281,11 +277,11 @@ def as_token_ids(dataset, seq_length: int | None = None, padding: Collection[int
     return ids.to(torch.int64)
 
 
-def _is_text(row: Any) -> bool:
-    """Return True for an array of text or objects, and for a list of texts."""
-    if isinstance(row, np.ndarray):
-        return row.dtype.kind in "OSU"
-    return isinstance(row, (list, tuple)) and bool(row) and isinstance(row[0], str)
+def _holds_token_ids(row: Any) -> bool:
+    """Return False for a text, a list or array of texts, and a conversation."""
+    if isinstance(row, (list, tuple)):
+        return len(row) > 0 and not isinstance(row[0], (str, Mapping))
+    return isinstance(row, torch.Tensor) or isinstance(row, np.ndarray) and row.dtype.kind not in "OSU"
 
 
 def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:

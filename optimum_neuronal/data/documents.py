@@ -43,7 +43,7 @@ FILE_SUFFIXES = (*TEXT_SUFFIXES, *BUILDERS)
 README = "README.md"  # describes a folder and is not part of its text
 ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
 NAMED = "Name one after a colon: NAME:COLUMN"
-STREAM_DOCUMENTS = 10_000  # that are read of a stream to draw calibration sequences from, or to test with
+STREAM_DOCUMENTS = 10_000  # read from a stream, to draw calibration sequences or to test
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,8 @@ class Documents(Sequence):
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
-    template: Any = field(
-        default=None, repr=False
-    )  # whose chat template renders the entries, if they are conversations
+    # The tokenizer or processor whose chat template renders the entries, if they are conversations.
+    template: Any = field(default=None, repr=False)
 
     @property
     def rendered(self) -> bool:
@@ -134,7 +133,7 @@ class Documents(Sequence):
 
 @dataclass(frozen=True)
 class TextStream:
-    """Texts to train on, read on demand. Without an end, if the dataset has none."""
+    """Texts to train on, read on demand. It ends when the dataset does."""
 
     texts: Iterator[str]
     source: str  # for reports
@@ -202,7 +201,7 @@ def _next_files(name: Any, tokenizer: Any) -> Iterator[Documents]:
 
 
 def _readable(documents: Documents, tokenizer: Any) -> Documents:
-    """Return documents that render what they hold, if these are conversations. Raise if they hold no text."""
+    """Return documents with the template that renders them, if they are conversations. Raise if they hold no text."""
     if are_conversations(documents.entries):
         documents = replace(documents, separator="", template=find_template(tokenizer, documents.source))
     if not any(text.strip() for text in documents):
@@ -247,7 +246,7 @@ def find_dataset(name: str) -> TextDataset:
 
 
 def _holds_data(path: str) -> bool:
-    """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for both or none."""
+    """Return True for a folder of data files, which `datasets` reads, and False for one of text. Raise for any other."""
     suffixes = sorted({file.suffix.lower() for file in _files(path)})
     data = [suffix for suffix in suffixes if suffix in BUILDERS]
     if not suffixes:
@@ -277,10 +276,10 @@ def _read_text(file: Path) -> str:
 def _check_rows(file: Path) -> None:
     """Raise `ValueError` if a row of a JSON file is null: `datasets` would crash the process."""
     with file.open("rb") as lines:
-        starts = (line.lstrip(b"\xef\xbb\xbf \t\r\n")[:4] for line in lines)
-        first = next(filter(None, starts), b"")
-        is_list = first[:1] == b"["
-        has_null = not is_list and (first == b"null" or b"null" in starts)
+        rows = (line.strip(b"\xef\xbb\xbf \t\r\n") for line in lines)
+        first = next(filter(None, rows), b"")
+        is_list, starts_object = first.startswith(b"["), first.startswith(b"{") and not first.endswith(b"}")
+        has_null = not is_list and not starts_object and (first == b"null" or b"null" in rows)
     if is_list:
         with suppress(ValueError, RecursionError):  # `datasets` says what is wrong
             has_null = None in json.loads(file.read_bytes())
@@ -304,7 +303,7 @@ def _load(name: str, dataset: TextDataset, test: bool) -> Documents:
 
     try:
         path = dataset.path
-        if file and not is_local:  # `datasets` names its cache of such files otherwise without a connection
+        if file and not is_local:  # offline, `datasets` looks for such files under another name in its cache
             path, file = next(kind for suffix, kind in BUILDERS.items() if suffix in file), _download(dataset, file)
         elif not is_local:
             check_connection()
@@ -313,7 +312,7 @@ def _load(name: str, dataset: TextDataset, test: bool) -> Documents:
         data = datasets.load_dataset(path, dataset.config, **options)
         if is_folder:
             data = _split_of(data, test)
-    except Exception as error:  # no network, no such id or split, a gated dataset, a damaged file
+    except Exception as error:  # no network, an unknown id or split, a gated dataset, a damaged file
         cause = error if isinstance(error, ConnectionError) else error.__cause__ or error
         reason = textwrap.shorten(str(cause), 300).rstrip(".") or type(error).__name__
         raise RuntimeError(f"Could not load the dataset {source}: {reason}. Pass {ALTERNATIVES}.") from error
@@ -325,7 +324,7 @@ def _load(name: str, dataset: TextDataset, test: bool) -> Documents:
 
 
 def _split_of(data: Any, test: bool) -> Any:
-    """Return the split of a folder's files for evaluation (`test`) or calibration: the only one serves both."""
+    """Return the split of a folder's files for evaluation (`test`) or calibration. A single split serves both."""
     for name in ("test", "validation") if test else ("train",):
         if name in data:
             return data[name]
@@ -344,7 +343,7 @@ def _download(dataset: TextDataset, file: str) -> str:
 
 
 def _in_memory(dataset: Any, most: int) -> tuple[Any, None, str, str]:
-    """Return the arguments of [`_column`] for a dataset in memory: of a stream, the first documents, at most `most`."""
+    """Return the arguments of [`_column`] for a dataset in memory; of a stream, at most the first `most` documents."""
     import datasets
 
     if not isinstance(dataset, datasets.IterableDataset):

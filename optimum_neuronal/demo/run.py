@@ -54,7 +54,7 @@ def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
         seconds, zeros = time.perf_counter() - began, f"{pruner.report.achieved_sparsity:.1%}"
         perplexity = _perplexity(model, tokenizer)
         write(ROW.format(label, zeros, f"{perplexity:.2f}", f"{perplexity / reference:.2f}", f"{seconds:.1f}"))
-    pruner.save(model.to(torch.bfloat16), output, overwrite=True)  # the command has looked
+    pruner.save(model.to(torch.bfloat16), output, overwrite=True)  # the command has checked the directory
     write(f"\nThe model of the last row is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
     write(f"\n{time.perf_counter() - start:.0f} seconds in all.")

@@ -14,6 +14,7 @@ from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
 from ..common.progress import progress
 from ..common.validation import check_count
+from ..compat.hf_private import execution_device
 from ..data.calibration import (
     Texts,
     as_token_ids,
@@ -62,14 +63,13 @@ def evaluate_perplexity(
     check_count("batch_size", 1 if batch_size is None else batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
     check_language_model(model)
-    embeddings = model.get_input_embeddings().weight
+    embeddings = model.get_input_embeddings()
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows, add_bos)
-    check_vocabulary(windows, embeddings.shape[0])
-    # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
-    device = "cpu" if embeddings.device.type == "meta" else embeddings.device
+    check_vocabulary(windows, embeddings.weight.shape[0])
+    batch_size = batch_size or default_batch_size(windows.shape[1])
     with inference(model):
-        mean = _mean_nll(model, windows, batch_size or default_batch_size(windows.shape[1]), device)
-    return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
+        mean = _mean_nll(model, windows, batch_size, execution_device(embeddings))
+    return math.exp(mean) if mean < 700 else math.inf  # exp(710) overflows a float
 
 
 def load_windows(
@@ -121,7 +121,7 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
     return named
 
 
-def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
+def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device) -> float:
     """Return the mean NLL in nats of all tokens except the first of each window."""
     total, starts = 0.0, range(0, len(windows), batch_size)
     for start in progress(starts, "measuring perplexity", "batch"):

@@ -115,7 +115,7 @@ def measure_speed(
 
 
 def _summarize(work: str, tokens: int, times: list[list[float]]) -> Timing:
-    """Return the speed of work on so many tokens, from the seconds [dense, packed] of each round."""
+    """Return the speed of work on this many tokens, from the seconds [dense, packed] of each round."""
     dense, packed = (tokens / statistics.median(seconds) for seconds in zip(*times))
     ratios = [slow / fast for slow, fast in times]
     return Timing(work, dense, packed, min(ratios), max(ratios))

@@ -28,7 +28,7 @@ class TaskResult:
 
     accuracy: float  # share of right answers, in [0, 1]
     stderr: float | None  # standard error of the accuracy; None for a single question
-    metric: str  # the harness's name of the accuracy
+    metric: str  # the harness's name for the accuracy
     samples: int  # number of questions asked
 
 
@@ -94,12 +94,12 @@ def check_answers(model: PreTrainedModel) -> None:
 
 
 def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> dict[str, Any]:
-    """Return the harness's tasks with their data, for zero shots. Raise for unknown tasks and for those without `acc`."""
+    """Return the harness's tasks with their data, for zero shots. Raise for unknown tasks and tasks without `acc`."""
     names = [tasks] if isinstance(tasks, str) else check_texts("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     path = include_path and str(include_path)
     manager = _task_manager(include_path=path, include_defaults=False) if path else _harness_tasks()
-    if path and not set(names) <= set(manager.all_tasks):  # then those of the harness too, which takes many seconds
+    if path and not set(names) <= set(manager.all_tasks):  # then the harness's own tasks too, which takes many seconds
         manager = _task_manager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
@@ -115,7 +115,7 @@ def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> 
 
 @contextmanager
 def _errors_only() -> Iterator[None]:
-    """Keep the harness's warnings back: about its own tasks, and that a model was not given by its name."""
+    """Silence the harness's warnings about its own tasks, and about models that are not given by name."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -135,7 +135,7 @@ def _task_manager(**options: Any) -> Any:
 
 @cache
 def _harness_tasks() -> Any:
-    """Return the index of the harness's own tasks. To read it takes many seconds, and a comparison asks for each row."""
+    """Return the index of the harness's own tasks. Reading it takes many seconds, and a comparison needs it for each row."""
     return _task_manager()
 
 

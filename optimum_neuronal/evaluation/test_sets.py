@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from .perplexity import begin_with_bos, evaluate_perplexity, load_windows, name_test_sets
+from .perplexity import begin_with_bos, evaluate_perplexity, load_windows
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,15 @@ class TestSets:
     @classmethod
     def load(
         cls,
-        tests: Iterable[Any] | Mapping[str, Any],
+        tests: Mapping[str, Any],
         model: PreTrainedModel,
         tokenizer: Any,
         seq_length: int | None = None,
         add_bos: bool | None = None,
     ) -> "TestSets":
-        """Return the windows of a model's test sets, see [`name_test_sets`] and [`load_windows`]."""
+        """Return the windows of test sets by name, see [`load_windows`]."""
         sizes = {"seq_length": seq_length, "add_bos": add_bos}
-        named = name_test_sets(tests)
-        return cls({name: load_windows(model.config, tokenizer, test, **sizes) for name, test in named.items()})
+        return cls({name: load_windows(model.config, tokenizer, test, **sizes) for name, test in tests.items()})
 
     def measure(self, model: PreTrainedModel, batch_size: int | None = None) -> dict[str, float]:
         """Return the perplexity on each test set."""

@@ -38,16 +38,8 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        if not (directory / MOVES).exists():  # else it holds files that could be moved neither on nor back
+        if not (directory / MOVES).exists():  # else it holds files that could be moved neither forward nor back
             shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def removed_at_the_end(file: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -78,12 +70,15 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
 def _saving(path: Path, lock: Path) -> Iterator[Path]:
     """Hold the lock of a directory that is saved to, and yield it."""
     busy = f"Another process or thread is saving to {path}: let only one of them save."
-    with locked(lock, busy), removed_at_the_end(lock):
-        yield lock
+    with locked(lock, busy):
+        try:
+            yield lock
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def finish_moves(directory: str | Path) -> None:
-    """Complete a save to this directory if its process was killed while files were moved. Say so."""
+    """Complete a save to this directory if its process was killed while files were moved, and log it."""
     path = Path(os.path.realpath(directory))
     staging = path / STAGING
     if not (staging / MOVES).exists():
@@ -93,8 +88,8 @@ def finish_moves(directory: str | Path) -> None:
         _move(moves)
         if left := [place for place, _ in moves if place.is_relative_to(staging) and os.path.lexists(place)]:
             raise FileExistsError(
-                f"A save to {path} was interrupted, and {left[0].name} was written since. Files of that save are in {staging}, "
-                f"and those before it in {staging / REPLACED}: keep what you need, and delete {staging}."
+                f"A save to {path} was interrupted, and {left[0].name} was written since. The save's files are in "
+                f"{staging}, and the previous ones in {staging / REPLACED}: keep what you need, and delete {staging}."
             )
         (staging / MOVES).unlink()
         shutil.rmtree(staging, ignore_errors=True)
@@ -111,7 +106,7 @@ def _read_moves(staging: Path, path: Path) -> Moves:
         names = json.loads((staging / MOVES).read_bytes())
         moves = _moves(staging, path, names["old"], names["new"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{staging / MOVES} is damaged: keep what you need of {staging}, and delete it.") from error
+        raise ValueError(f"{staging / MOVES} is damaged: keep what you need from {staging}, and delete it.") from error
     for place in (place for move in moves for place in move):
         if place.name == ".." or not Path(os.path.realpath(place.parent)).is_relative_to(path):
             raise ValueError(f"{staging / MOVES} names {place}, which is not in {path}: delete {staging}.")
@@ -157,4 +152,5 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # a full disk names no file
+        # The error of a full disk does not name a file.
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
-    """Return the absolute path of a directory that can be written or created; `purpose` is such as `"save to"`."""
+    """Return the absolute path of a directory that can be written or created. `purpose`: for errors, such as `"save to"`."""
     if not os.fspath(directory):
         raise ValueError(
             f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."

@@ -77,7 +77,7 @@ class Records:
         try:
             write_atomically(self._path(name), save(held))
         except OSError as error:
-            logger.warning_once(f"{self.directory} cannot be written ({error}): the prune goes on without a record.")
+            logger.warning_once(f"{self.directory} cannot be written ({error}): the prune continues without a record.")
 
     def recorded(self, name: str, make: Callable[[], Finding]) -> Finding:
         """Return the recorded finding, which all processes get from the first, or make and record it."""
@@ -102,7 +102,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def _begin(directory: Path, identity: dict[str, Any]) -> None:
     """Mark a directory as this prune's, or raise `ValueError` if it belongs to another.
 
-    Records without an identity may be those of any prune, so they are removed.
+    Records without an identity may belong to any prune, so they are removed.
     """
     path = directory / IDENTITY
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def work_directory(directory: str | Path | None) -> Iterator[Path | None]:
 
 
 def hidden_directory(output: str | Path) -> Path:
-    """Return where unfinished work on an output is recorded, unless the user chooses: hidden, beside it."""
+    """Return where unfinished work on an output is recorded, unless the user chooses: hidden, next to it."""
     path = Path(os.path.abspath(output))
     return path.parent / f".{path.name}.unfinished"
 
@@ -173,18 +173,18 @@ def weights_directory(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[Path]:
+def _locked(directory: Path) -> Iterator[None]:
     """Create a directory and lock it. Raise `BlockingIOError` if it is in use."""
     directory.mkdir(parents=True, exist_ok=True)
     busy = f"{directory} is in use by another run: wait for it to end, or choose another directory."
     with locked(directory / LOCK, busy):
-        yield directory
+        yield
 
 
 def remove_records(directory: Path | None) -> None:
     """Remove the records in a directory, and the directory if nothing else is in it.
 
-    The identity is removed after all records, so that a kill leaves none without it.
+    The identity is removed after all records, so that a kill leaves no record without it.
     """
     if directory is None:
         return

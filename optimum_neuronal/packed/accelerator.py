@@ -17,7 +17,7 @@ from .row_blocks import SCRATCH_ROWS, multiply_by_blocks
 
 logger = get_logger(__name__)
 
-MAX_FUSED_ROWS = 8  # of x that kernels multiply with packed rows; more are multiplied with unpacked ones
+MAX_FUSED_ROWS = 8  # rows of x up to which kernels multiply packed weights; for more, weights are unpacked
 SCRATCH = 2**23  # elements that are unpacked at a time: 16 MiB in bfloat16, which caches of large GPUs hold
 
 
@@ -29,7 +29,7 @@ def arrange(weight: PackedWeight) -> PackedWeight | GroupedWeight:
 
 def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return `x @ W.T + bias`, as [`PackedWeight.linear`], on the device of `x`."""
-    kernels = find_kernels(x.device)
+    kernels = find_kernels(x.device)  # warns if there are none
     if isinstance(weight, PackedWeight):
         return weight.linear(x, bias)
     if len(x) <= MAX_FUSED_ROWS:

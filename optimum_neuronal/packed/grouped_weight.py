@@ -19,9 +19,9 @@ BLOCK = 2**22  # elements of a weight that are converted at a time, each of whic
 class GroupedWeight(SparseMatrix):
     """A sparse weight of shape (rows, in) whose kept elements are in groups of 32 slots.
 
-    A row starts with a new group. A group also ends before a column that is 256 or more after its first. The slots that
-    remain have the value and the index 0, and only the first slot of a group may be kept with the index 0. Values of 16
-    bits take 24.5 bits per slot.
+    A row starts with a new group. A group also ends before a column that is 256 or more after its first. Unused
+    slots have value 0 and index 0; a kept element has index 0 only in the first slot of its group. Values of 16 bits take
+    24.5 bits per slot.
 
     Attributes:
         values (`torch.Tensor`): of the weight's dtype, shape (32 * groups,).
@@ -104,7 +104,7 @@ def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:
     # A group that starts at an element ends before this one.
     end = torch.minimum(number[:-1] + GROUP, torch.searchsorted(place, place + SPAN))
     end = torch.cat([end, number[-1:]])
-    # Rows start groups; so does each group's end. Each time, ends lie twice as many groups ahead.
+    # Rows start groups, and so does each group's end. After each pass, `end` is twice as many groups ahead.
     starts = torch.zeros_like(number, dtype=torch.bool)
     starts[bounds - start] = True
     for _ in range((columns // GROUP + columns // SPAN + 2).bit_length()):

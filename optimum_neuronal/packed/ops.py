@@ -17,7 +17,7 @@ from .row_blocks import SCRATCH_ROWS, row_blocks
 
 ADVICE = "call optimum_neuronal.densify(model) first"
 REFUSAL = (
-    f"The model's weights are packed and cannot be trained: to train them, {ADVICE}. To train LoRA beside packed weights, "
+    f"The model's weights are packed and cannot be trained: to train them, {ADVICE}. To train LoRA on packed weights, "
     "call peft.get_peft_model(model, optimum_neuronal.lora_for_packed(model, config))."
 )
 

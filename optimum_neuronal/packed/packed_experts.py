@@ -109,7 +109,7 @@ def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tenso
     weight = getattr(experts, name)
     if isinstance(weight, PackedStack):
         output = weight(x, chosen)
-    else:  # of a layer of which only the other weight is smaller packed
+    else:  # only the other weight of the layer is smaller packed
         dense = weight.mT if experts.is_transposed else weight
         output = _for_each(lambda e, part: F.linear(part, dense[e]), x, chosen, *dense.shape[:2])
     bias = hf_private.expert_bias(experts, name, chosen)

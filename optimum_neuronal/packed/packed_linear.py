@@ -14,8 +14,8 @@ AS_LINEAR = ("FalconLinear",)  # subclasses of nn.Linear whose own forward compu
 
 def is_linear(kind: type) -> bool:
     """Return True if modules of a class compute `x @ W.T + bias` and nothing else."""
-    is_made_alike = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
-    return kind is Conv1D or is_made_alike and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
+    has_usual_init = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
+    return kind is Conv1D or has_usual_init and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
 
 
 class PackedLinear(PackedModule):
@@ -52,5 +52,5 @@ class PackedLinear(PackedModule):
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        advice = f"for inference only: to train it, {ADVICE}; for LoRA beside it, see optimum_neuronal.lora_for_packed"
+        advice = f"for inference only: to train it, {ADVICE}; for LoRA on it, see optimum_neuronal.lora_for_packed"
         return f"{sizes}, {super().extra_repr()}, {advice}"  # PEFT quotes it when it refuses the module

@@ -24,10 +24,9 @@ class PackedModule(nn.Module):
     """A module that holds a packed weight (rows, columns) in the buffers `packed_mask`, `packed_values`, `packed_offsets`.
 
     Where Triton works, a checked weight is held in `packed_values`, `packed_index`, `packed_base` and `packed_starts`
-    instead, as a [`GroupedWeight`]. State dicts are the same. Moving or casting the module restores the first layout for
-    that time.
-    The weight is on the meta device if it is yet to be loaded. `transposed`: the dense parameter has its last two
-    dimensions swapped.
+    instead, as a [`GroupedWeight`]. State dicts are the same. While the module is moved or cast, it has the first layout.
+    The weight is on the meta device until it is loaded. `transposed`: the dense parameter has its last two dimensions
+    swapped.
     """
 
     suffix = ".weight"  # follows the module's name in the name of the dense parameter
@@ -78,7 +77,7 @@ class PackedModule(nn.Module):
         return GroupedWeight(*tensors, (self.row_count, self.columns)).packed()
 
     def _hold(self, weight: PackedWeight | GroupedWeight) -> None:
-        """Replace the buffers by the tensors of a weight, which has yet to be checked."""
+        """Replace the buffers with the tensors of a weight that is not checked yet."""
         for name in {*BUFFERS, *GROUPED} & self._buffers.keys():
             delattr(self, name)
         for name, tensor in zip(BUFFERS if isinstance(weight, PackedWeight) else GROUPED, weight.tensors()):
@@ -182,7 +181,7 @@ class PackedModule(nn.Module):
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """What models read of a weight. It holds no elements."""
+    """What models read of a weight, without its elements."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -195,7 +194,7 @@ class WeightInfo:
 
 
 def describe_weight(shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:
-    """Return what a file says of a packed weight: format, dense shape, dtype, and `transposed` if it is."""
+    """Return what a file says about a packed weight: format, dense shape, dtype, and `transposed` if it is."""
     facts = {"format": FORMAT, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
     return {**facts, "transposed": True} if transposed else facts
 

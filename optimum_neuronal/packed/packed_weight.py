@@ -28,7 +28,7 @@ MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
 
 
 class SparseMatrix:
-    """What layouts of a sparse weight have in common."""
+    """What the layouts of a sparse weight share."""
 
     values: torch.Tensor
     shape: tuple[int, ...]  # of the dense weight
@@ -169,7 +169,7 @@ class PackedWeight(SparseMatrix):
                 target.zero_()
             elif dense.device.type == "cpu":
                 target.zero_().masked_scatter_(kept, source[int(offsets[block.start]) :])
-            else:  # reads no number from the device: a slice of `source` would, and wait until the device has finished
+            else:  # a slice of `source` would wait for the device, to read an offset
                 places = kept.cumsum(1).add_(offsets[block, None] - 1).clamp_(min=0, max=len(source) - 1)
                 target.copy_(source[places].masked_fill_(~kept, 0))
 
@@ -237,7 +237,7 @@ def stored_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
 
 
 def row_stride(columns: int) -> int:
-    """Return the bytes of the bits of a row of so many elements, rounded up to whole words."""
+    """Return the bytes of a row of a bitmask, which is rounded up to whole words."""
     return 8 * -(-columns // WORD)
 
 

@@ -1,4 +1,4 @@
-"""Put packed modules in the place of dense ones: of a model in memory, or of a model on meta that is about to be loaded."""
+"""Replace dense modules with packed ones, in a model in memory or in one on meta that is about to be loaded."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class PackedHeader:
     """One weight of a packed checkpoint, of which only the headers have been read.
 
     Raises:
-        `ValueError`: the file names another format, such as that of low-bit weights.
+        `ValueError`: the file names another format, such as low-bit weights.
     """
 
     format: str
@@ -50,7 +50,7 @@ class PackedHeader:
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
-    """Replace modules, or parameters of experts modules, of a model on the meta device by empty packed ones, by their paths.
+    """Replace modules, or parameters of experts modules, of a model on meta with empty packed ones, by their paths.
 
     Raise `ValueError` for headers that are damaged or don't fit the model.
     """
@@ -68,7 +68,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
 
 
 def put_packed(model: nn.Module, path: str, matrix: PackedWeight) -> None:
-    """Replace a linear layer, or a parameter of an experts module, by a packed one in place."""
+    """Replace a linear layer, or a parameter of an experts module, with a packed one in place."""
     parent, name, module = _find(model, path)
     if isinstance(module, nn.Parameter):
         put_stack(parent, name, matrix)
@@ -79,7 +79,7 @@ def put_packed(model: nn.Module, path: str, matrix: PackedWeight) -> None:
 
 
 def take_packed(model: nn.Module, path: str) -> None:
-    """Replace a packed module by the dense one, the same bit for bit."""
+    """Replace a packed module with the dense one, bit-equal."""
     parent, name, module = _find(model, path)
     if isinstance(module, PackedLinear):
         replace_module(model, module, module.to_dense_module())
@@ -111,13 +111,8 @@ def keeps_transposed(model: nn.Module, path: str) -> bool:
     return isinstance(module, Conv1D) or isinstance(module, nn.Parameter) and getattr(parent, "is_transposed", False)
 
 
-def has_replaced_forward(module: nn.Module) -> bool:
-    """Return True if an instance's forward was replaced, as accelerate does to move inputs between devices."""
-    return "forward" in vars(module)
-
-
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another wherever the model holds that one."""
+    """Replace a module with another one wherever the model holds it."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             if child is old:
@@ -125,7 +120,7 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _find(model: nn.Module, path: str) -> tuple[nn.Module, str, nn.Module | nn.Parameter]:
-    """Return the parent of what is at a path, its name there, and itself."""
+    """Return the parent of a module or parameter, its name in the parent, and itself."""
     prefix, _, name = path.rpartition(".")
     parent = model.get_submodule(prefix)
     return parent, name, getattr(parent, name)

@@ -21,7 +21,7 @@ def multiply_by_blocks(
     rows: int,
     bias: torch.Tensor | None,
     unpack: Callable[[slice, torch.Tensor], None],
-    scratch_rows: int = SCRATCH_ROWS,
+    scratch_rows: int,
 ) -> torch.Tensor:
     """Return `x @ W.T + bias`, x (count, columns), bias (rows,). `unpack` fills a tensor with a slice of W's rows."""
     columns = x.shape[1]

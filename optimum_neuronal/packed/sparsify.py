@@ -18,19 +18,12 @@ from .grouped_weight import grouped_bytes
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
-from .replacing import (
-    has_replaced_forward,
-    keeps_transposed,
-    packable_parameter,
-    packable_paths,
-    put_packed,
-    take_packed,
-)
+from .replacing import keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
 
 
 logger = get_logger(__name__)
 
-NOTABLE = 0.01  # share of zeros from which on a weight that stays dense is reported
+NOTABLE = 0.01  # share of zeros from which a weight that stays dense is reported
 
 
 def sparsify(model: PreTrainedModel) -> PreTrainedModel:
@@ -60,7 +53,9 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    model.hf_quantizer = DenseSaving(None)  # already now, so that a model packed in part by an interrupt can be saved
+    model.hf_quantizer = DenseSaving(
+        None
+    )  # already here: a model that an interrupt leaves packed in part can be saved
     left_dense: dict[str, str] = {}
     try:
         for name in [name for name, _ in model.named_modules()]:
@@ -81,7 +76,7 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def densify(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace packed weights by dense ones, the same bit for bit, in place.
+    """Replace packed weights with dense ones, the same bit for bit, in place.
 
     The model can be trained and pruned again, and its adapters merged. Weights that were frozen when they were packed
     are frozen again. In a model with adapters, all unpacked weights are frozen.
@@ -169,7 +164,7 @@ def _grows_on_its_device(matrix: PackedWeight) -> bool:
 
 
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
-    """Pack a module's weights in place. Return why they stay dense, or None for a module without zeros to gain from."""
+    """Pack a module's weights in place. Return why they stay dense; None if they are packed or hardly have zeros."""
     module = model.get_submodule(name)
     paths = packable_paths(module, name)
     weights = {path: packable_parameter(model, path) for path in paths}
@@ -182,7 +177,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return f"a {type(module).__name__} has no packed form"
     if any(weight.dtype not in DTYPES for weight in weights.values()):
         return f"no kernels for {next(iter(weights.values())).dtype}"
-    if has_replaced_forward(module):
+    if "forward" in vars(module):  # as by accelerate, to move inputs between devices
         return "its forward was replaced"
     if is_linear(type(module)) and "weight" not in module._parameters:
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"

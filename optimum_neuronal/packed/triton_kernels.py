@@ -12,8 +12,8 @@ from .packed_weight import INTEGERS
 
 
 MOST_SLOTS = 1024  # of a row that a program takes at a time: 8 for each thread
-# Neighboring slots that a thread loads at once, for one row of x and for more: the more, the fewer instructions, but the farther
-# apart are the columns that a warp reads.
+# Neighboring slots that a thread loads at once, for one row of x and for several. More slots take fewer instructions, but
+# then the columns that a warp reads are farther apart.
 WIDTH, WIDTH_OF_MANY = 4, 8
 
 
@@ -50,7 +50,7 @@ def _tensors(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
 
 
 def _launch(kernel: triton.JITFunction, weight: GroupedWeight, times: int, *arguments) -> None:
-    """Run a program for each row of a weight, so many times."""
+    """Run a program for each row of a weight, `times` times."""
     rows, columns = weight.shape
     if rows and times:
         slots = max(256, min(MOST_SLOTS, triton.next_power_of_2(columns) // 2))
@@ -98,7 +98,7 @@ def _halves(words, TYPE: tl.constexpr):
 
 @triton.jit
 def _load(x, FIRST: tl.constexpr, WORDS: tl.constexpr, TYPE: tl.constexpr):
-    """Return the numbers in the words from FIRST on behind each pointer: dimensions of 2 at the end, the last for the halves."""
+    """Return the numbers in WORDS words after each pointer, in further dimensions of 2, the last one for the halves."""
     if WORDS == 1:
         numbers = _split(tl.load(x + FIRST), TYPE)
     else:

@@ -18,7 +18,7 @@ class SparsityCallback(TrainerCallback):
     the errors.
     """
 
-    keeper = SparsityKeeper([])  # of the last training; without weights for a dense model
+    keeper = SparsityKeeper([])  # of the last training; empty for a dense model
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if model is not None:
@@ -39,16 +39,16 @@ class SparsityCallback(TrainerCallback):
         self.keeper.verify()
 
     def _check_loaded(self, model: nn.Module, state: Any) -> None:
-        """Raise `ValueError` if training resumes from a checkpoint of which `Trainer` could not load all weights."""
+        """Raise `ValueError` if training resumes and `Trainer` could not load all weights of the checkpoint."""
         model = unwrap(model)
         if load_stored_names(model) and state.global_step:
             raise ValueError(
-                "Trainer left some weights as they were, such as experts: it does not convert the names in the checkpoint. Pass "
-                f"the callback when you make the Trainer: Trainer(model, ..., callbacks=[{type(self).__name__}(...)])."
+                "Trainer did not load all weights of the checkpoint: it does not convert names, such as those of experts. "
+                f"Pass the callback when you make the Trainer: Trainer(model, ..., callbacks=[{type(self).__name__}(...)])."
             )
 
     def _keep(self, model: nn.Module) -> None:
-        """Keep the model's present zeros from now on."""
+        """Keep the zeros that the model has now."""
         self.keeper.release()
         self.keeper = SparsityKeeper([])
         self.keeper = keep_sparsity(model)

@@ -1,7 +1,7 @@
 """The loss of a fine-tune: cross-entropy with the text, mixed with the divergence from the dense model's predictions.
 
-Logits of all tokens would take gigabytes with a large vocabulary. Here the decoders give their last hidden states, and both
-heads and the loss run on a few tokens at a time.
+Logits of all tokens would take gigabytes with a large vocabulary. Here the decoders return their last hidden states, and
+both heads and the loss run on a few tokens at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class Predictor:
 
     def __init__(self, model: nn.Module):
         self.model = unwrap(model)
-        self.in_chunks: bool | None = None  # None: not known yet
+        self.in_chunks: bool | None = None  # None: still unknown
 
     def predict(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Run the model, or its wrapper for several processes, on a batch of shape (N, L).
@@ -132,13 +132,13 @@ def _parts(tokens: int, vocab_size: int) -> list[slice]:
 
 
 def _loss_of_part(
-    logits: torch.Tensor, targets: torch.Tensor, part: slice, expected: Expected, kl_weight: float, slopes: bool
+    logits: torch.Tensor, targets: torch.Tensor, part: slice, expected: Expected, kl_weight: float, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the summed loss of a part's tokens, and its gradient with respect to the logits, of the same shape."""
+    """Return the summed loss of a part's tokens and, `with_gradient`, its gradient with respect to the logits, else None."""
     predicted, labels = log_softmax(logits, dim=-1), targets[part, None]
     surprise = -predicted.gather(1, labels).sum()
     if expected is None:
-        if not slopes:
+        if not with_gradient:
             return surprise, None
         gradient = predicted.exp_()
         return surprise, gradient.scatter_add_(1, labels, torch.full_like(labels, -1, dtype=gradient.dtype))
@@ -146,18 +146,18 @@ def _loss_of_part(
     shares = wanted.exp()
     divergence = (wanted.sub_(predicted).mul_(shares)).sum()
     loss = kl_weight * divergence + (1 - kl_weight) * surprise
-    if not slopes:
+    if not with_gradient:
         return loss, None
     gradient = predicted.exp_().sub_(shares, alpha=kl_weight)
     return loss, gradient.scatter_add_(1, labels, torch.full_like(labels, kl_weight - 1, dtype=gradient.dtype))
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Mean loss of a head on hidden states. Its gradients are made in the forward, while a part's logits exist."""
+    """Mean loss of a head on hidden states. The forward computes the gradients too, while a part's logits exist."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, student, targets, expected, kl_weight):
-        slopes = hidden.requires_grad or weight.requires_grad
+        with_gradient = hidden.requires_grad or weight.requires_grad
         tokens, total = len(targets), torch.zeros((), device=hidden.device)
         to_hidden = torch.empty_like(hidden) if hidden.requires_grad else None
         to_weight = torch.zeros_like(weight) if weight.requires_grad else None
@@ -167,7 +167,7 @@ class _HeadLoss(torch.autograd.Function):
             raw = linear(hidden[part], used, None if bias is None else bias.to(hidden.dtype)).float()
             with torch.enable_grad():
                 finished = student.finish(raw.requires_grad_())
-            loss, gradient = _loss_of_part(finished.detach(), targets, part, expected, kl_weight, slopes)
+            loss, gradient = _loss_of_part(finished.detach(), targets, part, expected, kl_weight, with_gradient)
             total += loss
             if gradient is None:
                 continue
@@ -193,7 +193,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 class _LogitLoss(torch.autograd.Function):
-    """Mean loss of logits that are there already."""
+    """Mean loss of logits that were computed all at once."""
 
     @staticmethod
     def forward(ctx, logits, targets, expected, kl_weight):

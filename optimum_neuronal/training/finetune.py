@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..checkpoint.hub import find_checkpoint
@@ -42,7 +43,7 @@ logger = get_logger(__name__)
 
 WARMUP = 0.05  # share of the steps
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
-STATE = "trainer_state.json"  # which Trainer writes last into a checkpoint
+STATE = "trainer_state.json"  # the file that Trainer writes last into a checkpoint
 
 
 def finetune(
@@ -67,8 +68,8 @@ def finetune(
     model, report = finetune("llama-50", "llama-50-tuned", FinetuneConfig(minutes=10), evaluate=["wikitext2"])
     ```
 
-    The weights that measure best on held-out text during the training are kept. An interrupted run goes on from its last
-    checkpoint when it is called again. Under torchrun or `accelerate launch`, the processes share each step.
+    The weights that measure best on held-out text during the training are kept. An interrupted run resumes from its last
+    checkpoint when called again. Under torchrun or `accelerate launch`, the processes share each step.
 
     Args:
         model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
@@ -80,8 +81,8 @@ def finetune(
         evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         format (`str`): `"dense"` or `"packed"`.
-        save_dtype (`torch.dtype`, *optional*): to save in. None: that of the sparse model's checkpoint.
-        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, beside the output.
+        save_dtype (`torch.dtype`, *optional*): to save in. None: the dtype of the sparse model's checkpoint.
+        work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, next to the output.
         overwrite (`bool`): True to replace a model in `output` that is not pruned.
         device (`torch.device`, *optional*): the CPU, or the accelerator. None: the accelerator if there is one.
         model_kwargs: for `from_pretrained`: `revision`, `trust_remote_code`, `token`, ... The teacher gets them without
@@ -91,7 +92,7 @@ def finetune(
         The model in float32, and its report with the training added; None if the sparse model has no report.
 
     Raises:
-        `ValueError`, `TypeError`: model, teacher, text and config do not fit; the message says what to do.
+        `ValueError`, `TypeError`: model, teacher, text and config do not fit together; the message says what to do.
         `FileExistsError`: `output` holds another model.
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
@@ -103,7 +104,7 @@ def finetune(
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
-    with work_directory(work_directory_of(path, work_dir)) as folder:
+    with work_directory(work_dir or hidden_directory(path)) as folder:
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
         before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
@@ -126,20 +127,10 @@ def finetune(
     return student, report
 
 
-def work_directory_of(output: str | Path, work_dir: str | Path | None = None) -> Path:
-    """Return where a fine-tune keeps its checkpoints: `work_dir`, or a hidden directory beside the output."""
-    return Path(work_dir or hidden_directory(output))
-
-
 def _train(setup: Setup) -> dict[str, Any]:
-    """Train the student in place, and return what a report says of it."""
+    """Train the student in place, and return its record for the report."""
     config, student, text = setup.config, setup.student, setup.text
-    model = student
-    if config.lora is not None:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear")
-        model = keep_lora_sparse(get_peft_model(student, adapter))
+    model = student if config.lora is None else _with_lora(student, config.lora)
     trainer = SparseTrainer(
         model,
         _arguments(setup),
@@ -161,7 +152,7 @@ def _train(setup: Setup) -> dict[str, Any]:
             + (f", from step {last.name.rpartition('-')[2]} on" if last else "")
         )
     start = time.perf_counter()
-    with untouched_randomness(), _room_for_checkpoints(setup.checkpoints, student), _no_word_of_tied_weights(student):
+    with untouched_randomness(), _explained_full_disk(setup.checkpoints, student), _quiet_about_tied_weights(student):
         trainer.train(resume_from_checkpoint=last and str(last))
     seconds = time.perf_counter() - start
     if config.gradient_checkpointing:
@@ -186,6 +177,13 @@ def _train(setup: Setup) -> dict[str, Any]:
         "resumed": last is not None,
         "versions": versions(),
     }
+
+
+def _with_lora(student: PreTrainedModel, rank: int) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return keep_lora_sparse(get_peft_model(student, adapter))
 
 
 def _arguments(setup: Setup) -> TrainingArguments:
@@ -214,7 +212,7 @@ def _arguments(setup: Setup) -> TrainingArguments:
 
 
 def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:
-    """Call a method of a model that has another name since transformers 5.23."""
+    """Call a method of a model that transformers 5.23 renamed."""
     names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"
     getattr(model, next(name for name in names if hasattr(model, name)))(*options)
 
@@ -224,24 +222,24 @@ def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 
 
 @contextmanager
-def _no_word_of_tied_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Drop Trainer's warning that a checkpoint lacks weights which it stores once, under another name."""
+def _quiet_about_tied_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Drop Trainer's warning that tied weights are missing: a checkpoint stores them once, under another name."""
     tied, trainer_logger = hf_private.tied_names(model), logging.getLogger("transformers.trainer")
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_relevant(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         return not (text.startswith("There were missing keys") and {*re.findall(r"'([^']+)'", text)} <= tied)
 
-    trainer_logger.addFilter(is_news)
+    trainer_logger.addFilter(is_relevant)
     try:
         yield
     finally:
-        trainer_logger.removeFilter(is_news)
+        trainer_logger.removeFilter(is_relevant)
 
 
 @contextmanager
-def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None]:
-    """Explain the errors of a full disk, of which torch and safetensors each have their own."""
+def _explained_full_disk(folder: Path, model: PreTrainedModel) -> Iterator[None]:
+    """Explain a full disk. torch and safetensors each raise errors of their own."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -250,12 +248,12 @@ def _room_for_checkpoints(folder: Path, model: PreTrainedModel) -> Iterator[None
             raise
         raise OSError(
             f"A checkpoint could not be written to {folder}: the disk has {format_bytes(free)} left, and one needs about "
-            f"{format_bytes(needed)}. Free some, and run the same again: it resumes from its last checkpoint. ({error})"
+            f"{format_bytes(needed)}. Free up space and run the same again: it resumes from its last checkpoint. ({error})"
         ) from error
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the last checkpoint that was written completely, or None. Those that were not are removed."""
+    """Return the last complete checkpoint, or None. Incomplete ones are removed."""
     whole: list[tuple[int, Path]] = []
     for path in folder.glob("checkpoint-*"):
         if (path / STATE).exists():

@@ -13,7 +13,7 @@ TOKENS = 500_000  # if no amount is given
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """How a sparse model is fine-tuned, see [`finetune`]. At most one of `steps`, `tokens` and `minutes` is given."""
+    """Settings of a fine-tune, see [`finetune`]. At most one of `steps`, `tokens` and `minutes` is given."""
 
     dataset: tuple[str, ...] = config_field(("c4",), f"training text, of several datasets in equal parts: {DATASETS}")
     steps: int | None = config_field(
@@ -24,7 +24,7 @@ class FinetuneConfig:
     )
     minutes: float | None = config_field(
         None,
-        "time to train, about: the steps that it allows are estimated first",
+        "approximate time to train; the number of steps is estimated first",
         unset="no limit",
         least=0,
         above=True,
@@ -35,7 +35,7 @@ class FinetuneConfig:
         None, "sequences in a forward pass; fewer need less memory", unset="the process's part of a step", least=1
     )
     kl_weight: float = config_field(
-        1.0, "share of the teacher's predictions in the loss; the rest is that of the text itself", least=0, most=1
+        1.0, "share of the teacher's predictions in the loss; the text itself has the rest", least=0, most=1
     )
     learning_rate: float | None = config_field(
         None, "largest learning rate, of a cosine schedule", unset="0.0005, or 0.002 with LoRA", least=0, above=True
@@ -52,7 +52,7 @@ class FinetuneConfig:
         None, "begin every sequence with the tokenizer's BOS token", unset="yes for Gemma models, else no"
     )
     bf16: bool | None = config_field(
-        None, "multiply in bfloat16; the weights stay in float32", unset="yes if the machine does so faster"
+        None, "multiply in bfloat16; the weights stay in float32", unset="yes if that is faster on the device"
     )
     gradient_checkpointing: bool = config_field(False, "compute activations twice, to keep fewer in memory")
 

@@ -29,7 +29,7 @@ from .sparse_trainer import check_vocabularies
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
-SPARSE = 0.25  # share of zeros that a dense model does not have, also if its weights were once quantized
+SPARSE = 0.25  # a dense model has a smaller share of zeros, even if its weights were once quantized
 LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
 PROBED = 3  # passes that are timed before training for some minutes; the last one counts
 
@@ -56,7 +56,7 @@ class Setup:
 
 
 def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package is missing that the training needs."""
+    """Raise `ImportError` if a package that the training needs is missing."""
     missing = [] if is_accelerate_available() else ["train"]
     missing += ["peft"] if config.lora is not None and not is_peft_available() else []
     if missing:
@@ -72,7 +72,7 @@ def load_student(
     student = load_model(model, dtype=torch.float32, **model_kwargs)
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, which training text needs: save one beside the model.")
+        raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
     resolve_seq_length(student.config, config.seq_length)
     if next(packed_modules(student), None) is not None:
         student = densify(student).requires_grad_(True)
@@ -116,8 +116,8 @@ def load_teacher(
     theirs = find_tokenizer(name, **options)
     if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that it was pruned "
-            "from."
+            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that the sparse "
+            "one was pruned from."
         )
     return teacher.to(device)
 
@@ -130,16 +130,9 @@ def prepare_training(
     datasets: Sequence[Any],
     folder: Path | None,
 ) -> Setup:
-    """Draw the text, count the steps and check that records in the folder are those of the same fine-tune."""
+    """Draw the text, count the steps, and check that records in the folder belong to the same fine-tune."""
     processes = Processes.current()
-    if config.batch_size % processes.count:
-        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
-    each = config.batch_size // processes.count
-    micro_batch = min(each, config.micro_batch or each)
-    if each % micro_batch:
-        raise ValueError(
-            f"micro_batch is {micro_batch}: expected a divisor of the {each} sequences of a process's step."
-        )
+    micro_batch, accumulated = _split_batch(config, processes)
     draw = partial(
         mix_texts,
         datasets,
@@ -150,26 +143,16 @@ def prepare_training(
         bos=resolve_bos(student.config, tokenizer, config.add_bos),
     )
     timed = config.minutes is not None
-    # Now, since data that cannot be used should raise before anything is recorded.
+    # Unusable data should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
     records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
-        return (each // micro_batch) * seconds_of_pass(student, teacher, config, micro_batch), {}
+        return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}
 
     steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
     text = draw(steps * config.batch_size) if timed else text
-    decoder, _ = find_sparse_decoder(student)
-    made_from = {**identity(decoder, text.windows), "versions": versions()}
-    made_from["training data"] = made_from.pop("calibration data")
-    if teacher is not None:
-        made_from["teacher"] = identity(find_decoder(teacher), text.windows)["model"]
-    before, _ = records.recorded("identity", lambda: (made_from, {}))
-    if before != made_from:
-        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
-        raise ValueError(
-            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
-        )
+    _check_same(records, student, teacher, text)
     checkpoints = Path(processes.from_first(str(folder))) / "checkpoints"
     return Setup(
         student,
@@ -182,8 +165,38 @@ def prepare_training(
         learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None],
         bf16=uses_bfloat16(config, student.device),
         micro_batch=micro_batch,
-        accumulated=each // micro_batch,
+        accumulated=accumulated,
     )
+
+
+def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int]:
+    """Return the sequences in a forward pass of a process, and its forward passes in a step."""
+    each, rest = divmod(config.batch_size, processes.count)
+    if rest:
+        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
+    micro_batch = min(each, config.micro_batch or each)
+    if each % micro_batch:
+        raise ValueError(
+            f"micro_batch is {micro_batch}: expected a divisor of {each}, the sequences of a process in a step."
+        )
+    return micro_batch, each // micro_batch
+
+
+def _check_same(
+    records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TrainingText
+) -> None:
+    """Raise `ValueError` if the records belong to a fine-tune of other models, with other text or versions."""
+    decoder, _ = find_sparse_decoder(student)
+    made_from = {**identity(decoder, text.windows), "versions": versions()}
+    made_from["training data"] = made_from.pop("calibration data")
+    if teacher is not None:
+        made_from["teacher"] = identity(find_decoder(teacher), text.windows[:0])["model"]
+    before, _ = records.recorded("identity", lambda: (made_from, {}))
+    if before != made_from:
+        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
+        raise ValueError(
+            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
+        )
 
 
 def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
@@ -192,7 +205,7 @@ def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
 
 
 def _count_steps(config: FinetuneConfig, seconds_of_step: float | None = None) -> int:
-    """Return the steps of the optimizer. `minutes` needs the seconds of one."""
+    """Return the number of optimizer steps. With `minutes`, `seconds_of_step` is needed."""
     if config.steps is not None:
         return config.steps
     if seconds_of_step is not None:

@@ -16,7 +16,7 @@ from .sparse_weights import SparseWeight, find_sparse_weights, is_spread
 
 
 class SparsityLostError(RuntimeError):
-    """Weights that were pruned are not zero any more."""
+    """Pruned weights are no longer zero."""
 
 
 def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
@@ -88,7 +88,7 @@ class SparsityKeeper(AbstractContextManager):
         if lost:
             worst = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:5])
             raise SparsityLostError(
-                f"{sum(lost.values())} pruned weights are not zero any more ({worst}{', ...' if len(lost) > 5 else ''}). "
+                f"{sum(lost.values())} pruned weights are no longer zero ({worst}{', ...' if len(lost) > 5 else ''}). "
                 "Something other than the optimizer changed them: apply() sets them to zero again."
             )
 

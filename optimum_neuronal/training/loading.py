@@ -1,7 +1,7 @@
 """Lets `load_state_dict`, with which `Trainer` reads its checkpoints, read the names that transformers saves.
 
 transformers converts the weights of some families when it saves and loads: experts of MoE layers are stored one by one, and
-stacked in the model. `Trainer` does not convert them, so it would leave the experts as they were.
+stacked in the model. `Trainer` does not convert them, so it would not load the experts.
 """
 
 import weakref
@@ -32,7 +32,7 @@ def load_stored_names(model: PreTrainedModel) -> bool:
 
 
 def _stored(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """Return the names in a checkpoint of tensors of a model."""
+    """Return the names that a checkpoint has for tensors of a model."""
     state = model.state_dict()
     stand_ins = {name: torch.empty(state[name].shape, dtype=state[name].dtype, device="meta") for name in names}
     return set(hf_private.as_stored(model, stand_ins))
@@ -44,21 +44,21 @@ def _only_stored(model: PreTrainedModel) -> set[str]:
 
 
 def _convert(model: PreTrainedModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replace the tensors of a state dict that have names of a checkpoint by the model's, in place."""
+    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place."""
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     stored = _only_stored(model) & given.keys()
     if not stored:
         return
     converted = _converted(model, given)
     if missing := stored - _stored(model, converted):
-        raise ValueError(f"The checkpoint does not hold all that belongs to {min(missing)}. {ADVICE}")
+        raise ValueError(f"The checkpoint lacks tensors that belong with {min(missing)}. {ADVICE}")
     for name in stored:
         del state[prefix + name]
     state.update({prefix + name: tensor for name, tensor in converted.items() if name not in given})
 
 
 def _converted(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model that a checkpoint's make. A second model reads them, since it can convert."""
+    """Convert the tensors of a checkpoint to the model's, by loading them into a second model."""
     options = {"config": model.config, "dtype": model.dtype, "output_loading_info": True}
     try:
         second, found = type(model).from_pretrained(None, state_dict=dict(given), **options)

@@ -104,7 +104,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
 
 
 def guard_merging(model: nn.Module, weights: list[SparseWeight]) -> None:
-    """Let LoRA keep zeros in merges, unless it does already. Warn of what merging changes, and of other adapters."""
+    """Make LoRA keep zeros in merges, unless it does already. Warn about what merging changes, and about other adapters."""
     adapted = _adapted_weights(model, weights)
     if not adapted:
         return

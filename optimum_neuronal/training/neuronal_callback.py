@@ -79,7 +79,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             model.config.__dict__.pop(KEY, None)
         if self.sparsity_config is not None:
             record_sparsity(model, self.sparsity_config)
-        with _as_if_dense(model):  # raises now what would stop training at a later step
+        with _as_if_dense(model):  # raises errors now, not at a later step
             for stage in self.stages.values():
                 check_prune(model, stage)
         if self.config.methods.needs_calibration:
@@ -146,9 +146,8 @@ def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
     """Return the schedule ordered by step. Raise `ValueError` unless the sparsities rise."""
-    stages = dict(
-        sorted((int(step), float(sparsity)) for step, sparsity in schedule.items())
-    )  # JSON has steps as text
+    # In JSON, steps are text.
+    stages = dict(sorted((int(step), float(sparsity)) for step, sparsity in schedule.items()))
     rising = bool(stages) and all(earlier < later for earlier, later in pairwise(stages.values()))
     if not rising or len(stages) < len(schedule) or min(stages, default=-1) < 0:
         raise ValueError(

@@ -33,7 +33,7 @@ class TrainingText:
 
 
 def mix_texts(datasets: Sequence[Any], tokenizer: Any, count: int, **how: Any) -> TrainingText:
-    """Return the sequences of [`pack_text`]; of several datasets in equal parts, for which short ones are repeated."""
+    """Return the sequences of [`pack_text`]. Several datasets have equal parts, for which short ones are repeated."""
     share = math.ceil(count / len(datasets))
     texts = [pack_text(dataset, tokenizer, share, **how) for dataset in datasets]
     if len(texts) == 1:
@@ -56,8 +56,8 @@ def pack_text(
 ) -> TrainingText:
     """Return up to `count` sequences to train on, and some to measure on.
 
-    The documents, or conversations rendered by the chat template, come in an order that the seed decides, each document with
-    the tokenizer's end-of-text token behind it. They are cut without overlap. The first sequences are held out: 16, or a
+    The documents, or conversations rendered by the chat template, come in an order that the seed decides, each document
+    followed by the tokenizer's end-of-text token. They are cut without overlap. The first sequences are held out: 16, or a
     tenth if the dataset holds less than 160. With `bos`, see [`resolve_bos`], every sequence is this token and a window
     that is one token shorter.
     """
@@ -81,6 +81,6 @@ def pack_text(
     if found - held_out < count:
         logger.warning(
             f"The dataset ({stream.source}) holds {found - held_out} sequences of {seq_length} tokens to train on, and "
-            f"{count} are asked for: they are repeated."
+            f"{count} are needed: they are repeated."
         )
     return TrainingText(windows[held_out : held_out + count], windows[:held_out], stream.source)

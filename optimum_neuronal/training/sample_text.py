@@ -88,7 +88,7 @@ def check_sampling(num_samples: int, temperature: float, top_p: float) -> None:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes samples. `frame` is the chat template's text before and behind a user's turn, None without a template."""
+    """Writes samples. `frame` is the chat template's text before and after a user's turn, None without a template."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -103,12 +103,12 @@ class Writer:
         stops = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         frame = None
         if tokenizer.chat_template:
-            before, mark, behind = tokenizer.apply_chat_template(
+            before, mark, after = tokenizer.apply_chat_template(
                 [{"role": "user", "content": MARK}], tokenize=False
             ).partition(MARK)
             if not mark:
                 raise ValueError("The chat template leaves out the user's turn: set another tokenizer.chat_template.")
-            frame = before, behind.strip()
+            frame = before, after.strip()
             stops |= {*tokenizer(frame[1], add_special_tokens=False)["input_ids"][:1]} & {*tokenizer.all_special_ids}
         return cls(model, tokenizer, max_length, draw, frame, sorted(stops))
 
@@ -118,10 +118,10 @@ class Writer:
             start = next(i for i in (self.tokenizer.bos_token_id, *self.stops, 0) if i is not None)
             texts = self._continue([[start]] * count, self.max_length - 1)
             return [{"text": text} for text in texts if text]
-        before, behind = self.frame
+        before, after = self.frame
         start = self.tokenizer(before, add_special_tokens=False)["input_ids"]
         turns = self._continue([start] * count, min(QUESTION, self.max_length // 2))
-        questions = [question for turn in turns if (question := (turn.split(behind)[0] if behind else turn).strip())]
+        questions = [question for turn in turns if (question := (turn.split(after)[0] if after else turn).strip())]
         prompts = [
             self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False

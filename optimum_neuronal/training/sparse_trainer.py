@@ -82,7 +82,7 @@ class SparseTrainer(Trainer):
 
 
 def check_vocabularies(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Raise `ValueError` unless two models predict the same tokens."""
+    """Raise `ValueError` unless two models have vocabularies of the same size."""
     sizes = [model.get_output_embeddings().weight.shape[0] for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ValueError(

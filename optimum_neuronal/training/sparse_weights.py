@@ -29,7 +29,7 @@ class DenseModelError(ValueError):
 
 @dataclass(eq=False)
 class SparseWeight:
-    """A weight whose zeros are kept: a projection's, or that of all experts of a layer."""
+    """A weight whose zeros are kept, of a projection or of all experts of a layer."""
 
     name: str  # in the model without adapters
     module: nn.Module

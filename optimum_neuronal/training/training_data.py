@@ -14,9 +14,9 @@ from ..data.calibration import resolve_bos, resolve_seq_length, with_bos
 def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
     """Draw calibration sequences, int64, (num_samples, seq_length), on the CPU, equal in every process.
 
-    Examples are drawn by the config's seed (a stream without a length: in its order) and collated one by one. Their tokens,
-    without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example. With a BOS
-    token, see [`resolve_bos`], it begins every sequence, and no other place has one.
+    Examples are drawn with the config's seed (streams without a length keep their order) and collated one by one. Their
+    tokens, without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example. A BOS
+    token, see [`resolve_bos`], begins every sequence and occurs nowhere else.
     """
     bos = resolve_bos(model_config, None, config.add_bos)
     added = int(bos is not None)

@@ -53,7 +53,7 @@ class PackedQuantizer(hf_private.EarlyQuantizer):
     def preprocess_model(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None, checkpoint_files: Any = None, **_: Any
     ) -> None:
-        """Replace modules by empty packed ones, as the headers of the files say."""
+        """Replace modules with empty packed ones, as the headers of the files say."""
         from ..checkpoint.packed_files import read_headers, weight_files
         from ..packed.replacing import put_empty
 

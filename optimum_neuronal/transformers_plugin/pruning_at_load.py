@@ -61,7 +61,7 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
             self._calibration = draw_calibration(model, self.quantization_config, revision=revision)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_) -> bool:
-        """Note the name of a weight in the checkpoint: transformers asks for each one. None is quantized."""
+        """Note the name of a weight in the checkpoint, since transformers asks about each one. Nothing is quantized."""
         self._held.add(param_name)
         return False
 

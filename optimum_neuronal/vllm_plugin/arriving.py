@@ -1,7 +1,7 @@
-"""Rows of a weight as vLLM's loaders bring them: kept packed, and joined when all are there. Nothing here imports vLLM.
+"""Rows of a weight as vLLM's loaders deliver them: kept packed, and joined once complete. Nothing here imports vLLM.
 
 vLLM merges projections, and gives each process its slice, by narrowing a parameter and copying into it. [`ArrivingRows`]
-stands for the parameter: what is copied to it stays as it came.
+stands for the parameter and keeps what is copied to it.
 """
 
 import torch

@@ -13,7 +13,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.names import QUANT_METHOD
-from ..checkpoint.packed_files import read_weights
+from ..checkpoint.packed_files import is_packed, read_weights
 from ..packed.ops import unpack
 from .arriving import PackedRows
 
@@ -24,11 +24,11 @@ class PackedLoader(DefaultModelLoader):
 
     def __init__(self, load_config: LoadConfig):
         super().__init__(replace(load_config, load_format="auto"))
-        self.enable_weights_track = True  # a parameter that nothing was loaded to is an error, as in dense models
+        self.enable_weights_track = True  # a parameter that was not loaded is an error, as in dense models
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
-        if not _is_packed(model_config):
+        if not is_packed(vars(model_config.hf_config)):
             yield from super().get_all_weights(model_config, model)
             return
         self.counter_before_loading_weights = time.perf_counter()
@@ -37,7 +37,3 @@ class PackedLoader(DefaultModelLoader):
             if header is not None:
                 weight = unpack(weight).mT if header.transposed else PackedRows(weight)
             yield name, weight
-
-
-def _is_packed(model_config: ModelConfig) -> bool:
-    return (getattr(model_config.hf_config, "quantization_config", None) or {}).get("quant_method") == QUANT_METHOD

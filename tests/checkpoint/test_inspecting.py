@@ -60,7 +60,7 @@ def test_damaged_files(tmp_path):
         inspect_checkpoint(tmp_path)
     file.write_bytes(whole)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="index.json names no files of weights"):
+    with pytest.raises(ValueError, match="index.json names no weight files"):
         inspect_checkpoint(tmp_path)
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=float("inf")))
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
@@ -68,7 +68,7 @@ def test_damaged_files(tmp_path):
     (tmp_path / "model.safetensors.index.json").unlink()
     file.rename(tmp_path / "pytorch_model.bin")
     change_config(tmp_path, lambda config: config.pop("sparsity_config"))
-    with pytest.raises(FileNotFoundError, match="has no model.safetensors and no model.safetensors.index.json"):
+    with pytest.raises(FileNotFoundError, match="has neither model.safetensors nor model.safetensors.index.json"):
         inspect_checkpoint(tmp_path)
 
 

@@ -78,8 +78,8 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     invalid, other, reader, read_token, unknown = outcome["may not push"]
     assert invalid.startswith("ValueError: 'not/an/id' is not a valid name of a repository")
     for message in (other, reader):
-        assert "PermissionError" in message and "may create repositories of lab, me)" in message
-    assert "(the token may only read)" in read_token and unknown.startswith("PermissionError")
+        assert "PermissionError" in message and "can only create repositories of lab, me)" in message
+    assert "(the token is read-only)" in read_token and unknown.startswith("PermissionError")
     assert "(there is no token)" in outcome["check without token"]
 
 

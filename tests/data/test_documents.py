@@ -82,6 +82,11 @@ def test_files_with_columns(tmp_path, name, content):
     assert load_documents(tmp_path / name).source == name
 
 
+def test_null_inside_a_row_is_no_null_row(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"text": "a", "tags": [None]}, indent=2))
+    assert list(load_documents(tmp_path / "a.json")) == ["a"]
+
+
 def test_folders(tmp_path):
     for folder in ("texts/more", "splits"):
         (tmp_path / folder).mkdir(parents=True)

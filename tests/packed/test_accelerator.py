@@ -46,7 +46,7 @@ def test_triton_that_does_not_work(monkeypatch, warnings):
 
 def test_devices_that_triton_does_not_know(warnings):
     assert find("mps") is None
-    assert "there are none for mps" in warnings[0]
+    assert "there are no kernels for mps" in warnings[0]
 
 
 def test_torch_can_be_forced(monkeypatch, warnings):

@@ -296,7 +296,7 @@ class TestRefused:
     def test_no_tokenizer(self, folders):
         for file in (folders / "sparse").glob("tokenizer*"):
             file.unlink()
-        with pytest.raises(ValueError, match="sparse has no tokenizer, which training text needs"):
+        with pytest.raises(ValueError, match="sparse has no tokenizer, which training needs"):
             tuned(folders)
 
     def test_little_text(self, folders):
@@ -315,7 +315,7 @@ class TestRefused:
     def test_sizes_that_do_not_fit(self, folders):
         with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
             tuned(folders, seq_length=65)
-        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of the 4 sequences"):
+        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of 4, the sequences"):
             tuned(folders, micro_batch=3)
 
     def test_missing_packages(self, folders, monkeypatch):

@@ -86,7 +86,7 @@ def test_by_hand(ids):
     zeros, keeper = zeros_of(model), keep_sparsity(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step(model, optimizer, ids[:2])
-    with pytest.raises(SparsityLostError, match=r"\d+ pruned weights are not zero any more \(model.layers.0"):
+    with pytest.raises(SparsityLostError, match=r"\d+ pruned weights are no longer zero \(model.layers.0"):
         keeper.verify()
     keeper.apply()
     keeper.verify()

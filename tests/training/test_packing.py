@@ -59,7 +59,7 @@ def test_a_short_text_is_repeated_with_a_note(caplog):
         [" ".join(f"w{word}" for word in range(20))], make_tokenizer(), 9, seq_length=5, seed=0, vocab_size=256
     )
     assert len(found.windows) == 3
-    assert "holds 3 sequences of 5 tokens to train on, and 9 are asked for: they are repeated" in caplog.text
+    assert "holds 3 sequences of 5 tokens to train on, and 9 are needed: they are repeated" in caplog.text
 
 
 def test_too_little_text_raises():
