@@ -1,4 +1,4 @@
-"""Compare packed models with llama.cpp's quantized types on the same machine, in turns.
+"""Compare packed models with llama.cpp's quantized types on the same machine, alternately.
 
     pip install -e ".[benchmarks-llama]"
     python -m benchmarks.against_llama_cpp build --folder DIR
@@ -186,7 +186,7 @@ def measure_gguf(file: Path, args: argparse.Namespace) -> Measure:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Make the models, measure them in turns, and print a table for each number of threads."""
+    """Make the models, measure them alternately, and print a table for each number of threads."""
     weights = args.layers * sum(rows * columns for rows, columns in SHAPES.values())
     subjects: dict[str, tuple[Measure, float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
