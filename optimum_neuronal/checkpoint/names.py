@@ -12,6 +12,8 @@ GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+# Files that change a tokenizer if they lie beside its own. Those of an old model would be read with a new one.
+TOKENIZER_EXTRAS = (CHAT_TEMPLATE, "special_tokens_map.json", "added_tokens.json")
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter beside a model along with it
 
 SUFFIX = ".safetensors"
@@ -42,5 +44,5 @@ def belongs_to_model(name: str) -> bool:
 
 
 def belongs_to_model_or_tokenizer(name: str) -> bool:
-    """Return True for a file that a save with a tokenizer removes: the new tokenizer may have no chat template."""
-    return belongs_to_model(name) or name == CHAT_TEMPLATE
+    """Return True for a file that a save with a tokenizer removes: the new tokenizer may not have it."""
+    return belongs_to_model(name) or name in TOKENIZER_EXTRAS
