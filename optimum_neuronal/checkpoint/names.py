@@ -3,6 +3,8 @@
 import re
 from fnmatch import fnmatchcase
 
+from ..report import REPORT_NAME
+
 
 FORMATS = ("dense", "packed")
 QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it quote it
@@ -44,5 +46,5 @@ def belongs_to_model(name: str) -> bool:
 
 
 def belongs_to_model_or_tokenizer(name: str) -> bool:
-    """Return True for a file that a save with a tokenizer removes: the new tokenizer may not have it."""
-    return belongs_to_model(name) or name in TOKENIZER_EXTRAS
+    """Return True for a file that a save with a tokenizer removes: the new model or tokenizer may not have it."""
+    return belongs_to_model(name) or name in (*TOKENIZER_EXTRAS, REPORT_NAME)

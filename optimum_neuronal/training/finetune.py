@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.saving import check_model_directory, save_pretrained, save_pruned
+from ..checkpoint.saving import check_model_directory, check_other_directory, save_pruned
 from ..common.device import default_device
 from ..common.display import format_bytes
 from ..common.notes import get_logger
@@ -35,7 +35,7 @@ from .finetune_progress import FinetuneProgress
 from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
-from .sparse_weights import find_sparse_weights
+from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
 logger = get_logger(__name__)
@@ -99,6 +99,7 @@ def finetune(
     check_datasets([*datasets, *tests.values()])
     check_extras(config)
     path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
+    check_other_directory(teacher, path)
     if report is None:
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
@@ -115,11 +116,7 @@ def finetune(
             report = replace(report, training=[*report.training, record])
         if setup.processes.rank == 0:
             dtype = save_dtype or checkpoint_dtype(student)
-            if report is not None:
-                save_pruned(student, path, report, tokenizer, format, dtype=dtype)
-            else:
-                save_pretrained(student, path, format, dtype=dtype)
-                tokenizer.save_pretrained(path)
+            save_pruned(student, path, report, tokenizer, format, dtype=dtype)
             shutil.rmtree(setup.checkpoints, ignore_errors=True)
             remove_records(folder)
         setup.processes.from_first(None)  # the others wait
@@ -136,10 +133,7 @@ def _train(setup: Setup) -> dict[str, Any]:
     config, student, text = setup.config, setup.student, setup.text
     model = student
     if config.lora is not None:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear")
-        model = keep_lora_sparse(get_peft_model(student, adapter))
+        model = _with_lora(student, config.lora, config.seed)
     trainer = SparseTrainer(
         model,
         _arguments(setup),
@@ -186,6 +180,21 @@ def _train(setup: Setup) -> dict[str, Any]:
         "resumed": last is not None,
         "versions": versions(),
     }
+
+
+def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> torch.nn.Module:
+    """Return a model with LoRA on its projections. PEFT's "all-linear" would take routers, and experts, which lose zeros."""
+    from peft import LoraConfig, get_peft_model
+
+    decoder, _ = find_sparse_decoder(student)
+    projections = [projection for block in decoder.blocks for projection in block.projections.values()]
+    linear = [projection.name for projection in projections if projection.expert is None]
+    if len(linear) < len(projections):
+        logger.warning("LoRA trains linear layers only: the experts of this model stay as they are.")
+    with untouched_randomness():
+        torch.manual_seed(seed)
+        adapted = get_peft_model(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
+    return keep_lora_sparse(adapted)
 
 
 def _arguments(setup: Setup) -> TrainingArguments:
