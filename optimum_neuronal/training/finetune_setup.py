@@ -17,8 +17,9 @@ from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
 from ..data.calibration import resolve_bos, resolve_seq_length
 from ..files.records import Records
-from ..model.find_blocks import find_decoder
+from ..model.find_blocks import find_pruned_decoder
 from ..model.load_model import find_tokenizer, load_model
+from ..model.projections import Decoder
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity, versions
@@ -104,7 +105,7 @@ def load_teacher(
         teacher = densify(load_model(name, dtype=dtype, **options))
     except OSError as error:
         raise OSError(f"The teacher {name} could not be loaded: {error}") from error
-    projections = find_decoder(teacher).projections.values()
+    projections = _decoder_of_teacher(teacher, student).projections.values()
     zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
     share = zeros / sum(projection.numel for projection in projections)
     if share > SPARSE:
@@ -120,6 +121,16 @@ def load_teacher(
             "from."
         )
     return teacher.to(device)
+
+
+def _decoder_of_teacher(teacher: PreTrainedModel, student: PreTrainedModel) -> Decoder:
+    """Return the decoder of a teacher. If it is like the student, the prune may have ignored matrices of unknown names."""
+    kind, layers = (
+        {getattr(model.config.get_text_config(decoder=True), name, None) for model in (teacher, student)}
+        for name in ("model_type", "num_hidden_layers")
+    )
+    alike = len(kind) == len(layers) == 1
+    return find_pruned_decoder(teacher, read_sparsity_config(student.config) if alike else None)
 
 
 def prepare_training(
@@ -163,7 +174,7 @@ def prepare_training(
     made_from = {**identity(decoder, text.windows), "versions": versions()}
     made_from["training data"] = made_from.pop("calibration data")
     if teacher is not None:
-        made_from["teacher"] = identity(find_decoder(teacher), text.windows)["model"]
+        made_from["teacher"] = identity(_decoder_of_teacher(teacher, student), text.windows)["model"]
     before, _ = records.recorded("identity", lambda: (made_from, {}))
     if before != made_from:
         changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])

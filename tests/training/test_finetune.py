@@ -156,6 +156,18 @@ class TestResult:
         theirs = second.state_dict()
         assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in first.state_dict().items())
 
+    def test_matrices_of_unknown_names_which_the_prune_ignored(self, folders, monkeypatch):
+        load = finetune_setup.load_model
+
+        def with_others(name, **options):
+            model = load(name, **options)
+            for layer in model.model.layers:
+                layer.mlp.other = torch.nn.Linear(32, 4)
+            return model
+
+        monkeypatch.setattr(finetune_setup, "load_model", with_others)
+        assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
+
     def test_without_a_report(self, folders, caplog):
         shutil.copytree(folders / "sparse", folders / "tuned")
         (folders / "sparse" / "neuronal_report.json").unlink()
