@@ -17,7 +17,15 @@ from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
 from .hub import find_checkpoint
-from .names import ADAPTER_CONFIG, CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES
+from .names import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    FORMATS,
+    MODEL_CARD,
+    WEIGHT_SUFFIXES,
+    belongs_to_model,
+    belongs_to_model_or_tokenizer,
+)
 from .packed_files import float_tensors, is_packed, read_json, weight_files
 from .saving import check_replaceable, check_saveable, has_chat_template, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
@@ -66,16 +74,18 @@ def convert_checkpoint(
     check_choice("format", format, FORMATS)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
-    if not is_same(source, target):
+    is_copy, belongs = not is_same(source, target), belongs_to_model
+    if is_copy:
         check_replaceable(target, overwrite)
+        belongs = belongs_to_model_or_tokenizer if any(source.glob("tokenizer*")) else belongs_to_model
     packed = _check(source, format if dtype is None else None)
     stored = _dtypes(source, packed) if dtype is None else {}
     model = load_model(source, whole=True, trust_remote_code=trust_remote_code)
     check_saveable(model, format, dtype)
-    with replaced_checkpoint(target) as staging:
+    with replaced_checkpoint(target, belongs) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
         _check_dtypes(stored, _dtypes(staging, format == "packed"))
-        if not is_same(source, target):
+        if is_copy:
             _copy_others(source, staging, target)
         if may_write_card(target):
             _write_card(model, source, staging, format, target.name, dtype)

@@ -3,6 +3,8 @@
 import re
 from fnmatch import fnmatchcase
 
+from ..report import REPORT_NAME
+
 
 FORMATS = ("dense", "packed")
 QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it name it in their errors
@@ -12,6 +14,8 @@ GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+# Files that change how a tokenizer in the same folder reads. A new tokenizer must not meet those of an old one.
+TOKENIZER_EXTRAS = (CHAT_TEMPLATE, "special_tokens_map.json", "added_tokens.json")
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter in the same folder along with the model
 
 SUFFIX = ".safetensors"
@@ -42,5 +46,5 @@ def belongs_to_model(name: str) -> bool:
 
 
 def belongs_to_model_or_tokenizer(name: str) -> bool:
-    """Return True for a file that a save with a tokenizer removes: the new tokenizer may have no chat template."""
-    return belongs_to_model(name) or name == CHAT_TEMPLATE
+    """Return True for a file that a save with a tokenizer removes: the new model or tokenizer may not have it."""
+    return belongs_to_model(name) or name in (*TOKENIZER_EXTRAS, REPORT_NAME)

@@ -103,13 +103,13 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_
 def save_pruned(
     model: PreTrainedModel,
     directory: str | Path,
-    report: PruningReport,
+    report: PruningReport | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     format: str | None = None,
     title: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Save model, tokenizer, report and model card. A save that fails leaves the directory as it was.
+    """Save model, tokenizer, report and, with a report, the model card. A save that fails leaves the directory as it was.
 
     A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. The next save
     or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The
@@ -125,6 +125,9 @@ def save_pruned(
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         copy_processor(model, staging)
+        if report is None:
+            return
+        report.save(staging)
         if with_card:
             (staging / MODEL_CARD).write_text(
                 make_card(model, report, title, format, tokenizer is not None, has_chat_template(staging), dtype),
@@ -132,7 +135,6 @@ def save_pruned(
             )
         else:
             logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
-        report.save(staging)
 
 
 def has_chat_template(folder: Path) -> bool:

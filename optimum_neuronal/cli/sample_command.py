@@ -1,9 +1,11 @@
 """`optimum-cli neuronal sample`: text that a model writes itself, as a file that other commands take as `--dataset`."""
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 
+from ..data.calibration import text_tokenizer
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable
 from ..files.records import Records, hidden_directory, remove_records, work_directory
@@ -56,6 +58,7 @@ class SampleCommand(Command):
             "revision": args.revision,
             "dtype": str(model.dtype),
             "device": device.type,
+            "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
         }
         with work_directory(hidden_directory(output)) as folder:
             rows = [*sample_text(model, tokenizer, **how, records=Records(folder, made_with))]

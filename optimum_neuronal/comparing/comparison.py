@@ -82,7 +82,8 @@ class Comparison:
             source = "several datasets" if "dataset" in swept else known["source"]
             seed = None if "seed" in swept else known["seed"]
             notes.append(f"Calibration: {calibration_text(known | {'source': source, 'seed': seed})}.")
-        given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in self.calibration)
+        stated = {*self.calibration, *swept}
+        given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in stated)
         if given:
             notes.append(f"All with {given}.")
         for name in swept:

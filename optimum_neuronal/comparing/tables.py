@@ -47,7 +47,7 @@ def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
         for sparsity in dict.fromkeys(entry.sparsity for entry in aggregates):
             # None while the comparison runs, or if all combinations failed
             values = [getattr(entries.get((topup, sparsity)), attribute, None) for topup in topups]
-            columns.append(Column(f"{title}, {sparsity:.0%}", values, text, best))
+            columns.append(Column(f"{title}, {100 * sparsity:.4g}%", values, text, best))
     return Table.of(columns, ["all"] * len(topups))
 
 

@@ -25,6 +25,7 @@ logger = get_logger(__name__)
 
 IDENTITY = "identity.json"
 LOCK = ".lock"
+SHOWN = 8  # settings whose values an error shows; commands differ in more
 SUFFIX = ".record.safetensors"
 # Tensors that hold a record's JSON value and the checksum of all others, as bytes; no module has these names.
 VALUE, CHECKSUM = "/value", "/sha256"
@@ -124,6 +125,8 @@ def _begin(directory: Path, identity: dict[str, Any]) -> None:
     names = [name for name in sorted({**before, **identity}) if before.get(name) != identity.get(name)]
     if names:
         changes = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in names)
+        if len(names) > SHOWN:
+            changes = f"{', '.join(names[:3])} and {len(names) - 3} others. Another command may have started it"
         raise ValueError(
             f"{directory} holds unfinished work that was started with different settings: {changes}. Use the same "
             "settings, or delete that directory to start again."

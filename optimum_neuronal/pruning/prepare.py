@@ -230,14 +230,22 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
-    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal.
+    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal."""
+    return {
+        "model": checksum(decoder.model, list(decoder.projections)),
+        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "device": hf_private.execution_device(next(iter(decoder.projections.values())).module).type,
+    }
+
+
+def checksum(model: PreTrainedModel, names: Sequence[str] = ()) -> str:
+    """Return a checksum of a model's config and weights, and of the names of its projections.
 
     Only the first and last row of each matrix are read.
     """
-    model = decoder.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(repr(list(decoder.projections)).encode())
+    digest.update(repr(list(names)).encode())
     for name, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False):
             offloaded = hf_private.is_offloaded(module)
@@ -248,11 +256,7 @@ def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
             places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
             for row in (weight[place] for place in places):
                 digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
-    return {
-        "model": digest.hexdigest(),
-        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
-        "device": hf_private.execution_device(next(iter(decoder.projections.values())).module).type,
-    }
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.saving import check_model_directory, save_pretrained, save_pruned
+from ..checkpoint.saving import check_model_directory, check_other_directory, save_pruned
 from ..common.device import default_device
 from ..common.display import format_bytes
 from ..common.notes import get_logger
@@ -36,7 +36,7 @@ from .finetune_progress import FinetuneProgress
 from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
-from .sparse_weights import find_sparse_weights
+from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
 logger = get_logger(__name__)
@@ -104,6 +104,7 @@ def finetune(
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
+    check_other_directory(teacher if dense is None else dense.config.name_or_path, path)
     with work_directory(work_dir or hidden_directory(path)) as folder:
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
@@ -116,11 +117,7 @@ def finetune(
             report = replace(report, training=[*report.training, record])
         if setup.processes.rank == 0:
             dtype = save_dtype or checkpoint_dtype(student)
-            if report is not None:
-                save_pruned(student, path, report, tokenizer, format, dtype=dtype)
-            else:
-                save_pretrained(student, path, format, dtype=dtype)
-                tokenizer.save_pretrained(path)
+            save_pruned(student, path, report, tokenizer, format, dtype=dtype)
             shutil.rmtree(setup.checkpoints, ignore_errors=True)
             remove_records(folder)
         setup.processes.from_first(None)  # the others wait
@@ -130,7 +127,7 @@ def finetune(
 def _train(setup: Setup) -> dict[str, Any]:
     """Train the student in place, and return its record for the report."""
     config, student, text = setup.config, setup.student, setup.text
-    model = student if config.lora is None else _with_lora(student, config.lora)
+    model = student if config.lora is None else _with_lora(student, config.lora, config.seed)
     trainer = SparseTrainer(
         model,
         _arguments(setup),
@@ -179,11 +176,19 @@ def _train(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _with_lora(student: PreTrainedModel, rank: int) -> nn.Module:
+def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
+    """Return the model with LoRA on its projections. PEFT's "all-linear" would also adapt routers and stacked experts."""
     from peft import LoraConfig, get_peft_model
 
-    adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    return keep_lora_sparse(get_peft_model(student, adapter))
+    decoder, _ = find_sparse_decoder(student)
+    projections = [projection for block in decoder.blocks for projection in block.projections.values()]
+    linear = [projection.name for projection in projections if projection.expert is None]
+    if len(linear) < len(projections):
+        logger.warning("LoRA trains linear layers only, so the experts of this model are not trained.")
+    with untouched_randomness():
+        torch.manual_seed(seed)
+        adapted = get_peft_model(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
+    return keep_lora_sparse(adapted)
 
 
 def _arguments(setup: Setup) -> TrainingArguments:

@@ -42,7 +42,7 @@ class FinetuneConfig:
     )
     lora: int | None = config_field(
         None,
-        "rank of LoRA on all projections, which is merged at the end",
+        "rank of LoRA on the projections but not on stacked experts; it is merged at the end",
         unset="all weights are trained",
         least=1,
         metavar="RANK",

@@ -17,11 +17,10 @@ from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
 from ..data.calibration import resolve_bos, resolve_seq_length
 from ..files.records import Records
-from ..model.find_blocks import find_decoder
 from ..model.load_model import find_tokenizer, load_model
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
-from ..pruning.prepare import identity, versions
+from ..pruning.prepare import checksum, identity, versions
 from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
 from .packing import TrainingText, mix_texts
@@ -104,9 +103,7 @@ def load_teacher(
         teacher = densify(load_model(name, dtype=dtype, **options))
     except OSError as error:
         raise OSError(f"The teacher {name} could not be loaded: {error}") from error
-    projections = find_decoder(teacher).projections.values()
-    zeros = sum(int((projection.weight == 0).sum()) for projection in projections)
-    share = zeros / sum(projection.numel for projection in projections)
+    share = _share_of_zeros(teacher)
     if share > SPARSE:
         raise ValueError(
             f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
@@ -120,6 +117,15 @@ def load_teacher(
             "one was pruned from."
         )
     return teacher.to(device)
+
+
+def _share_of_zeros(model: PreTrainedModel) -> float:
+    """Return the share of zeros in a model's matrices, without embeddings and head."""
+    tables = [
+        layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None
+    ]
+    weights = [w for w in model.parameters() if w.ndim > 1 and not any(w is table for table in tables)]
+    return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def prepare_training(
@@ -190,7 +196,7 @@ def _check_same(
     made_from = {**identity(decoder, text.windows), "versions": versions()}
     made_from["training data"] = made_from.pop("calibration data")
     if teacher is not None:
-        made_from["teacher"] = identity(find_decoder(teacher), text.windows[:0])["model"]
+        made_from["teacher"] = checksum(teacher)
     before, _ = records.recorded("identity", lambda: (made_from, {}))
     if before != made_from:
         changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])

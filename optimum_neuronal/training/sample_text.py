@@ -114,12 +114,12 @@ class Writer:
 
     def write(self, count: int) -> list[Row]:
         """Return up to `count` samples that are not empty."""
+        first = next(i for i in (self.tokenizer.bos_token_id, *self.stops, 0) if i is not None)
         if self.frame is None:
-            start = next(i for i in (self.tokenizer.bos_token_id, *self.stops, 0) if i is not None)
-            texts = self._continue([[start]] * count, self.max_length - 1)
+            texts = self._continue([[first]] * count, self.max_length - 1)
             return [{"text": text} for text in texts if text]
         before, after = self.frame
-        start = self.tokenizer(before, add_special_tokens=False)["input_ids"]
+        start = self.tokenizer(before, add_special_tokens=False)["input_ids"] or [first]
         turns = self._continue([start] * count, min(QUESTION, self.max_length // 2))
         questions = [question for turn in turns if (question := (turn.split(after)[0] if after else turn).strip())]
         prompts = [

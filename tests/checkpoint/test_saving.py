@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from peft import LoraConfig
 from profiles import by_day
 from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import (
     NeuronALConfig,
@@ -365,10 +366,23 @@ def test_python_replaces_a_dense_model_only_if_it_is_told_to(tmp_path):
         shutil.rmtree(tmp_path / "dense")
 
 
-def test_an_old_chat_template_goes_with_its_tokenizer(tmp_path):
-    chat, plain = make_tokenizer(), make_tokenizer()
-    chat.chat_template = "{{ messages }}"
-    for tokenizer, is_there in ((chat, True), (None, True), (plain, False)):
+def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
+    """transformers would read it with the new one."""
+    old, plain = tmp_path / "model", make_tokenizer()
+    save_pruned(tmp_path / "source", tokenizer=plain)
+
+    def save(tokenizer):
         pruner, model = pruned(tokenizer=tokenizer)
-        pruner.save(model, tmp_path / "model")
-        assert (tmp_path / "model" / "chat_template.jinja").exists() == is_there
+        pruner.save(model, old)
+
+    for replace in (partial(save, plain), partial(convert_checkpoint, tmp_path / "source", "packed", old)):
+        save(make_tokenizer(chat_template="{{ messages }}"))
+        (old / "special_tokens_map.json").write_text('{"eos_token": "<other>"}')
+        (old / "added_tokens.json").write_text('{"<added>": 300}')
+        save(None)
+        assert AutoTokenizer.from_pretrained(old).eos_token == "<other>", (
+            "no tokenizer was saved, so the old one stays"
+        )
+        replace()
+        found = AutoTokenizer.from_pretrained(old)
+        assert (found.get_vocab(), found.eos_token, found.chat_template) == (plain.get_vocab(), plain.eos_token, None)

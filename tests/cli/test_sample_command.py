@@ -37,6 +37,11 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
         f"the same command continues; to start over, delete {tmp_path / '.own.jsonl.unfinished'}"
         in capsys.readouterr().err
     )
+    template = dense / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}")  # conversations would follow documents in one file
+    with pytest.raises(SystemExit, match="started with different settings: chat template was"):
+        run(*given)
+    template.unlink()
     run(*given)
     assert counts == [32, 8, 8] and output.exists()
 

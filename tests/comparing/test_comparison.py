@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_aggregates_by_hand(comparison):
     assert uniform.perplexity_factor == pytest.approx((2 * 2 * 8 * 8) ** 0.25)
     assert uniform.accuracy_retention == pytest.approx((0.75 * 0.5) ** 0.5)
     assert owl.perplexity_factor == pytest.approx((2 * 4 * 4 * 4) ** 0.25) and owl.saliencies == ["wanda", "magnitude"]
+
+
+def test_what_differs_is_told_apart(comparison):
+    """Sparsities that round to the same percent, and a swept field that an experiment gives too."""
+    close = result(0.504, "wanda", "uniform", 20.0, 40.0, setting={"num_alignment_samples": 4})
+    config = {"num_alignment_samples": 8, "refit_epochs": 6}
+    text = squeezed(replace(comparison, results=[*comparison.results, close], config=config).to_markdown())
+    assert "| PPLFac, 50% | PPLFac, 50.4% |" in text and "All with refit_epochs=6.\n" in text
 
 
 def test_tables(comparison):

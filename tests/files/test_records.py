@@ -66,6 +66,14 @@ def test_a_directory_of_another_prune(changed, message, tmp_path):
         Records(tmp_path, now)
 
 
+def test_a_directory_of_another_command(tmp_path):
+    Records(tmp_path, {"model": "abc", **{f"p{i}": i for i in range(9)}})
+    with pytest.raises(
+        ValueError, match=r"settings: p0, p1, p2 and 6 others\. Another command may have started it\. Use"
+    ):
+        Records(tmp_path, {"model": "abc"})
+
+
 def test_a_directory_of_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):

@@ -1,5 +1,7 @@
 import json
+import json
 import os
+import shutil
 import socket
 
 import pytest
@@ -120,6 +122,28 @@ class TestResult:
         assert not any("lora" in name for name, _ in model.named_parameters())
         assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
 
+    def test_lora_of_the_same_seed_is_the_same(self, folders):
+        first, _ = tuned(folders, lora=4, steps=2)
+        torch.rand(1)
+        second, _ = tuned(folders, output="again", lora=4, steps=2)
+        theirs = second.state_dict()
+        assert all(torch.equal(value, theirs[name]) for name, value in first.state_dict().items())
+
+    @pytest.mark.parametrize("family", ["mixtral", "llama4_text"])
+    def test_lora_leaves_experts_and_routers_as_they_are(self, family, folders, caplog):
+        make_model(family, vocab_size=256).save_pretrained(folders / "moe")
+        make_tokenizer().save_pretrained(folders / "moe")
+        config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+        NeuronALPruner.from_pretrained(folders / "moe", config=config).quantize(folders / "sparse moe")
+        model, _ = tuned(folders, "sparse moe", teacher=folders / "moe", lora=2, steps=2)
+        before = AutoModelForCausalLM.from_pretrained(folders / "sparse moe").state_dict()
+        changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+        assert any("q_proj" in name for name in changed)
+        assert not any(
+            "experts." in name and "shared" not in name or "router" in name or "gate." in name for name in changed
+        )
+        assert "LoRA trains linear layers only" in caplog.text
+
     def test_a_packed_model_is_unpacked_and_packed_again(self, folders):
         convert_checkpoint(folders / "sparse", "packed", folders / "packed")
         _, first = tuned(folders, steps=3)
@@ -133,9 +157,23 @@ class TestResult:
         theirs = second.state_dict()
         assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in first.state_dict().items())
 
+    def test_matrices_of_unknown_names_which_the_prune_ignored(self, folders, monkeypatch):
+        load = finetune_setup.load_model
+
+        def with_others(name, **options):
+            model = load(name, **options)
+            for layer in model.model.layers:
+                layer.mlp.other = torch.nn.Linear(32, 4)
+            return model
+
+        monkeypatch.setattr(finetune_setup, "load_model", with_others)
+        assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
+
     def test_without_a_report(self, folders, caplog):
+        shutil.copytree(folders / "sparse", folders / "tuned")
         (folders / "sparse" / "neuronal_report.json").unlink()
         _, report = tuned(folders, steps=1)
+        assert not (folders / "tuned" / "neuronal_report.json").exists(), "that of the model which was replaced"
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
 
@@ -304,9 +342,17 @@ class TestRefused:
         with pytest.raises(ValueError, match="holds 2 tokens: expected at least two sequences of 16"):
             tuned(folders)
 
-    def test_the_sparse_model_itself_as_output(self, folders):
+    def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
         with pytest.raises(FileExistsError, match="would replace the model"):
             tuned(folders, output="sparse")
+        with pytest.raises(FileExistsError, match="would replace the model"):
+            tuned(folders, output="dense", overwrite=True)
+        monkeypatch.chdir(folders)  # where the name in the sparse model's config is a path
+        config = json.loads((folders / "sparse" / "config.json").read_text())
+        config["sparsity_config"]["base_model"] = "dense"
+        (folders / "sparse" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(FileExistsError, match="would replace the model"):
+            tuned(folders, output="dense", overwrite=True, teacher=None)
 
     def test_another_model_as_output(self, folders):
         with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
