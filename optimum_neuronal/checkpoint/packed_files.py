@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 
 from ..common.display import escaped
 from ..compat import hf_private
@@ -140,10 +140,10 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     return [folder / name for name in names]
 
 
-def source_files(config: PreTrainedConfig) -> list[Path]:
-    """Return the files of weights that a model with this config was loaded from, without a download; [] if unknown."""
-    for name in (DENSE_FILE, DENSE_INDEX, PACKED_INDEX) if config.name_or_path else ():
-        path = hf_private.find_file(config, name, local_files_only=True)
+def source_files(model: PreTrainedModel) -> list[Path]:
+    """Return the files of weights that a model was loaded from, without a download; [] if unknown."""
+    for name in (DENSE_FILE, DENSE_INDEX, PACKED_INDEX) if model.config.name_or_path else ():
+        path = hf_private.find_file(model, name, local_files_only=True)
         if path is not None:
             return [path] if name == DENSE_FILE else weight_files(path.parent, packed=name == PACKED_INDEX)
     return []

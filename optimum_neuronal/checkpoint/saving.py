@@ -153,7 +153,7 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
         return
     for name in PROCESSOR_FILES:
         try:
-            path = hf_private.find_file(config, name)
+            path = hf_private.find_file(model, name)
             if path is not None and not (folder / name).exists() and not leads_out(path, path.parent):
                 shutil.copyfile(path, folder / name)
         except (OSError, ValueError) as error:

@@ -108,7 +108,7 @@ def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
     dtypes: dict[str, torch.dtype] = {}
     sizes: Counter[torch.dtype] = Counter()
     with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
-        for path in source_files(model.config):
+        for path in source_files(model):
             for name, dtype, numel in float_tensors(path):
                 files[name], dtypes[name] = path, dtype
                 sizes[dtype] += numel

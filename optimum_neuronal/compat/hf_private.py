@@ -28,14 +28,14 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def find_file(config: PreTrainedConfig, name: str, **options: Any) -> Path | None:
-    """Return the path of a file of a config's commit, downloaded if necessary, or None if it is missing there.
+def find_file(model: PreTrainedModel, name: str, **options: Any) -> Path | None:
+    """Return the path of a file of a model's checkpoint, downloaded if necessary, or None if it is missing there.
 
-    `options`: of `cached_file`, such as `local_files_only`.
+    Unless [`load_model`] loaded the model, the revision is `main`, since transformers does not note another one. `options`:
+    of `cached_file`, such as `local_files_only`.
     """
-    commit = getattr(config, "_commit_hash", None)
-    options["_raise_exceptions_for_missing_entries"] = False
-    path = cached_file(config.name_or_path, name, revision=commit, **options)
+    options |= {**getattr(model, "checkpoint_place", {}), "_raise_exceptions_for_missing_entries": False}
+    path = cached_file(model.config.name_or_path, name, **options)
     return None if path is None else Path(path)
 
 

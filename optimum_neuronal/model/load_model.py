@@ -44,8 +44,8 @@ CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
-    The model has an attribute `checkpoint_dtype`, see [`checkpoint_dtype`]. A GGUF file becomes a dense model, with the name
-    of the file as its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
+    The model has an attribute `checkpoint_dtype`, see [`checkpoint_dtype`], and with a `revision` or `cache_dir` an attribute
+    `checkpoint_place`. A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
     With `whole`, so is one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
@@ -66,6 +66,7 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
     model.checkpoint_dtype = named_dtype
+    model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir"))
     if gguf_file is not None:
         model.gguf_file = gguf_file
     return model
@@ -247,7 +248,8 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
         raise ValueError(f"{wanted}, or save one beside the model.")
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     try:
-        return _load_tokenizer(origin, revision=revision or "main", **gguf)
+        place = getattr(model, "checkpoint_place", {})
+        return _load_tokenizer(origin, **(place | ({"revision": revision} if revision else {})), **gguf)
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
