@@ -74,10 +74,11 @@ def convert_checkpoint(
     check_choice("format", format, FORMATS)
     source = find_source(directory_or_id, output, revision, token)
     target = check_writable(source if output is None else output, "save to")
-    is_copy, belongs = not is_same(source, target), belongs_to_model
+    is_copy = not is_same(source, target)
     if is_copy:
         check_replaceable(target, overwrite)
-        belongs = belongs_to_model_or_tokenizer if any(source.glob("tokenizer*")) else belongs_to_model
+    copies_tokenizer = is_copy and any(source.glob("tokenizer*"))
+    belongs = belongs_to_model_or_tokenizer if copies_tokenizer else belongs_to_model
     packed = _check(source, format if dtype is None else None)
     stored = _dtypes(source, packed) if dtype is None else {}
     model = load_model(source, whole=True, trust_remote_code=trust_remote_code)

@@ -44,9 +44,10 @@ CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
-    The model has an attribute `checkpoint_dtype`, see [`checkpoint_dtype`], and with a `revision` or `cache_dir` an attribute
-    `checkpoint_place`. A GGUF file becomes a dense model, with the name of the file as its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
-    With `whole`, so is one that holds weights without a place.
+    Attributes of the model say what transformers does not keep: `checkpoint_dtype`, see [`checkpoint_dtype`], and
+    `checkpoint_place`, the `revision` and `cache_dir` if given. A GGUF file becomes a dense model, with the name of the file as
+    its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up. With `whole`, so is
+    one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
     loader, config = _checked_loader(model_or_path, model_kwargs)
@@ -247,9 +248,9 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     if not origin:
         raise ValueError(f"{wanted}, or save one beside the model.")
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
+    place = getattr(model, "checkpoint_place", {}) if revision is None else {"revision": revision}
     try:
-        place = getattr(model, "checkpoint_place", {})
-        return _load_tokenizer(origin, **(place | ({"revision": revision} if revision else {})), **gguf)
+        return _load_tokenizer(origin, **place, **gguf)
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 

@@ -53,9 +53,8 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    model.hf_quantizer = DenseSaving(
-        None
-    )  # already here: a model that an interrupt leaves packed in part can be saved
+    # Already here, so that a model that an interrupt leaves packed in part can be saved.
+    model.hf_quantizer = DenseSaving(None)
     left_dense: dict[str, str] = {}
     try:
         for name in [name for name, _ in model.named_modules()]:
