@@ -10,6 +10,7 @@ from ..files.atomic import write_atomically
 from ..files.directories import check_writable
 from ..files.records import Records, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model
+from ..pruning.prepare import checksum
 from ..training.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from . import flags
 from .command import Command, write
@@ -54,9 +55,7 @@ class SampleCommand(Command):
         how = {name: getattr(args, name) for name in ("num_samples", "max_length", "temperature", "top_p", "seed")}
         made_with = {
             **how,
-            "model": args.model,
-            "revision": args.revision,
-            "dtype": str(model.dtype),
+            "model": checksum(model),
             "device": device.type,
             "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
         }

@@ -225,12 +225,13 @@ def find_dataset(name: str) -> TextDataset:
     if not os.path.exists(path) and (head.lower().endswith(FILE_SUFFIXES) or os.path.isdir(head)):
         path, column = head, tail
     suffix = Path(path).suffix.lower()
-    if os.path.isdir(path):
-        if _holds_data(path):
-            return TextDataset(os.path.abspath(path), column=column)
-        return TextDataset("txt", files=(path, path))
-    if os.path.isfile(path) and suffix in FILE_SUFFIXES:
-        return TextDataset(BUILDERS.get(suffix, "txt"), files=(path, path), column=column)
+    if os.path.isdir(path) and _holds_data(path):
+        return TextDataset(os.path.abspath(path), column=column)
+    if os.path.isdir(path) or (os.path.isfile(path) and suffix in FILE_SUFFIXES):
+        builder = BUILDERS.get(suffix, "txt") if os.path.isfile(path) else "txt"
+        if builder == "txt" and column is not None:
+            raise ValueError(f"{path!r} is text, which has no columns: leave out {':' + column!r}.")
+        return TextDataset(builder, files=(path, path), column=column)
     if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)) or os.path.isfile(path):
         raise FileNotFoundError(f"The dataset {path!r} does not exist, or does not end in {', '.join(FILE_SUFFIXES)}.")
     hub_id, *parts = name.split(":")

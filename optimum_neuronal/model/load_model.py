@@ -246,7 +246,7 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     origin = model.config.name_or_path
     wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
     if not origin:
-        raise ValueError(f"{wanted}, or save one beside the model.")
+        raise ValueError(f"{wanted}, or save one with the model.")
     gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
     place = getattr(model, "checkpoint_place", {}) if revision is None else {"revision": revision}
     try:

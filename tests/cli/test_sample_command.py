@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from optimum_neuronal.model.load_model import load_model
 from optimum_neuronal.training import sample_text as module
 
 
@@ -42,6 +43,13 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit, match="started with different settings: chat template was"):
         run(*given)
     template.unlink()
+    weights = (dense / "model.safetensors").read_bytes()
+    other = load_model(dense)
+    other.model.norm.weight.data += 1
+    other.save_pretrained(dense)  # in the same place
+    with pytest.raises(SystemExit, match="started with different settings: model was"):
+        run(*given)
+    (dense / "model.safetensors").write_bytes(weights)
     run(*given)
     assert counts == [32, 8, 8] and output.exists()
 

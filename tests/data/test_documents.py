@@ -156,6 +156,13 @@ def test_a_long_reason_is_not_cut_in_a_word(tmp_path, monkeypatch):
         load_documents(str(tmp_path / "a.jsonl"))
 
 
+def test_text_has_no_columns(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    for path in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(ValueError, match="is text, which has no columns: leave out ':code'"):
+            find_dataset(f"{path}:code")
+
+
 def test_names_that_mean_nothing(tmp_path):
     for name in (str(tmp_path / "gone.txt"), "gone.jsonl:code", "./gone"):
         with pytest.raises(FileNotFoundError, match="does not exist"):
