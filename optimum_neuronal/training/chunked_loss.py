@@ -173,7 +173,7 @@ class _HeadLoss(torch.autograd.Function):
                 continue
             if finished is not raw:
                 (gradient,) = torch.autograd.grad(finished, raw, gradient)
-            gradient = gradient.div_(tokens).to(hidden.dtype)
+            gradient = gradient.to(hidden.dtype)
             if to_hidden is not None:
                 torch.mm(gradient, used, out=to_hidden[part])
             if to_weight is not None and to_weight.dtype == gradient.dtype:
@@ -182,11 +182,13 @@ class _HeadLoss(torch.autograd.Function):
                 to_weight += gradient.T @ hidden[part]
             if to_bias is not None:
                 to_bias += gradient.sum(0)
-        ctx.gradients = to_hidden, to_weight, to_bias
+        ctx.gradients, ctx.tokens = (to_hidden, to_weight, to_bias), tokens
         return total / tokens
 
     @staticmethod
     def backward(ctx, scale):
+        # Not before, since float16 has no numbers below 6e-8: a loss is scaled up, which `scale` includes.
+        scale = scale / ctx.tokens
         gradients = [None if gradient is None else gradient.mul_(scale) for gradient in ctx.gradients]
         ctx.gradients = None
         return (*gradients, None, None, None, None)
@@ -205,11 +207,11 @@ class _LogitLoss(torch.autograd.Function):
             )
             total += loss
             if gradient is not None:
-                gradients[part] = gradient.div_(tokens)
-        ctx.gradients = gradients
+                gradients[part] = gradient
+        ctx.gradients, ctx.tokens = gradients, tokens
         return total / tokens
 
     @staticmethod
     def backward(ctx, scale):
-        gradients, ctx.gradients = ctx.gradients.mul_(scale), None
+        gradients, ctx.gradients = ctx.gradients.mul_(scale / ctx.tokens), None
         return gradients, None, None, None

@@ -94,6 +94,20 @@ def test_few_logits_exist_at_a_time(monkeypatch):
     assert sum(sizes) == 2 * 18 and max(sizes) == ROWS
 
 
+def test_gradients_in_float16(monkeypatch):
+    """Those of a single logit are far below its smallest number until the loss is scaled up, as `Trainer` does."""
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 2**24)
+    student, teacher = make_model("llama", vocab_size=8000), make_model("llama", vocab_size=8000)
+    for parameter in teacher.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    ids = torch.randint(0, 8000, (16, 64))
+    expected = gradients(student, written_out(student, teacher, ids, ids, 1.0))["lm_head.weight"]
+    with torch.autocast("cpu", torch.float16):
+        loss = mixed_loss(Predictor(student), Predictor(teacher), student, {"input_ids": ids}, ids, 1.0)
+    found = gradients(student, 2**16 * loss)["lm_head.weight"] / 2**16
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
 def test_frozen_heads_get_no_gradient():
     student, (ids, labels) = make_model("llama"), batch()
     student.lm_head.requires_grad_(False)
