@@ -146,7 +146,11 @@ class Writer:
         used = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device = execution_device(self.model.get_input_embeddings())
         how = GenerationConfig(**self.draw, max_new_tokens=most, eos_token_id=self.stops or None, pad_token_id=padding)
-        written = self.model.generate(ids.to(device), attention_mask=used.to(device), generation_config=how)
+        own, self.model.generation_config = self.model.generation_config, GenerationConfig()  # it would complete `how`
+        try:
+            written = self.model.generate(ids.to(device), attention_mask=used.to(device), generation_config=how)
+        finally:
+            self.model.generation_config = own
         texts = []
         for row in written[:, longest:].tolist():
             end = next((place for place, token in enumerate(row) if token in self.stops), None)

@@ -37,6 +37,14 @@ def test_conversations(model, tokenizer):
     assert max(map(len, ids)) <= 24 + 1, "the template ends the answer"
 
 
+def test_settings_for_generating_do_not_count(model, tokenizer):
+    """Those that a checkpoint has for chats."""
+    expected = [*sample_text(model, tokenizer, 5, max_length=24)]
+    own = model.generation_config
+    own.repetition_penalty, own.num_return_sequences = 9.0, 2
+    assert [*sample_text(model, tokenizer, 5, max_length=24)] == expected and model.generation_config is own
+
+
 def test_documents_of_a_model_without_a_template(model):
     rows = [*sample_text(model, make_tokenizer(eos_token="w250"), 5, max_length=12)]
     assert all(0 < len(row["text"].split()) < 12 for row in rows)
