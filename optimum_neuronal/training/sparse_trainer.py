@@ -70,15 +70,24 @@ class SparseTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Return the loss; with `return_outputs`, also a dict without logits."""
-        inputs = dict(inputs)
-        labels = inputs.pop("labels", None)
-        if labels is None:
-            labels = inputs["input_ids"]
-            if "attention_mask" in inputs:
-                labels = labels.masked_fill(inputs["attention_mask"] == 0, LABELS_TO_IGNORE)
+        inputs = _with_labels(inputs)
+        labels = inputs.pop("labels")
         teacher = self._teacher if model.training else None
         loss = mixed_loss(self._student, teacher, model, inputs, labels, self.kl_weight)
         return (loss, {"loss": loss}) if return_outputs else loss
+
+    def prediction_step(self, model: nn.Module, inputs: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Measure the loss of a batch. `Trainer` measures none without labels."""
+        return super().prediction_step(model, _with_labels(inputs), *args, **kwargs)
+
+
+def _with_labels(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch with its labels or, without them, with every token that `attention_mask` does not exclude."""
+    inputs = dict(inputs)
+    if inputs.get("labels") is None:
+        ids, used = inputs["input_ids"], inputs.get("attention_mask")
+        inputs["labels"] = ids if used is None else ids.masked_fill(used == 0, LABELS_TO_IGNORE)
+    return inputs
 
 
 def check_vocabularies(student: PreTrainedModel, teacher: PreTrainedModel) -> None:

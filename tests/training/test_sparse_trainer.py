@@ -73,6 +73,12 @@ def test_a_padded_token_is_not_learned(tmp_path, data):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_an_evaluation_needs_no_labels(tmp_path, data):
+    model, bare = make_sparse("llama"), [{"input_ids": row["input_ids"]} for row in data]
+    expected = trainer(model, tmp_path, data).evaluate()["eval_loss"]
+    assert trainer(model, tmp_path, bare).evaluate()["eval_loss"] == expected
+
+
 def test_one_callback_is_enough(tmp_path, data):
     callback = SparsityCallback()
     for given, expected in ((None, 1), ([callback], 1)):
