@@ -65,9 +65,9 @@ def pack_text(
     length, end = seq_length - (bos is not None), getattr(text_tokenizer(tokenizer), "eos_token_id", None)
     for text in stream.texts:
         ids += tokenize(text, tokenizer, bos, stream.rendered)
-        if end is not None and not stream.rendered:  # a chat template ends the turns itself
+        if end not in (None, *ids[-1:]) and not stream.rendered:  # some tokenizers and all chat templates end texts
             ids.append(end)
-        if len(ids) >= (HELD_OUT + count) * length:
+        if len(ids) >= max(HELD_OUT + count, 10 * HELD_OUT) * length:
             break
     found = len(ids) // length
     if found < 2:

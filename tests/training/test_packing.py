@@ -1,6 +1,7 @@
 import pytest
 import torch
 from conftest import make_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from optimum_neuronal.training.packing import mix_texts, pack_text
 
@@ -39,6 +40,20 @@ def test_no_more_than_needed():
         and found.windows[0].tolist() == [80, 81, 82, 83, 84]
         and len(found.windows) == 7
     )
+
+
+def test_16_are_held_out_of_many_documents_too():
+    documents = [" ".join(f"w{word}" for word in range(number, number + 5)) for number in range(170)]
+    how = {"seq_length": 5, "seed": 0, "vocab_size": 256}
+    few, many = (pack_text(documents, make_tokenizer(), count, **how).held_out for count in (7, 150))
+    assert few.shape == (16, 5) and torch.equal(few, many)
+
+
+def test_a_tokenizer_that_ends_texts_itself():
+    tokenizer = make_tokenizer(eos_token="w99")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A w99", special_tokens=[("w99", 99)])
+    found = pack_text(["w1 w2 w3", "w1 w2 w3"], tokenizer, 1, seq_length=4, seed=0, vocab_size=256)
+    assert torch.cat([found.held_out, found.windows]).tolist() == 2 * [[1, 2, 3, 99]]
 
 
 def test_every_sequence_begins_with_bos():
