@@ -77,8 +77,12 @@ def evaluate_tasks(
     options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
     options |= {} if add_bos is None else {"add_bos_token": add_bos}
     with inference(model):
+        head = model.get_output_embeddings()
+        own = getattr(head, "weight", None)
         with _errors_only():
             wrapped = HFLM(model, backend="causal", **options)
+        if own is not None and head.weight is not own:
+            head.weight = own  # the harness ties weights, even a head of its own if only the config ties it
         # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
         results = evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}

@@ -60,6 +60,13 @@ def by_hand(model, questions):
 
 @needs_harness
 class TestResult:
+    def test_a_head_of_its_own_that_the_config_ties(self, tokenizer):
+        """The harness ties weights."""
+        model = make_model("llama")
+        model.config.tie_word_embeddings = True
+        head, expected = model.lm_head.weight, by_hand(model, QUESTIONS)
+        assert evaluate(model, tokenizer)["neuronal_words"].accuracy == expected and model.lm_head.weight is head
+
     def test_equals_the_accuracy_by_hand(self, tokenizer):
         for family, batch_size, questions in (
             ("llama", 7, QUESTIONS),
