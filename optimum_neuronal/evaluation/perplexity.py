@@ -69,7 +69,12 @@ def evaluate_perplexity(
     batch_size = batch_size or default_batch_size(windows.shape[1])
     with inference(model):
         mean = _mean_nll(model, windows, batch_size, execution_device(embeddings))
-    return math.exp(mean) if mean < 700 else math.inf  # exp(710) overflows a float
+    return as_perplexity(mean)
+
+
+def as_perplexity(mean_nll: float) -> float:
+    """Return `exp(mean NLL)`, infinity if a float cannot hold it."""
+    return math.inf if mean_nll > 700 else math.exp(mean_nll)  # exp(710) overflows
 
 
 def load_windows(

@@ -1,6 +1,5 @@
 """Shows how a fine-tune proceeds: a bar with the time left, and the perplexity on held-out text."""
 
-import math
 import sys
 import time
 from typing import Any
@@ -10,6 +9,7 @@ from transformers.utils import logging
 
 from ..common.display import format_duration
 from ..common.progress import announce
+from ..evaluation.perplexity import as_perplexity
 
 
 class FinetuneProgress(TrainerCallback):
@@ -37,7 +37,8 @@ class FinetuneProgress(TrainerCallback):
             return
         left = (state.max_steps - state.global_step) / max(1, state.global_step - self._first)
         seconds = left * (time.perf_counter() - self._start)
-        text = f"step {state.global_step} of {state.max_steps}: perplexity {math.exp(metrics['eval_loss']):.2f} on held-out text"
+        perplexity = as_perplexity(metrics["eval_loss"])
+        text = f"step {state.global_step} of {state.max_steps}: perplexity {perplexity:.2f} on held-out text"
         text += "" if self._loss is None else f", loss {self._loss:.3f}"
         text += f", {format_duration(seconds)} left" if seconds else ""
         if self._bar is not None:

@@ -121,6 +121,12 @@ class TestResult:
         assert not any("lora" in name for name, _ in model.named_parameters())
         assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
 
+    def test_a_training_that_diverges(self, folders, capfd):
+        """Perplexities too large for a float do not end it, and the best step's weights are kept."""
+        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
+        assert "perplexity inf on held-out text" in capfd.readouterr().err
+        assert report.training[0]["best_step"] < 5
+
     def test_lora_of_the_same_seed_is_the_same(self, folders):
         first, _ = tuned(folders, lora=4, steps=2)
         torch.rand(1)
