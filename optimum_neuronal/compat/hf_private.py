@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file
@@ -101,6 +101,15 @@ def forget_conversions(model: PreTrainedModel) -> None:
 def is_quantized(model: PreTrainedModel) -> bool:
     """Return True if another tool has quantized the model, at load or before."""
     return getattr(model.config, "quantization_config", None) is not None or getattr(model, "is_quantized", False)
+
+
+# Training.
+
+
+def on_one_gpu(arguments: TrainingArguments) -> TrainingArguments:
+    """Let `Trainer` use one GPU in this process: it would give each visible one a whole batch (`DataParallel`)."""
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
 
 
 # Saving.

@@ -130,7 +130,7 @@ def _train(setup: Setup) -> dict[str, Any]:
     model = student if config.lora is None else _with_lora(student, config.lora, config.seed)
     trainer = SparseTrainer(
         model,
-        _arguments(setup),
+        hf_private.on_one_gpu(_arguments(setup)),
         teacher=setup.teacher,
         kl_weight=config.kl_weight,
         train_dataset=_examples(text.windows),

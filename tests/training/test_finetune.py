@@ -127,6 +127,18 @@ class TestResult:
         assert "perplexity inf on held-out text" in capfd.readouterr().err
         assert report.training[0]["best_step"] < 5
 
+    def test_other_gpus_do_not_enlarge_the_batch(self, folders, monkeypatch):
+        """Trainer would give each of those that one process sees a batch."""
+        sizes, step = set(), module.SparseTrainer.training_step
+        monkeypatch.setattr(module.TrainingArguments, "n_gpu", property(lambda self: vars(self).get("_n_gpu") or 2))
+        monkeypatch.setattr(
+            module.SparseTrainer,
+            "training_step",
+            lambda self, model, inputs, *rest: sizes.add(len(inputs["input_ids"])) or step(self, model, inputs, *rest),
+        )
+        tuned(folders, steps=2)
+        assert sizes == {4}
+
     def test_lora_of_the_same_seed_is_the_same(self, folders):
         first, _ = tuned(folders, lora=4, steps=2)
         torch.rand(1)
