@@ -105,7 +105,7 @@ def finetune(
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     check_other_directory(teacher if dense is None else dense.config.name_or_path, path)
-    with work_directory(work_dir or hidden_directory(path)) as folder:
+    with work_directory(work_dir or hidden_directory(path)) as folder, untouched_randomness():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
         before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
@@ -149,14 +149,14 @@ def _train(setup: Setup) -> dict[str, Any]:
             + (f", from step {last.name.rpartition('-')[2]} on" if last else "")
         )
     start = time.perf_counter()
-    with untouched_randomness(), _explained_full_disk(setup.checkpoints, student), _quiet_about_tied_weights(student):
+    with _explained_full_disk(setup.checkpoints, student), _quiet_about_tied_weights(student):
         trainer.train(resume_from_checkpoint=last and str(last))
     seconds = time.perf_counter() - start
     if config.gradient_checkpointing:
         _checkpointing(student, "disable")
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
-        model.merge_and_unload()
+        model.merge_and_unload().requires_grad_(True)
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
         "config": {**config.to_dict(), "dataset": [*map(without_folders, config.dataset)]},
@@ -185,9 +185,8 @@ def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
     linear = [projection.name for projection in projections if projection.expert is None]
     if len(linear) < len(projections):
         logger.warning("LoRA trains linear layers only, so the experts of this model are not trained.")
-    with untouched_randomness():
-        torch.manual_seed(seed)
-        adapted = get_peft_model(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
+    torch.manual_seed(seed)
+    adapted = get_peft_model(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
     return keep_lora_sparse(adapted)
 
 

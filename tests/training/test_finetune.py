@@ -121,6 +121,15 @@ class TestResult:
         assert not any("lora" in name for name, _ in model.named_parameters())
         assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
 
+    def test_what_the_caller_has_stays(self, folders):
+        """The random state, and weights that can be trained further."""
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        model, _ = tuned(folders, lora=4, steps=1)
+        assert torch.equal(torch.get_rng_state(), before) and all(
+            weight.requires_grad for weight in model.parameters()
+        )
+
     def test_a_training_that_diverges(self, folders, capfd):
         """Perplexities too large for a float do not end it, and the best step's weights are kept."""
         _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
