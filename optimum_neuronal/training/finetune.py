@@ -186,7 +186,15 @@ def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
     if len(linear) < len(projections):
         logger.warning("LoRA trains linear layers only, so the experts of this model are not trained.")
     torch.manual_seed(seed)
-    adapted = get_peft_model(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
+    options = {"r": rank, "lora_alpha": 2 * rank}
+    adapted = get_peft_model(student, LoraConfig(**options, target_modules=linear))
+    used = adapted.peft_config["default"]
+    if used.target_parameters:  # PEFT takes layers with the names that experts had in transformers 4 for experts
+        logger.warning(
+            f"PEFT adapts only layers called {', '.join(sorted({name.rpartition('.')[2] for name in used.target_modules}))} "
+            "in this family, so other projections are not trained."
+        )
+        adapted = get_peft_model(adapted.unload(), LoraConfig(**options, target_modules=used.target_modules))
     return keep_lora_sparse(adapted)
 
 
