@@ -239,6 +239,14 @@ def test_the_first_one_may_be_impossible(llama, others):
         compare(llama, **ONE, targets=["nothing"], **others)
 
 
+def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):
+    """Not only with the first one, which finds it."""
+    for layer in llama.model.layers:
+        layer.mlp.fc1 = torch.nn.Linear(32, 48)  # not used in the forward
+    found = compare(llama, saliencies=["wanda"], topups=["uniform", "owl"], **others).results
+    assert ["fc1 and 2 others are not used" in str(result.error) for result in found] == [True, True]
+
+
 def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
     """Both rows have the seconds of the scores that the first one measured."""
     measure, clock = BlockRunner.run, [0.0]
