@@ -287,6 +287,10 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     one, two, three, _ = [result.perplexity["test"] for result in found.results]
     assert one == two != three, "OWL has no alignment sequences, but another seed draws other text"
     assert "tokens of text.txt.\n\nMeans over seed 0, 1" in str(found) and " ± " in str(found)
+    tokenizer.bos_token = "w9"
+    given = {**given, "saliencies": ["wanda"], "topups": ["uniform"], "sweep": {"add_bos": [False, True]}}
+    plain, with_bos = compare(llama, tokenizer, num_alignment_samples=2, **given).results
+    assert plain.perplexity != with_bos.perplexity
 
 
 def test_offloaded_models(ids, others, tmp_path, monkeypatch):
