@@ -14,6 +14,7 @@ from ..blocks.block_inputs import Call, Streams, called_blocks, inference
 from ..blocks.runner import BlockRunner
 from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
+from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, find_tokenizer, load_skeleton
 from ..model.projections import Block, Decoder
@@ -85,6 +86,7 @@ def dry_run(
     """
     check_unquantized(model_or_path, options)
     model = load_skeleton(model_or_path, **options)
+    hf_private.forget_quantization(model)  # the weights of GPT-OSS are dense once they are loaded
     decoder = check_prune(model, config, loaded=False)
     if config.refit_epochs:
         config = with_refit_dtype(config, decoder)

@@ -82,6 +82,12 @@ def test_a_tokenizer_with_its_own_code(tmp_path, text, monkeypatch):
     assert dry_run(directory, config(topup="uniform", dataset=text), trust_remote_code=True).block_seconds
 
 
+def test_a_checkpoint_that_becomes_dense_when_it_is_loaded(tmp_path):
+    path = saved(tmp_path, "gpt_oss") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert "in 3 blocks" in str(dry_run(path.parent, config(topup="uniform", saliency="magnitude")))
+
+
 CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
 
 
