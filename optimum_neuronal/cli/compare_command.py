@@ -121,9 +121,8 @@ def _in_file(path: str) -> dict[str, Any]:
     values = read_config_file(path)
     values.pop("quant_method", None)
     for name in ("saliency", "topup"):
-        hyper_parameters = values.pop(f"{name}_args", {})
-        if name in values:
-            values[name] = format_method(values[name], hyper_parameters)
+        if name in values:  # otherwise they are for the methods of the flags
+            values[name] = format_method(values[name], values.pop(f"{name}_args", {}))
     return {
         SEVERAL[name][0] if name in SEVERAL else name: [value] if name in SEVERAL else value
         for name, value in values.items()

@@ -26,18 +26,19 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if not colon:
         return name, {}
     with suppress(SyntaxError, ValueError, AttributeError):
-        call: Any = ast.parse(f"_({rest})", mode="eval").body
-        arguments = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+        source = f"_({rest})"
+        call: Any = ast.parse(source, mode="eval").body
+        arguments = {keyword.arg: _literal(keyword.value, source) for keyword in call.keywords}
         if arguments and None not in arguments and not call.args:
             return name, arguments
     raise ValueError(f"Invalid method {text!r}: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr, source: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        return ast.unparse(node)
+        return ast.get_source_segment(source, node)
 
 
 def format_method(name: str, hyper_parameters: Mapping[str, Any]) -> str:

@@ -131,7 +131,8 @@ def _checksums(folder: str | Path | None) -> dict[str, str]:
 
 def _data(result: Result, config: NeuronALConfig) -> tuple:
     """Return what decides the calibration data of a combination."""
-    return result.setting.get("dataset"), config.seed, config.sampling, config.num_samples, config.seq_length
+    drawn_by = config.seed, config.sampling, config.num_samples, config.seq_length, config.add_bos
+    return result.setting.get("dataset"), *drawn_by
 
 
 class TimedCache(Cache):

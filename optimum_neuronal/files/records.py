@@ -49,6 +49,7 @@ class Records:
     ):
         self.processes = processes or Processes()
         self.resumed = False  # True once a record of an earlier run was read
+        self._own: set[str] = set()  # names of the records of this run
         self.directory = None if directory is None else Path(directory)
         if self.directory is not None:
             _begin(self.directory, json.loads(json.dumps(dict(identity or {}))))
@@ -62,7 +63,7 @@ class Records:
             if not torch.equal(tensors.pop(CHECKSUM), _checksum(tensors)):
                 raise ValueError("its checksum is wrong")
             value = json.loads(bytes(tensors.pop(VALUE).tolist()))
-            self.resumed = True
+            self.resumed |= name not in self._own
             return value, tensors
         except DAMAGED as error:
             logger.warning(f"{self._path(name)} is damaged ({error}): its result is computed again.")
@@ -72,6 +73,7 @@ class Records:
         """Record a JSON value and tensors under a name of letters, digits and hyphens."""
         if self.directory is None:
             return
+        self._own.add(name)
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         held[VALUE] = _as_tensor(json.dumps(value).encode())
         held[CHECKSUM] = _checksum(held)

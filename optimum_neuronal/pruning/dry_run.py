@@ -14,8 +14,9 @@ from ..blocks.block_inputs import Call, Streams, called_blocks, inference
 from ..blocks.runner import BlockRunner
 from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
+from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
-from ..model.load_model import check_unquantized, load_skeleton
+from ..model.load_model import check_unquantized, find_tokenizer, load_skeleton
 from ..model.projections import Block, Decoder
 from .checks import check_prune, with_refit_dtype
 from .prepare import draw_calibration, without_skipped
@@ -41,7 +42,8 @@ class DryRun:
         weights = format_count(sum(weight.numel() for weight in model.parameters()))
         in_memory = model.get_memory_footprint()
         packed, dtype = format_bytes(in_memory - self.size.dense + self.size.saved), str(model.dtype)
-        projections = f"{len(decoder.projections):,} projections in {len(decoder.blocks)} blocks"
+        blocks = sum(bool(block.pruned) for block in decoder.blocks)
+        projections = f"{len(decoder.projections):,} projections in {blocks} blocks"
         rows = [
             ["model", f"{model.config.model_type}, {weights} weights"],
             ["method", config.methods.title],
@@ -84,10 +86,14 @@ def dry_run(
     """
     check_unquantized(model_or_path, options)
     model = load_skeleton(model_or_path, **options)
+    hf_private.forget_quantization(model)  # the weights of GPT-OSS are dense once they are loaded
     decoder = check_prune(model, config, loaded=False)
     if config.refit_epochs:
         config = with_refit_dtype(config, decoder)
     hidden_bytes, seconds = 0, []
+    if tokenizer is None and config.methods.needs_calibration:
+        files = {name: value for name, value in options.items() if name != "dtype"}
+        tokenizer = find_tokenizer(model_or_path, **files)
     calibration = draw_calibration(model, config, tokenizer, None, options.get("revision"))
     if calibration is not None:
         device = device or default_device()

@@ -79,6 +79,7 @@ class PruneContext:
     records: Records
     cache: Cache  # shared by prunes with the same calibration sequences
     clock: Clock
+    dataset: Any = None  # passed by the user instead of the config's
 
     @property
     def methods(self) -> Methods:
@@ -156,6 +157,7 @@ def prepare(
         records=Records(folder, started_with, processes),
         cache=cache,
         clock=clock,
+        dataset=None if isinstance(dataset, CalibrationSet) else dataset,
     )
 
 

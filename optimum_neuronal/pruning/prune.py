@@ -59,8 +59,8 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         cache=context.cache,
     )
     with inference(context.model):
-        if methods.needs_calibration and context.cache.is_first("replay is right"):
-            runner.check_replay(context.ids[:1])
+        if methods.needs_calibration:
+            context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
         context.clock.lap("calibration data")
         allocation = methods.topup.allocate(trials, config.sparsity)
         context.clock.lap("allocation")

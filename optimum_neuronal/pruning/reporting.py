@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,8 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions
     values = config.to_dict()
-    if config.dataset is not None:
-        values["dataset"] = without_folders(config.dataset)
+    dataset = config.dataset if context.dataset is None else context.dataset
+    values["dataset"] = without_folders(os.fspath(dataset)) if isinstance(dataset, str | os.PathLike) else None
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,

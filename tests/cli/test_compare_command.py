@@ -38,6 +38,11 @@ def test_the_exit_status_says_that_something_failed(run, arguments, capsys):
     assert "combinations failed, see the table" in stop.value.code or "No combination is possible" in stop.value.code
 
 
+def test_hyper_parameters_of_a_file_are_for_the_method_of_a_flag(run, arguments, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"topup_args": {"block_lambdas": [0.13]}, "sparsity": 0.5}))
+    assert "block 0.13" in run(*arguments, "--config", tmp_path / "config.json", "--topup", "neuronal")
+
+
 def test_an_experiment_a_sweep_and_means(run, arguments, dense, tmp_path, monkeypatch):
     """Flags replace an experiment's arguments. Means are over the directories of finished comparisons."""
     monkeypatch.setitem(EXPERIMENTS, "paper", {"topups": ["uniform", "owl"], "sparsities": [0.5], "tasks": ["boolq"]})

@@ -73,6 +73,7 @@ def test_a_variant_is_chosen_by_name():
             ("neuronal", {"steps": "block", "block_lambdas": [0.1, 0.2]}),
         ),
         ("x:a=True,b='c,d'", ("x", {"a": True, "b": "c,d"})),
+        ("neuronal:reference=sparse-stream,steps=row", ("neuronal", {"reference": "sparse-stream", "steps": "row"})),
     ],
 )
 def test_methods_with_hyper_parameters(text, expected):

@@ -239,6 +239,14 @@ def test_the_first_one_may_be_impossible(llama, others):
         compare(llama, **ONE, targets=["nothing"], **others)
 
 
+def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):
+    """Not only with the first one, which finds it."""
+    for layer in llama.model.layers:
+        layer.mlp.fc1 = torch.nn.Linear(32, 48)  # not used in the forward
+    found = compare(llama, saliencies=["wanda"], topups=["uniform", "owl"], **others).results
+    assert ["fc1 and 2 others are not used" in str(result.error) for result in found] == [True, True]
+
+
 def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
     """Both rows have the seconds of the scores that the first one measured."""
     measure, clock = BlockRunner.run, [0.0]
@@ -279,6 +287,10 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     one, two, three, _ = [result.perplexity["test"] for result in found.results]
     assert one == two != three, "OWL has no alignment sequences, but another seed draws other text"
     assert "tokens of text.txt.\n\nMeans over seed 0, 1" in str(found) and " ± " in str(found)
+    tokenizer.bos_token = "w9"
+    given = {**given, "saliencies": ["wanda"], "topups": ["uniform"], "sweep": {"add_bos": [False, True]}}
+    plain, with_bos = compare(llama, tokenizer, num_alignment_samples=2, **given).results
+    assert plain.perplexity != with_bos.perplexity
 
 
 def test_offloaded_models(ids, others, tmp_path, monkeypatch):

@@ -43,8 +43,10 @@ class Second(Processes):
 
 
 def test_a_finding_is_made_once_and_is_the_first_processs(tmp_path):
-    assert Records(tmp_path).recorded("step-01", lambda: ("made", {})) == ("made", {})
-    assert Records(tmp_path).recorded("step-01", lambda: pytest.fail("made again")) == ("made", {})
+    first, second = Records(tmp_path), Records(tmp_path)
+    assert first.recorded("step-01", lambda: ("made", {})) == first.get("step-01") == ("made", {})
+    assert second.recorded("step-01", lambda: pytest.fail("made again")) == ("made", {})
+    assert (first.resumed, second.resumed) == (False, True), "its own record is not an earlier run's"
     assert Records(processes=Second()).recorded("step-02", lambda: pytest.fail("made"))[0] == "the first one's"
 
 

@@ -65,6 +65,29 @@ def test_sizes_are_those_of_the_prune(family, tmp_path):
     assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
+def test_only_blocks_that_are_pruned_are_counted(tmp_path):
+    run = dry_run(saved(tmp_path), config(topup="uniform", saliency="magnitude", targets=[r"layers\.0\."]))
+    assert "7 projections in 1 blocks" in str(run)
+
+
+def test_a_tokenizer_with_its_own_code(tmp_path, text, monkeypatch):
+    """It is found as for a prune, which trusts the code too."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    directory = saved(tmp_path)
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Mine(PreTrainedTokenizerFast):\n    pass\n"
+    (directory / "tokenization_mine.py").write_text(code)
+    own = json.loads((directory / "tokenizer_config.json").read_text())
+    own |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    assert dry_run(directory, config(topup="uniform", dataset=text), trust_remote_code=True).block_seconds
+
+
+def test_a_checkpoint_that_becomes_dense_when_it_is_loaded(tmp_path):
+    path = saved(tmp_path, "gpt_oss") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert "in 3 blocks" in str(dry_run(path.parent, config(topup="uniform", saliency="magnitude")))
+
+
 CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
 
 

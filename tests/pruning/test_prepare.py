@@ -46,6 +46,15 @@ def test_data_that_cannot_serve_are_named_before_a_tokenizer_is_missed(dataset, 
         prepare(llama, config(), dataset)
 
 
+def test_the_config_of_the_report_names_data_that_replace_its_own(ids, tokenizer, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("w1 " * 400)
+    pruner = NeuronALPruner(config(num_samples=2, seq_length=16, dataset="c4"), tokenizer)
+    for given, named in ((text, "text.txt"), (["w1 " * 400], None), (ids, None)):
+        pruner.prune(make_model("llama"), given)
+        assert pruner.report.config["dataset"] == named
+
+
 def test_a_second_prune_of_the_same_model_raises(llama, ids):
     pruner = NeuronALPruner(config())
     with exclusive(llama.model):
