@@ -51,7 +51,7 @@ outcome["by transformers"] = same(model, "me/by-transformers")
 outcome["not found"] = error(inspect_checkpoint, "me/absent")
 
 packed_pruner, packed = pruned()
-packed_pruner.tokenizer.chat_template = "{{ messages }}"
+packed_pruner.tokenizer.chat_template = {"default": "{{ messages }}", "tool": "{{ tools }}"}
 packed_pruner.push_to_hub(packed, "me/packed", format="packed", commit_message="Packed", token="hf_other")
 computing = AutoModelForCausalLM.from_pretrained("me/packed", token="hf_other")
 outcome["packed modules"] = len(list(packed_modules(computing)))

@@ -20,7 +20,7 @@ from ..common.display import escaped
 from ..compat import hf_private
 from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
 
 VERSION = 1
@@ -181,7 +181,7 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
 
 def stored_size(directory: str | Path) -> int:
     """Return the bytes of all files of weights in a directory."""
-    return sum(path.stat().st_size for path in Path(directory).iterdir() if is_of_weights(path.name))
+    return sum(path.stat().st_size for pattern in WEIGHT_FILES for path in Path(directory).glob(pattern))
 
 
 def read_json(path: Path) -> dict[str, Any]:

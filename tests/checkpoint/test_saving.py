@@ -26,6 +26,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.checkpoint.card import MARK
 from optimum_neuronal.checkpoint.saving import check_model_directory
 from optimum_neuronal.model.load_model import load_model, load_streamed
@@ -366,6 +367,24 @@ def test_python_replaces_a_dense_model_only_if_it_is_told_to(tmp_path):
         shutil.rmtree(tmp_path / "dense")
 
 
+def test_card_and_report_of_a_replaced_model_go_with_it(tmp_path):
+    """A card of your own stays."""
+    model = make_zeroed("gpt2")
+    save_pretrained(model, tmp_path / "source", "packed")
+    for number, replace in enumerate(
+        [
+            lambda folder: saving.save_pruned(model, folder, report=None),
+            lambda folder: convert_checkpoint(tmp_path / "source", "dense", folder, overwrite=True),
+        ]
+    ):
+        save_pruned(folder := tmp_path / str(number))
+        replace(folder)
+        assert names(folder) == {"config.json", "generation_config.json", "model.safetensors"}
+        (folder / "README.md").write_text("mine")
+        replace(folder)
+        assert (folder / "README.md").read_text() == "mine"
+
+
 def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
     """transformers would read it with the new one."""
     old, plain = tmp_path / "model", make_tokenizer()
@@ -376,7 +395,7 @@ def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
         pruner.save(model, old)
 
     for replace in (partial(save, plain), partial(convert_checkpoint, tmp_path / "source", "packed", old)):
-        save(make_tokenizer(chat_template="{{ messages }}"))
+        save(make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
         (old / "special_tokens_map.json").write_text('{"eos_token": "<other>"}')
         (old / "added_tokens.json").write_text('{"<added>": 300}')
         save(None)
