@@ -32,7 +32,7 @@ from .names import (
     WEIGHT_SUFFIXES,
 )
 from .packed_files import read_json
-from .saving import check_saveable, old_files, save_pruned
+from .saving import check_saveable, old_files, save_pruned, warn_of_adapter
 from .sparsity_config import KEY, is_own
 
 
@@ -97,6 +97,8 @@ def _check_replaceable(api: HfApi, repo_id: str, revision: str | None, overwrite
         files = api.list_repo_files(repo_id, revision=revision)
     except RevisionNotFoundError:  # a new branch
         return
+    if ADAPTER_CONFIG in files:
+        warn_of_adapter(repo_id)
     if overwrite or not any(name == CONFIG or name.endswith(WEIGHT_SUFFIXES) for name in files):
         return
     config = read_json(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else {}

@@ -83,9 +83,7 @@ def save_pretrained(
 def replaced_checkpoint(path: Path, old: Iterable[str] = MODEL_FILES) -> Iterator[Path]:
     """Yield the temporary folder of [`replaced_directory`], and raise failures there as one `OSError`."""
     if (path / ADAPTER_CONFIG).exists():
-        logger.warning(
-            f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
-        )
+        warn_of_adapter(path)
     try:
         with replaced_directory(path, old, last=CONFIG) as staging:
             yield staging
@@ -134,6 +132,13 @@ def save_pruned(
             )
         else:
             logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
+
+
+def warn_of_adapter(place: str | Path) -> None:
+    """Warn once of an adapter in a directory or repository that a model is saved to."""
+    logger.warning_once(
+        f"{place} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
+    )
 
 
 def old_files(directory: Path, with_tokenizer: bool) -> list[str]:

@@ -73,6 +73,12 @@ def test_a_dense_model_is_not_replaced_unasked(session):
     assert weights == {"model.safetensors"} < set(branches["main"].files) | weights
 
 
+def test_an_adapter_in_the_repository_is_named(session):
+    assert session[0]["notes"] == [
+        "me/adapted holds an adapter, which transformers will load with the model: remove adapter_config.json if it is merged."
+    ]
+
+
 def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     outcome, hub = session
     assert outcome["may push"] == [None, None, None] and not any("fresh" in name for name in hub.repositories)
