@@ -1,6 +1,7 @@
 """What a user of the Hub does, in a process whose endpoint is a stand-in from the start. Writes what came out as JSON."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import torch
 from conftest import make_model, make_tokenizer
+from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.checkpoint.hub import check_push
 from optimum_neuronal.packed.packed_module import packed_modules
 
@@ -51,7 +54,7 @@ outcome["by transformers"] = same(model, "me/by-transformers")
 outcome["not found"] = error(inspect_checkpoint, "me/absent")
 
 packed_pruner, packed = pruned()
-packed_pruner.tokenizer.chat_template = "{{ messages }}"
+packed_pruner.tokenizer.chat_template = {"default": "{{ messages }}", "tool": "{{ tools }}"}
 packed_pruner.push_to_hub(packed, "me/packed", format="packed", commit_message="Packed", token="hf_other")
 computing = AutoModelForCausalLM.from_pretrained("me/packed", token="hf_other")
 outcome["packed modules"] = len(list(packed_modules(computing)))
@@ -74,6 +77,15 @@ other_pruner.push_to_hub(other, "me/packed", commit_message="Dense now")
 outcome["other format"] = [same(other, "me/packed"), inspect_checkpoint("me/packed").format]
 other_pruner.push_to_hub(other, "me/llama-70", revision="trial")
 outcome["branches"] = [same(other, "me/llama-70", revision="trial"), same(model, "me/llama-70")]
+
+other_pruner.push_to_hub(other, "me/adapted")
+HfApi().upload_file(path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id="me/adapted")
+notes = []
+handler = logging.Handler()
+handler.emit = lambda record: notes.append(record.getMessage())
+saving.logger.addHandler(handler)
+other_pruner.push_to_hub(other, "me/adapted")
+outcome["notes"] = list(notes)
 
 dense = make_model("llama", vocab_size=256)
 dense.push_to_hub("me/dense", max_shard_size="20KB")

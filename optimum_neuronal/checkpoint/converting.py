@@ -22,12 +22,11 @@ from .names import (
     CONFIG,
     FORMATS,
     MODEL_CARD,
+    MODEL_FILES,
     WEIGHT_SUFFIXES,
-    belongs_to_model,
-    belongs_to_model_or_tokenizer,
 )
 from .packed_files import float_tensors, is_packed, read_json, weight_files
-from .saving import check_replaceable, check_saveable, has_chat_template, replaced_checkpoint
+from .saving import check_replaceable, check_saveable, has_chat_template, old_files, replaced_checkpoint
 from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
@@ -77,13 +76,12 @@ def convert_checkpoint(
     is_copy = not is_same(source, target)
     if is_copy:
         check_replaceable(target, overwrite)
-    copies_tokenizer = is_copy and any(source.glob("tokenizer*"))
-    belongs = belongs_to_model_or_tokenizer if copies_tokenizer else belongs_to_model
+    old = old_files(target, any(source.glob("tokenizer*"))) if is_copy else MODEL_FILES
     packed = _check(source, format if dtype is None else None)
     stored = _dtypes(source, packed) if dtype is None else {}
     model = load_model(source, whole=True, trust_remote_code=trust_remote_code)
     check_saveable(model, format, dtype)
-    with replaced_checkpoint(target, belongs) as staging:
+    with replaced_checkpoint(target, old) as staging:
         write_model(model, staging, format, max_shard_size, dtype)
         _check_dtypes(stored, _dtypes(staging, format == "packed"))
         if is_copy:

@@ -27,14 +27,12 @@ from .names import (
     ADAPTER_CONFIG,
     CONFIG,
     FOREIGN_SUFFIXES,
-    GENERATION_CONFIG,
     MODEL_CARD,
-    TOKENIZER_EXTRAS,
     WEIGHT_FILES,
     WEIGHT_SUFFIXES,
 )
 from .packed_files import read_json
-from .saving import check_saveable, save_pruned
+from .saving import check_saveable, old_files, save_pruned, warn_of_adapter
 from .sparsity_config import KEY, is_own
 
 
@@ -99,6 +97,8 @@ def _check_replaceable(api: HfApi, repo_id: str, revision: str | None, overwrite
         files = api.list_repo_files(repo_id, revision=revision)
     except RevisionNotFoundError:  # a new branch
         return
+    if ADAPTER_CONFIG in files:
+        warn_of_adapter(repo_id)
     if overwrite or not any(name == CONFIG or name.endswith(WEIGHT_SUFFIXES) for name in files):
         return
     config = read_json(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else {}
@@ -154,14 +154,13 @@ def push_pruned(
         with suppress(EntryNotFoundError):  # a README.md of the user's own stays
             api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
         save_pruned(model, folder, report, tokenizer, format, title=repo_id, dtype=dtype)
-        old = [*WEIGHT_FILES, GENERATION_CONFIG, *(TOKENIZER_EXTRAS if tokenizer is not None else ())]
         try:
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=folder,
                 revision=revision,
                 commit_message=commit_message,
-                delete_patterns=old,  # except files that are uploaded
+                delete_patterns=old_files(Path(folder), tokenizer is not None),  # except files that are uploaded
             )
         except RuntimeError as error:  # a file could not be uploaded
             raise OSError(

@@ -1,9 +1,6 @@
 """File names of a checkpoint. transformers and the Hub fix some; plain transformers does not look for the packed ones."""
 
 import re
-from fnmatch import fnmatchcase
-
-from ..report import REPORT_NAME
 
 
 FORMATS = ("dense", "packed")
@@ -14,8 +11,6 @@ GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-# Files that change how a tokenizer in the same folder reads. A new tokenizer must not meet those of an old one.
-TOKENIZER_EXTRAS = (CHAT_TEMPLATE, "special_tokens_map.json", "added_tokens.json")
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter in the same folder along with the model
 
 SUFFIX = ".safetensors"
@@ -34,17 +29,9 @@ WEIGHT_FILES = (
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
 
-
-def is_of_weights(name: str) -> bool:
-    """Return True for a file of weights, or an index, that this package or transformers wrote."""
-    return any(fnmatchcase(name, pattern) for pattern in WEIGHT_FILES)
-
-
-def belongs_to_model(name: str) -> bool:
-    """Return True for a file of an old model that a save removes."""
-    return is_of_weights(name) or name == GENERATION_CONFIG
-
-
-def belongs_to_model_or_tokenizer(name: str) -> bool:
-    """Return True for a file that a save with a tokenizer removes: the new model or tokenizer may not have it."""
-    return belongs_to_model(name) or name in (*TOKENIZER_EXTRAS, REPORT_NAME)
+# Patterns of an old model's files that a save removes, and of an old tokenizer's if there is a new one. The new ones may
+# not have them, and transformers would read them.
+MODEL_FILES = (*WEIGHT_FILES, GENERATION_CONFIG)
+TOKENIZER_FILES = (
+    CHAT_TEMPLATE, "additional_chat_templates/*.jinja", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip

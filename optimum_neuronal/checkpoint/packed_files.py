@@ -20,7 +20,7 @@ from ..common.display import escaped
 from ..compat import hf_private
 from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, is_of_weights
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
 
 VERSION = 1
@@ -125,12 +125,10 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
 def weight_files(folder: Path, packed: bool) -> list[Path]:
     """Return the files with the weights of a checkpoint. Raise `ValueError` if the index names one in another folder."""
     index = PACKED_INDEX if packed else DENSE_INDEX
-    if not packed and not (folder / index).exists():
-        if not (folder / DENSE_FILE).exists():
-            raise FileNotFoundError(
-                f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these."
-            )
+    if not packed and (folder / DENSE_FILE).exists():  # transformers' choice, even if a save of its own left an index
         return [folder / DENSE_FILE]
+    if not packed and not (folder / index).exists():
+        raise FileNotFoundError(f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these.")
     weight_map = read_json(folder / index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict):
         raise ValueError(f"{folder / index} names no weight files. Download or save the checkpoint again.")
@@ -183,7 +181,7 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
 
 def stored_size(directory: str | Path) -> int:
     """Return the bytes of all files of weights in a directory."""
-    return sum(path.stat().st_size for path in Path(directory).iterdir() if is_of_weights(path.name))
+    return sum(path.stat().st_size for pattern in WEIGHT_FILES for path in Path(directory).glob(pattern))
 
 
 def read_json(path: Path) -> dict[str, Any]:

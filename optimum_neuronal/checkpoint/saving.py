@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..files.atomic import finish_moves, replaced_directory
 from ..files.directories import check_writable, is_same, leads_out
 from ..packed.packed_module import packed_modules
 from ..packed.packed_weight import DTYPES
-from ..report import PruningReport
+from ..report import REPORT_NAME, PruningReport
 from .card import make_card, may_write_card
 from .names import (
     ADAPTER_CONFIG,
@@ -27,9 +27,9 @@ from .names import (
     CONFIG,
     FORMATS,
     MODEL_CARD,
+    MODEL_FILES,
     TOKENIZER_CONFIG,
-    belongs_to_model,
-    belongs_to_model_or_tokenizer,
+    TOKENIZER_FILES,
 )
 from .packed_files import read_json
 from .sparsity_config import KEY, is_own
@@ -80,14 +80,12 @@ def save_pretrained(
 
 
 @contextmanager
-def replaced_checkpoint(path: Path, belongs: Callable[[str], bool] = belongs_to_model) -> Iterator[Path]:
+def replaced_checkpoint(path: Path, old: Iterable[str] = MODEL_FILES) -> Iterator[Path]:
     """Yield the temporary folder of [`replaced_directory`], and raise failures there as one `OSError`."""
     if (path / ADAPTER_CONFIG).exists():
-        logger.warning(
-            f"{path} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
-        )
+        warn_of_adapter(path)
     try:
-        with replaced_directory(path, belongs, last=CONFIG) as staging:
+        with replaced_directory(path, old, last=CONFIG) as staging:
             yield staging
     except FileExistsError:  # its message says what is in the way
         raise
@@ -119,8 +117,7 @@ def save_pruned(
     format = check_saveable(model, format, dtype)
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
-    belongs = belongs_to_model if tokenizer is None else belongs_to_model_or_tokenizer
-    with replaced_checkpoint(path, belongs) as staging:
+    with replaced_checkpoint(path, old_files(path, tokenizer is not None)) as staging:
         write_model(model, staging, format, SHARD_SIZE, dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
@@ -135,6 +132,19 @@ def save_pruned(
             )
         else:
             logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
+
+
+def warn_of_adapter(place: str | Path) -> None:
+    """Warn once of an adapter in a directory or repository that a model is saved to."""
+    logger.warning_once(
+        f"{place} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
+    )
+
+
+def old_files(directory: Path, with_tokenizer: bool) -> list[str]:
+    """Return patterns of the files of an old model, and tokenizer, which another model in the directory must not meet."""
+    card = (MODEL_CARD,) if may_write_card(directory) else ()
+    return [*MODEL_FILES, REPORT_NAME, *card, *(TOKENIZER_FILES if with_tokenizer else ())]
 
 
 def has_chat_template(folder: Path) -> bool:

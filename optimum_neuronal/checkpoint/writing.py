@@ -17,8 +17,9 @@ from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
+from ..packed.packed_linear import is_linear
 from ..packed.packed_module import describe_weight, packed_modules
-from ..packed.packed_weight import DTYPES
+from ..packed.packed_weight import DTYPES, PREFIX
 from ..packed.replacing import keeps_transposed, packable_paths
 from ..packed.sparsify import DenseSaving, pack_weight
 from .names import CONFIG, DENSE_INDEX, SUFFIX
@@ -72,6 +73,14 @@ def check_writable_model(model: PreTrainedModel) -> None:
         raise ValueError(
             "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
         )
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod"):
+            raise ValueError(f"torch.compile wraps {name}, whose weights would be lost: put its _orig_mod back first.")
+        if is_linear(type(module)) and "weight" not in module._parameters:
+            raise ValueError(
+                f"A hook or parametrization computes the weight of {name}, which would be lost: make it permanent first, as "
+                "with torch.nn.utils.prune.remove."
+            )
     try:
         hf_private.untied_state(model)
         with tempfile.TemporaryDirectory() as folder:
@@ -158,9 +167,7 @@ def _packed_state(model: PreTrainedModel, dtype: torch.dtype | None) -> tuple[di
 
     state = hf_private.untied_state(model)
     tied = hf_private.tied_names(model)
-    weights = {
-        name: describe_weight(m.dense_shape, dtype or m.dtype, m.transposed) for name, m in packed_modules(model)
-    }
+    weights = {name: (m.dense_shape, m.transposed) for name, m in packed_modules(model)}
     for name, module in model.named_modules():
         keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
         if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):
@@ -172,6 +179,10 @@ def _packed_state(model: PreTrainedModel, dtype: torch.dtype | None) -> tuple[di
         if None not in matrices.values():  # all weights of an experts module, or none
             for path, matrix in matrices.items():
                 weight = state.pop(keys[path])
-                weights[path] = describe_weight(weight.shape, matrix.dtype, transposed[path])
+                weights[path] = weight.shape, transposed[path]
                 state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
-    return {name: load(name, tensor) for name, tensor in sorted(state.items())}, weights
+    tensors = {name: load(name, tensor) for name, tensor in sorted(state.items())}
+    return tensors, {
+        name: describe_weight(shape, tensors[f"{name}{PREFIX}values"].dtype, swapped)
+        for name, (shape, swapped) in weights.items()
+    }

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,10 +43,10 @@ def scratch_directory(place: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
+def replaced_directory(directory: str | Path, old: Iterable[str], last: str) -> Iterator[Path]:
     """Yield an empty temporary folder, and move its files into the directory when the block ends without an exception.
 
-    Old files whose name `belongs` are removed. The file `last`, without which the directory is not a model, is moved last.
+    Files that match the patterns `old` are removed. The file `last`, without which the directory is not a model, is moved last.
     Raise `BlockingIOError` if another process or thread is doing so at the same time.
     """
     path = Path(os.path.realpath(directory))
@@ -63,7 +63,7 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
             lock.unlink()  # a later save, to the directory that then exists, has its lock elsewhere
             staging.rename(path)
         else:
-            _move_files(staging, path, belongs, last)
+            _move_files(staging, path, old, last)
 
 
 @contextmanager
@@ -121,15 +121,15 @@ def _move(moves: Moves) -> None:
             os.replace(place, target)
 
 
-def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
+def _move_files(staging: Path, path: Path, patterns: Iterable[str], last: str) -> None:
     """Put new files in the place of old ones. If one cannot be moved, all old files come back."""
     files = (file.relative_to(staging) for file in staging.rglob("*") if not file.is_dir())
     new = sorted(files, key=lambda file: (file == Path(last), file))
     for file in new:
         if (path / file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / file))
-    with os.scandir(path) as entries:
-        removed = {Path(e.name) for e in entries if e.is_file() and (e.name == last or belongs(e.name))}
+    matching = (file for pattern in (last, *patterns) for file in path.glob(pattern) if file.is_file())
+    removed = {file.relative_to(path) for file in matching}
     found = removed.union(file for file in new if os.path.lexists(path / file))
     old = sorted(found, key=lambda file: file != Path(last))
     names = {"old": [file.as_posix() for file in old], "new": [file.as_posix() for file in new]}

@@ -3,8 +3,9 @@ import torch
 from conftest import make_model
 from safetensors.torch import load_file, save_file
 from sparse_checkpoints import change_config, save_pruned, tensors_of
+from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import inspect_checkpoint
+from optimum_neuronal import convert_checkpoint, inspect_checkpoint
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
@@ -42,6 +43,16 @@ def test_zeros_that_are_not_there(tmp_path):
     assert "mlp.up_proj has no weights in the files" in inspect_checkpoint(tmp_path).problems
 
 
+def test_the_weights_that_transformers_loads(tmp_path):
+    """Its `save_pretrained` leaves the index of an earlier save in several files."""
+    save_pruned(tmp_path)
+    convert_checkpoint(tmp_path, "packed")
+    convert_checkpoint(tmp_path, "dense", max_shard_size="20KB")
+    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists() and not inspect_checkpoint(tmp_path).problems
+    assert not inspect_checkpoint(convert_checkpoint(tmp_path, "packed")).problems
+
+
 def test_weights_that_are_not_there(tmp_path):
     """All zeros of the other blocks are as recorded, so only the number of weights tells."""
     save_pruned(tmp_path)
@@ -54,19 +65,17 @@ def test_weights_that_are_not_there(tmp_path):
 def test_damaged_files(tmp_path):
     save_pruned(tmp_path)
     file = tmp_path / "model.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-10])
+    file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(ValueError, match="model.safetensors is damaged: .*Download or save it again"):
         inspect_checkpoint(tmp_path)
-    file.write_bytes(whole)
+    file.unlink()
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="index.json names no weight files"):
         inspect_checkpoint(tmp_path)
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=float("inf")))
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
         inspect_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink()
-    file.rename(tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors.index.json").rename(tmp_path / "pytorch_model.bin")
     change_config(tmp_path, lambda config: config.pop("sparsity_config"))
     with pytest.raises(FileNotFoundError, match="has neither model.safetensors nor model.safetensors.index.json"):
         inspect_checkpoint(tmp_path)

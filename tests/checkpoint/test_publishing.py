@@ -58,7 +58,7 @@ def test_a_push_again_leaves_nothing_of_the_old_model(session):
     assert outcome["other format"] == [True, "dense"] and outcome["branches"] == [True, True]
     repository = hub.repositories["me/packed"]
     assert "model.safetensors" in repository.files and not any(name.startswith("packed") for name in repository.files)
-    assert "tokenizer.json" in repository.files and "chat_template.jinja" not in repository.files
+    assert "tokenizer.json" in repository.files and not any("chat_template" in name for name in repository.files)
     assert repository.branches["main"].messages == ["Packed", "Dense now"]
 
 
@@ -71,6 +71,12 @@ def test_a_dense_model_is_not_replaced_unasked(session):
     assert outcome["overwritten"] == [None, None] and outcome["replaced"]
     weights = {name for name in branches["other"].files if "safetensors" in name}
     assert weights == {"model.safetensors"} < set(branches["main"].files) | weights
+
+
+def test_an_adapter_in_the_repository_is_named(session):
+    assert session[0]["notes"] == [
+        "me/adapted holds an adapter, which transformers will load with the model: remove adapter_config.json if it is merged."
+    ]
 
 
 def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):

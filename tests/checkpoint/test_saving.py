@@ -16,6 +16,7 @@ from peft import LoraConfig
 from profiles import by_day
 from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
+from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import (
@@ -26,6 +27,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.checkpoint.card import MARK
 from optimum_neuronal.checkpoint.saving import check_model_directory
 from optimum_neuronal.model.load_model import load_model, load_streamed
@@ -227,6 +229,34 @@ def test_an_adapter_beside_the_model_is_named(tmp_path, caplog):
     assert "holds an adapter, which transformers will load with the model" in caplog.text
 
 
+def test_weights_under_other_names_are_not_saved(tmp_path):
+    """They would be random numbers when the model is loaded."""
+    pruned_by_torch, compiled = make_model("llama"), make_zeroed("llama")
+    prune.l1_unstructured(pruned_by_torch.model.layers[0].mlp.up_proj, "weight", 0.7)
+    with pytest.raises(ValueError, match="computes the weight of model.layers.0.mlp.up_proj, which would be lost"):
+        save_pretrained(pruned_by_torch, tmp_path / "model", "packed")
+    compiled.model.layers[0] = torch.compile(compiled.model.layers[0])
+    with pytest.raises(ValueError, match="torch.compile wraps model.layers.0, whose weights would be lost"):
+        save_pretrained(compiled, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_packed_weight_of_a_finer_dtype_is_saved_again(dtype, tmp_path):
+    """In its dtype, although transformers loads it in that of the others."""
+    name = "model.layers.0.mlp.up_proj"
+    make_zeroed("llama").bfloat16().save_pretrained(tmp_path / "dense")
+    tensors = tensors_of(tmp_path / "dense")
+    tensors[f"{name}.weight"] = torch.rand(tensors[f"{name}.weight"].shape) * (tensors[f"{name}.weight"] != 0)
+    save_file(tensors, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
+    save_pretrained(load_model(tmp_path / "dense"), tmp_path / "first", "packed")
+    model = load_model(tmp_path / "first", dtype=torch.float32 if dtype else torch.bfloat16)
+    save_pretrained(model, tmp_path / "second", "packed", dtype=dtype)
+    first, second = tensors_of(tmp_path / "first"), tensors_of(tmp_path / "second")
+    assert same(first, second) and first[f"{name}.packed_values"].dtype == torch.float32
+    load_model(tmp_path / "second")
+
+
 def test_the_packed_format_has_no_float64(tmp_path):
     pruner, model = pruned()
     with pytest.raises(ValueError, match="does not support torch.float64: expected one of torch.bfloat16"):
@@ -366,6 +396,24 @@ def test_python_replaces_a_dense_model_only_if_it_is_told_to(tmp_path):
         shutil.rmtree(tmp_path / "dense")
 
 
+def test_card_and_report_of_a_replaced_model_go_with_it(tmp_path):
+    """A card of your own stays."""
+    model = make_zeroed("gpt2")
+    save_pretrained(model, tmp_path / "source", "packed")
+    for number, replace in enumerate(
+        [
+            lambda folder: saving.save_pruned(model, folder, report=None),
+            lambda folder: convert_checkpoint(tmp_path / "source", "dense", folder, overwrite=True),
+        ]
+    ):
+        save_pruned(folder := tmp_path / str(number))
+        replace(folder)
+        assert names(folder) == {"config.json", "generation_config.json", "model.safetensors"}
+        (folder / "README.md").write_text("mine")
+        replace(folder)
+        assert (folder / "README.md").read_text() == "mine"
+
+
 def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
     """transformers would read it with the new one."""
     old, plain = tmp_path / "model", make_tokenizer()
@@ -376,7 +424,7 @@ def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
         pruner.save(model, old)
 
     for replace in (partial(save, plain), partial(convert_checkpoint, tmp_path / "source", "packed", old)):
-        save(make_tokenizer(chat_template="{{ messages }}"))
+        save(make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
         (old / "special_tokens_map.json").write_text('{"eos_token": "<other>"}')
         (old / "added_tokens.json").write_text('{"<added>": 300}')
         save(None)

@@ -21,7 +21,7 @@ NEW = {"config.json": "new", "model.safetensors": "new", "README.md": "new", "ru
 
 
 def write(directory: Path, text: str) -> None:
-    with replaced_directory(directory, lambda name: name.endswith(".safetensors"), last="config.json") as staging:
+    with replaced_directory(directory, ["*.safetensors"], last="config.json") as staging:
         for name in (OLD if text == "old" else NEW).keys() - OWN.keys():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_text(text)
@@ -95,7 +95,7 @@ def test_a_save_that_was_killed_while_files_moved_is_completed(tmp_path):
         while moving and killed_at(again := again + 1, lambda: finish_moves(directory)):
             completed += 1
             assert content(directory) == NEW or (directory / ".saving" / MOVES).exists()
-        with pytest.raises(ZeroDivisionError), replaced_directory(directory, str.isalpha, "config.json"):
+        with pytest.raises(ZeroDivisionError), replaced_directory(directory, [], "config.json"):
             raise ZeroDivisionError
         assert content(directory) in ((NEW,) if moving else (OLD, NEW))
         assert ".saving" not in os.listdir(directory)
@@ -160,7 +160,7 @@ def test_moves_that_a_folder_came_with_stay_inside_it(name, part, tmp_path):
 
 def test_an_exception_leaves_everything(tmp_path):
     make(tmp_path / "model")
-    with pytest.raises(RuntimeError), replaced_directory(tmp_path / "model", str.isalpha, "config.json") as staging:
+    with pytest.raises(RuntimeError), replaced_directory(tmp_path / "model", [], "config.json") as staging:
         (staging / "config.json").write_text("new")
         with pytest.raises(BlockingIOError, match="Another process or thread is saving to .*model"):
             write(tmp_path / "model", "new")
@@ -236,7 +236,7 @@ def test_files_have_the_mode_of_any_new_file(tmp_path, exists):
     """safetensors writes files that only their user can read."""
     if exists:
         make(tmp_path / "model")
-    with replaced_directory(tmp_path / "model", str.isalpha, "config.json") as staging:
+    with replaced_directory(tmp_path / "model", [], "config.json") as staging:
         (staging / "folder").mkdir()
         for name in ("config.json", "folder/weights"):
             (staging / name).touch(0o600)
