@@ -135,8 +135,8 @@ def save_pruned(
 
 
 def warn_of_adapter(place: str | Path) -> None:
-    """Warn once of an adapter in a directory or repository that a model is saved to."""
-    logger.warning_once(
+    """Warn of an adapter in a directory or repository that a model is saved to."""
+    logger.warning(
         f"{place} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
     )
 

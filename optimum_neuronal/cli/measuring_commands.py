@@ -47,6 +47,13 @@ class EvaluateCommand(Command):
             check_count("--batch-size", args.batch_size, 1)
         if args.limit is not None:
             check_count("--limit", args.limit, 1)
+        if args.tasks == []:
+            raise ValueError("--tasks names none: expected tasks of lm-eval, such as hellaswag, or 'paper'.")
+        for flag, value in (("--limit", args.limit), ("--include-path", args.include_path)):
+            if value is not None and not args.tasks:
+                raise ValueError(
+                    f"{flag} is {value}, but there are no tasks: name some with --tasks, or leave it out."
+                )
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"

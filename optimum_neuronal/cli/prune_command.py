@@ -9,6 +9,7 @@ import torch
 from ..checkpoint.hub import check_push
 from ..checkpoint.saving import check_model_directory
 from ..common.processes import process_group
+from ..common.validation import check_count
 from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS, replace_fields
 from ..data.documents import check_datasets
@@ -81,6 +82,8 @@ class PruneCommand(Command):
             raise ValueError("--sparsity is missing: give it, or a preset or config that has one.")
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        if args.batch_size is not None:
+            check_count("--batch-size", args.batch_size, 1)
         flags.import_modules(args.modules)
 
     def work(self) -> None:

@@ -103,7 +103,8 @@ class Aggregate:
 
 
 Pair = tuple[Result, Result]  # of the dense model and of a combination
-Runs = dict[tuple[int, str], list[Pair]]  # by the number of the model and the saliency
+Key = tuple[int, str, str]  # the number of the model, the saliency and the setting
+Runs = dict[Key, list[Pair]]
 
 
 def aggregate(
@@ -121,8 +122,8 @@ def aggregate(
         for number, dense, result in entries:
             if result.sparsity == sparsity and result.error is None:
                 runs = by_label.setdefault(result.label, {})
-                runs.setdefault((number, result.saliency), []).append((dense, result))
-        methods = [set(runs) for runs in by_label.values() if all(saliency != PRESET for _, saliency in runs)]
+                runs.setdefault((number, result.saliency, repr(result.setting)), []).append((dense, result))
+        methods = [set(runs) for runs in by_label.values() if all(saliency != PRESET for _, saliency, _ in runs)]
         shared = set.intersection(*methods) if methods else set()
         for label, runs in by_label.items():
             kept = [key for key in runs if key in shared] or list(runs)
@@ -155,10 +156,10 @@ def _twin(dense: Result, result: Result) -> tuple:
     return id(dense), result.sparsity, result.saliency, repr(result.setting)
 
 
-def _names(keys: Sequence[tuple[int, str]], count: int) -> list[str]:
+def _names(keys: Sequence[Key], count: int) -> list[str]:
     """Return the saliencies of keys. In parentheses: the variant, and the number of models unless it is all."""
     names = []
-    for title, own in Counter(saliency for _, saliency in keys).items():
+    for title, own in Counter(saliency for _, saliency in {key[:2]: None for key in keys}).items():
         name, _, rest = title.partition(", ")
         notes = [rest] if rest else []
         notes += [] if own == count else [f"{own} of {count} models"]

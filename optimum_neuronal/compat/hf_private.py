@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, modeling_utils
+from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file
@@ -106,7 +106,7 @@ def is_quantized(model: PreTrainedModel) -> bool:
 # Training.
 
 
-def on_one_gpu(arguments: TrainingArguments) -> TrainingArguments:
+def on_one_gpu(arguments: "transformers.TrainingArguments") -> "transformers.TrainingArguments":
     """Let `Trainer` use one GPU in this process: it would give each visible one a whole batch (`DataParallel`)."""
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments

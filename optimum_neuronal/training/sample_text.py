@@ -18,6 +18,7 @@ from ..files.records import Records
 
 
 TOGETHER = 32  # samples that are written at a time; another number would give other text
+APART = 2**20  # from one seed to the next, so that no two give the same batch
 NUM_SAMPLES, MAX_LENGTH, TEMPERATURE, TOP_P = 1000, 512, 1.0, 0.95  # defaults
 QUESTION = 128  # tokens of a user's turn, at most
 MARK = "QUESTION"  # in the place of the user's turn, to find what surrounds it
@@ -67,7 +68,7 @@ def sample_text(
 
         def write(first: int = start) -> tuple[list[Row], dict]:
             with untouched_randomness(), inference(model):
-                torch.manual_seed(seed + first)
+                torch.manual_seed((seed * APART + first) % 2**63)
                 return writer.write(min(TOGETHER, num_samples - first)), {}
 
         rows, _ = records.recorded(f"samples-{start}", write)

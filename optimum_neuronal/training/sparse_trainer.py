@@ -37,7 +37,8 @@ class SparseTrainer(Trainer):
             that `attention_mask` does not exclude is learned.
 
     Raises:
-        `ValueError`: when training begins with a dense model, see [`keep_sparsity`]; the teacher has another vocabulary.
+        `ValueError`: when training begins with a dense model, see [`keep_sparsity`]; the teacher has another vocabulary; an
+            argument of `Trainer` asks for another loss.
     """
 
     def __init__(
@@ -51,6 +52,10 @@ class SparseTrainer(Trainer):
         **trainer_kwargs: Any,
     ):
         check_number("kl_weight", kl_weight, 0, 1)
+        if trainer_kwargs.get("compute_loss_func") or (args is not None and args.label_smoothing_factor):
+            raise ValueError(
+                "SparseTrainer computes its own loss: leave out compute_loss_func and label_smoothing_factor."
+            )
         self._student, self._teacher = Predictor(model), None if teacher is None else Predictor(teacher)
         self.kl_weight = kl_weight
         callbacks = list(callbacks or ())

@@ -5,6 +5,7 @@ PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
     (("prune", "--model", "dense", "--output", "new"), "--sparsity is missing: .* or a preset or config"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
+    ((*PRUNE, "--dry-run", "--batch-size", "0"), "--batch-size is 0"),
     ((*PRUNE, "--config", "gone.json"), "--config gone.json does not exist"),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),

@@ -50,6 +50,18 @@ def test_aggregates_by_hand(comparison):
     assert owl.perplexity_factor == pytest.approx((2 * 4 * 4 * 4) ** 0.25) and owl.saliencies == ["wanda", "magnitude"]
 
 
+def test_a_setting_that_failed_for_one_top_up_counts_for_none(comparison):
+    settings = [{"setting": {"num_samples": number}} for number in (4, 8)]
+    comparison.results = [
+        *(result(0.5, "wanda", "uniform", 10.0 * number, **setting) for number, setting in zip((2, 8), settings)),
+        result(0.5, "wanda", "owl", 10.0, **settings[0]),
+        Result(0.5, "wanda", "owl", error="no memory", **settings[1]),
+    ]
+    uniform, owl = comparison.aggregates()
+    assert (uniform.perplexity_factor, owl.perplexity_factor) == (pytest.approx(2), pytest.approx(1))
+    assert uniform.saliencies == owl.saliencies == ["wanda"]
+
+
 def test_what_differs_is_told_apart(comparison):
     """Sparsities that round to the same percent, and a swept field that an experiment gives too."""
     close = result(0.504, "wanda", "uniform", 20.0, 40.0, setting={"num_alignment_samples": 4})

@@ -72,6 +72,7 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
     first, again, other = ([*sample_text(model, tokenizer, 40, max_length=16, seed=seed)] for seed in (0, 0, 1))
     assert first == again != other
     assert [*sample_text(model, tokenizer, TOGETHER, max_length=16)] == first[: len(first) - 8], "of whole batches"
+    assert [*sample_text(model, tokenizer, 8, max_length=16, seed=TOGETHER)] != first[-8:], "no batch of another seed"
     assert torch.equal(torch.get_rng_state(), before) and model.training and not model.lm_head.training
 
 

@@ -91,5 +91,9 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
         trainer(make_sparse("llama"), tmp_path, data, make_model("llama", vocab_size=32))
     with pytest.raises(ValueError, match="kl_weight is 2: expected a number from 0 to 1"):
         trainer(make_sparse("llama"), tmp_path, data, kl_weight=2)
+    with pytest.raises(
+        ValueError, match="computes its own loss: leave out compute_loss_func and label_smoothing_factor"
+    ):
+        trainer(make_sparse("llama"), tmp_path, data, label_smoothing_factor=0.1)
     with pytest.raises(DenseModelError):
         trainer(make_model("llama"), tmp_path, data).train()
