@@ -159,7 +159,7 @@ def _twin(dense: Result, result: Result) -> tuple:
 def _names(keys: Sequence[Key], count: int) -> list[str]:
     """Return the saliencies of keys. In parentheses: the variant, and the number of models unless it is all."""
     names = []
-    for title, own in Counter(saliency for _, saliency in {key[:2]: None for key in keys}).items():
+    for title, own in Counter(saliency for _, saliency in dict.fromkeys(key[:2] for key in keys)).items():
         name, _, rest = title.partition(", ")
         notes = [rest] if rest else []
         notes += [] if own == count else [f"{own} of {count} models"]
