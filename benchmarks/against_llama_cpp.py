@@ -31,8 +31,8 @@ from transformers.utils import logging
 
 from benchmarks.shared import zero_randomly
 from optimum_neuronal import sparsify
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
 
 

@@ -38,10 +38,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.common.device import default_device, time_on
 from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.model.find_blocks import find_decoder
 
@@ -118,12 +118,12 @@ def their_alps(model, tokenizer, ids, args) -> None:
                 solvers[module].add_batch(received[0], output)
 
             hooks = [module.register_forward_hook(add) for module in linears]
-            replay(block, hidden, calls, record=None)
+            replay(block, hidden, calls, statistic=None)
             for hook in hooks:
                 hook.remove()
             for solver in solvers.values():
                 solver.ALPS_admm(sp=args.sparsity)
-            hidden = replay(block, hidden, calls, record=None)[0]
+            hidden = replay(block, hidden, calls, statistic=None)[0]
 
 
 METHODS: dict[str, tuple[Prune, Prune]] = {

@@ -63,8 +63,8 @@ from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
 from optimum_neuronal.demo.run import TINY_MODEL
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.files.atomic import write_atomically
+from optimum_neuronal.files.identity import versions
 from optimum_neuronal.packed.accelerator import find_kernels
-from optimum_neuronal.pruning.prepare import versions
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def count() -> Iterator[str]:
     """Yield tables of instructions, memory and bounds."""
     torch.manual_seed(0)
     weights = {sparsity: random_weight(256, 4096, sparsity) for sparsity in SPARSITIES}
-    grouped = {sparsity: GroupedWeight.of(PackedWeight.pack(weight)) for sparsity, weight in weights.items()}
+    grouped = {sparsity: GroupedWeight.from_packed(PackedWeight.pack(weight)) for sparsity, weight in weights.items()}
     slots = {sparsity: len(weight.values) / weights[sparsity].numel() for sparsity, weight in grouped.items()}
     shares = {sparsity: weight.nbytes / weights[sparsity].nbytes for sparsity, weight in grouped.items()}
     header = ["sparsity", *(f"{sparsity:.0%}" for sparsity in SPARSITIES)]

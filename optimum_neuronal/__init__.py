@@ -24,7 +24,7 @@ _HOME = {
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
     "lora_for_packed": "training.lora",
-    "sample_text": "training.sample_text",
+    "sample_text": "data.sample_text",
     "FinetuneConfig": "training.finetune_config",
     "finetune": "training.finetune",
     "SparseTrainer": "training.sparse_trainer",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .checkpoint.saving import save_pretrained
     from .comparing.comparing import compare
     from .config.neuronal_config import NeuronALConfig
+    from .data.sample_text import sample_text
     from .evaluation.perplexity import evaluate_perplexity
     from .evaluation.tasks import evaluate_tasks
     from .model.architectures import Architecture, register_architecture
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from .training.keeping import keep_sparsity
     from .training.lora import keep_lora_sparse, lora_for_packed
     from .training.neuronal_callback import NeuronALCallback
-    from .training.sample_text import sample_text
     from .training.sparse_trainer import SparseTrainer
 
 

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
 from .checkpoint.saving import check_other_directory, check_replaceable, check_saveable, save_pruned
-from .checkpoint.sparsity_config import KEY
 from .common.device import default_device
 from .common.notes import get_logger
 from .common.processes import Processes
@@ -22,14 +21,9 @@ from .evaluation.perplexity import name_test_sets
 from .evaluation.test_sets import TestSets
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
-from .model.load_model import (
-    TOKENIZER_KWARGS,
-    check_unquantized,
-    checkpoint_dtype,
-    find_tokenizer,
-    load_model,
-    load_streamed,
-)
+from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
+from .model.sparsity_config import KEY
+from .model.tokenizers import TOKENIZER_KWARGS, find_tokenizer
 from .pruning.checks import check_prunable
 from .pruning.prepare import PruneContext, exclusive, prepare
 from .pruning.prune import prune_model

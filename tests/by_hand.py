@@ -50,7 +50,7 @@ class FakeTrials:
 
 
 class FakeOutputs:
-    """Trials whose output errors a function computes from the sparsities of the blocks."""
+    """PlanEvaluator whose output errors a function computes from the sparsities of the blocks."""
 
     def __init__(self, decoder, error=lambda sparsities: 1.0):
         self.decoder, self.error, self.asked = decoder, error, []

@@ -89,7 +89,7 @@ class Mine(Saliency):
 class MyTopUp(TopUp):
     half_width: float = 0.05
 
-    def allocate(self, trials: Any, sparsity: float) -> Allocation:
+    def allocate(self, evaluator: Any, sparsity: float) -> Allocation:
         raise NotImplementedError
 
 

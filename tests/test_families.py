@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM
 from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import block_outputs, first_output, inference
+from optimum_neuronal.blocks.block_inputs import block_outputs, first_output
 from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -42,7 +43,7 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids):
         expected = block_outputs(decoder, decoder.blocks, ids[:3])
         for block, calls, output in zip(decoder.blocks, inputs.calls, expected):
             recorded, _ = replay(block, hidden, calls)
-            hidden, _ = replay(block, hidden, calls, record=None)
+            hidden, _ = replay(block, hidden, calls, statistic=None)
             assert torch.equal(hidden[0], first_output(output))
             torch.testing.assert_close(recorded[0], hidden[0])  # experts run one by one while they are recorded
 

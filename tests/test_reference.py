@@ -6,10 +6,10 @@ import authors
 import numpy as np
 import pytest
 from profiles import at_night, by_day
-from trial_helpers import build_trials
+from trial_helpers import build_evaluator
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import BlockPass, apply_changes
 from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
@@ -29,11 +29,11 @@ class Reference:
     def __init__(self):
         self.model = authors.load_model()
         self.decoder = find_decoder(self.model)
-        self.trials = build_trials(self.decoder, Wanda(), authors.load_ids("calibration_ids"), 8)
+        self.evaluator = build_evaluator(self.decoder, Wanda(), authors.load_ids("calibration_ids"), 8)
 
     def prune(self, plan):
         with inference(self.model):
-            masks = BlockPass(self.trials, plan).find()[0]
+            masks = BlockPass(self.evaluator, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 
@@ -123,12 +123,12 @@ def test_dense_perplexities_are_the_authors():
 
 def test_the_block_step_over_sparsegpt_is_the_authors():
     """Of two lambdas: SparseGPT without their variant has the lower error at 0.05."""
-    trials = replace(Reference().trials, saliency=AuthorsSparseGPT())
+    evaluator = replace(Reference().evaluator, saliency=AuthorsSparseGPT())
     block = run("sparsegpt", 0.7, "neuroal_block")["block"]
     expected = {key: values[3:5] for key, values in block.items() if key in ("lambdas", "scores")}
-    with inference(trials.decoder.model):
+    with inference(evaluator.decoder.model):
         topup = AuthorsNeuronAL(steps="block", block_lambdas=expected["lambdas"])
-        check_step(topup.allocate(trials, 0.7).decisions["block"], expected, rel=SOLVED)
+        check_step(topup.allocate(evaluator, 0.7).decisions["block"], expected, rel=SOLVED)
 
 
 @at_night

@@ -5,9 +5,9 @@ from functools import lru_cache
 import authors
 import torch
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.model.find_blocks import find_decoder
 

@@ -1,4 +1,4 @@
-"""Trials for tests that ask them directly, and checks of what they must leave unchanged."""
+"""PlanEvaluator for tests that ask them directly, and checks of what they must leave unchanged."""
 
 import hashlib
 from pathlib import Path
@@ -12,12 +12,14 @@ from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import Plan, mask_rows
-from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials import PlanEvaluator
 
 
-def build_trials(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Trials:
+def build_evaluator(
+    decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options
+) -> PlanEvaluator:
     """Options: `pattern`, `min_expert_tokens`, `max_hidden_bytes`, and `records` or the `processes` that they are for."""
-    return Trials(
+    return PlanEvaluator(
         runner=BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None)),
         saliency=saliency,
         ids=ids,
@@ -27,21 +29,21 @@ def build_trials(decoder, saliency, ids, num_alignment_samples, batch_size=4, de
     )
 
 
-def make_trials(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
-    """Trials of all projections of a model, or the chosen ones, measured on the first four sequences."""
-    return build_trials(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+def make_evaluator(model, ids, saliency="wanda", batch_size=4, **chosen) -> PlanEvaluator:
+    """PlanEvaluator of all projections of a model, or the chosen ones, measured on the first four sequences."""
+    return build_evaluator(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
-def uniform(trials, sparsity=0.5) -> Plan:
-    return Plan.uniform(trials.decoder.projections, sparsity)
+def uniform(evaluator, sparsity=0.5) -> Plan:
+    return Plan.uniform(evaluator.decoder.projections, sparsity)
 
 
-def dense_masks(model, ids, trials, plan, projections=None) -> dict[str, torch.Tensor]:
+def dense_masks(model, ids, evaluator, plan, projections=None) -> dict[str, torch.Tensor]:
     """The masks of a plan by name, from whole forwards of the model as it is."""
-    projections = projections or trials.decoder.projections
+    projections = projections or evaluator.decoder.projections
     norms = squared_norms(model, ids, projections)
     return {
-        name: mask_rows(trials.saliency.score(p.weight, activation(norms[name])), plan.row_counts(name, p.shape))
+        name: mask_rows(evaluator.saliency.score(p.weight, activation(norms[name])), plan.row_counts(name, p.shape))
         for name, p in projections.items()
     }
 

@@ -140,19 +140,6 @@ class BlockInputs:
     final_norm: nn.Module | None = None  # applied by the decoder to the last block's output
 
 
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode without gradients while the context lasts, then restore every module's own mode."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def capture_inputs(
     decoder: Decoder,
     ids: torch.Tensor,

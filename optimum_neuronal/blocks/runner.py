@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ..common.progress import progress
 from ..compat.hf_private import is_offloaded
-from ..model.experts import RecordingExperts
+from ..model.experts import ObservedExperts
 from ..model.projections import Block, Decoder, Projection, patterns_of
 from .block_inputs import (
     BlockInputs,
@@ -34,7 +34,7 @@ from .block_inputs import (
     to_device,
 )
 from .offload import BlockLoader
-from .statistics import Norms, SquaredNorms, record_inputs
+from .statistics import Norms, SquaredNorms, observe_inputs
 
 
 # Index of a block, the block with its weights loaded, its calls, all streams -> all streams after the block.
@@ -159,18 +159,20 @@ class BlockRunner:
         block: Block,
         stream: Stream,
         calls: Sequence[Call],
-        record: type[SquaredNorms] | None = SquaredNorms,
+        statistic: type[SquaredNorms] | None = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
         """Run a block on every batch, and count it. See [`replay`] for the arguments."""
-        if record is None and block.experts:  # recorded experts run by sequence, so that batches do not change a bit
-            record = SquaredNorms
+        if (
+            statistic is None and block.experts
+        ):  # observed experts run by sequence, so that batches do not change a bit
+            statistic = SquaredNorms
         self.block_forwards += stream.sequences
-        outputs, norms = replay(block, stream.batches, calls, record, skipped)
+        outputs, norms = replay(block, stream.batches, calls, statistic, skipped)
         return Stream(outputs), norms
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
-        return self.replay(block, stream, calls, record=None)[0]
+        return self.replay(block, stream, calls, statistic=None)[0]
 
     def inputs_of(
         self, block: Block, stream: Stream, calls: Sequence[Call], statistic: type[SquaredNorms] = SquaredNorms
@@ -214,15 +216,15 @@ def replay(
     block: Block,
     hidden: Sequence[torch.Tensor],
     calls: Sequence[Call],
-    record: type[SquaredNorms] | None = SquaredNorms,
+    statistic: type[SquaredNorms] | None = SquaredNorms,
     skipped: Sequence[Projection] = (),
 ) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
     """Run one block on the hidden states of every batch, shape (batch, tokens, hidden size) each.
 
-    Return the outputs by batch, and the statistics of the projections' inputs (class `record`, None for no statistics)
+    Return the outputs by batch, and the statistics of the projections' inputs (class `statistic`, None for no statistics)
     by name. `skipped` projections, which may only feed the block's output, return zeros.
     """
-    outputs, recorded = [], {}
+    outputs, observed = [], {}
     with ExitStack() as stack:
         for projection in skipped:
             if projection.expert is None:
@@ -231,10 +233,10 @@ def replay(
         for states, call in zip(hidden, calls):
             restore_shared(states, call)
             states = to_device(states, device)
-            with _recording(block, recorded, states.shape[:2], record, skipped) if record else nullcontext():
+            with _observing(block, observed, states.shape[:2], statistic, skipped) if statistic else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             keep_shared(outputs[-1], states, call)
-    return outputs, recorded
+    return outputs, observed
 
 
 def output_with(
@@ -247,9 +249,9 @@ def output_with(
 
 
 @contextmanager
-def _recording(
+def _observing(
     block: Block,
-    recorded: dict[str, SquaredNorms],
+    observed: dict[str, SquaredNorms],
     batch: tuple[int, int],
     statistic: type[SquaredNorms],
     skipped: Sequence[Projection],
@@ -259,9 +261,9 @@ def _recording(
     with ExitStack() as stack:
         for experts in block.experts:
             if any(p.module is experts.module for p in block.pruned):
-                recording = RecordingExperts(experts, block.projections, recorded, batch[0], statistic, skipped)
-                stack.enter_context(replaced_forward(experts.module, recording.forward))
-        stack.enter_context(record_inputs(watched, recorded, batch, statistic))
+                experts_forward = ObservedExperts(experts, block.projections, observed, batch[0], statistic, skipped)
+                stack.enter_context(replaced_forward(experts.module, experts_forward.forward))
+        stack.enter_context(observe_inputs(watched, observed, batch, statistic))
         yield
 
 

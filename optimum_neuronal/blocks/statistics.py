@@ -107,35 +107,35 @@ def activation(squared_norms: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def record_inputs(
+def observe_inputs(
     modules: Mapping[str, nn.Module],
-    recorded: dict[str, SquaredNorms],
+    observed: dict[str, SquaredNorms],
     batch: tuple[int, int],
     statistic=SquaredNorms,
 ) -> Iterator[None]:
-    """Add the inputs of every module, for one batch of (sequences, tokens), to `recorded` while the context lasts.
+    """Add the inputs of every module, for one batch of (sequences, tokens), to `observed` while the context lasts.
 
     Modules that receive the same tensor object (q, k and v; gate and up) share one statistic, computed once. Modules
     that did not receive every token once are missing.
     """
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
 
-    def recording(name: str) -> Callable:
-        def record(_module, args) -> None:
+    def observing(name: str) -> Callable:
+        def observe(_module, args) -> None:
             inputs = args[0]
             for reference, version, shared in seen:
                 if reference() is inputs and version == inputs._version:
-                    recorded[name] = shared
+                    observed[name] = shared
                     return
             if inputs.shape[:-1].numel() != batch[0] * batch[1]:
                 return  # only some of the tokens, and it is unknown which
-            sums = recorded.setdefault(name, statistic())
+            sums = observed.setdefault(name, statistic())
             sums.update(inputs, batch[0])
             seen.append((weakref.ref(inputs), inputs._version, sums))
 
-        return record
+        return observe
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(hooked(module, recording(name), before=True))
+            stack.enter_context(hooked(module, observing(name), before=True))
         yield

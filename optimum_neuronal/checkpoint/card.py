@@ -15,12 +15,12 @@ from ..common.connection import TIMEOUT
 from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
 from ..data.documents import FILE_SUFFIXES
-from ..model.load_model import PIPELINE_TAGS, loading_class, loading_code
+from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
+from ..model.sparsity_config import KEY
 from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CONFIG, MODEL_CARD
-from .sparsity_config import KEY
 
 
 logger = get_logger(__name__)

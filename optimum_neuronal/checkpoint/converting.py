@@ -13,6 +13,7 @@ from ..common.validation import check_choice
 from ..files.atomic import finish_moves
 from ..files.directories import check_writable, is_same, leads_out
 from ..model.load_model import load_model
+from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
 from .card import MARK, make_card, may_write_card
@@ -27,7 +28,6 @@ from .names import (
 )
 from .packed_files import float_tensors, is_packed, read_json, weight_files
 from .saving import check_replaceable, check_saveable, has_chat_template, old_files, replaced_checkpoint
-from .sparsity_config import read_sparsity_config
 from .writing import SHARD_SIZE, write_model
 
 

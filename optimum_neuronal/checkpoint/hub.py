@@ -22,6 +22,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.connection import HTTPError
+from ..model.sparsity_config import KEY, is_own
 from ..report import PruningReport
 from .names import (
     ADAPTER_CONFIG,
@@ -33,7 +34,6 @@ from .names import (
 )
 from .packed_files import read_json
 from .saving import check_saveable, old_files, save_pruned, warn_of_adapter
-from .sparsity_config import KEY, is_own
 
 
 def find_checkpoint(

@@ -10,13 +10,13 @@ from transformers.utils import logging
 
 from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
+from ..model.sparsity_config import read_sparsity_config
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
 from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
 from .packed_files import is_packed, read_json, read_weights, weight_files
-from .sparsity_config import read_sparsity_config
 
 
 LONGEST = 500  # characters of a text in config.json that are shown

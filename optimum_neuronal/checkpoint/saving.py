@@ -17,6 +17,7 @@ from ..common.validation import check_choice
 from ..compat import hf_private
 from ..files.atomic import finish_moves, replaced_directory
 from ..files.directories import check_writable, is_same, leads_out
+from ..model.sparsity_config import KEY, is_own
 from ..packed.packed_module import packed_modules
 from ..packed.packed_weight import DTYPES
 from ..report import REPORT_NAME, PruningReport
@@ -32,7 +33,6 @@ from .names import (
     TOKENIZER_FILES,
 )
 from .packed_files import read_json
-from .sparsity_config import KEY, is_own
 from .writing import SHARD_SIZE, check_writable_model, write_model
 
 

@@ -54,7 +54,7 @@ def write_model(
         model.hf_quantizer = DenseSaving(None)  # only a part of the model was given to `sparsify`
     if any(parameter.is_meta for parameter in model.parameters()):
         size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
-        with hf_private.known_as_offloaded(model):
+        with hf_private.temporary_device_map(model):
             model.save_pretrained(folder, max_shard_size=size)
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -19,7 +19,7 @@ from ..common.connection import check_connection
 from ..common.display import escaped
 from ..data.documents import check_datasets
 from ..files.atomic import finish_moves
-from ..model.load_model import loading_code
+from ..model.auto_classes import loading_code
 from ..model.sources import GGUF, check_directory, find_gguf
 
 

@@ -117,7 +117,7 @@ class CompareCommand(Command):
 
 
 def _in_file(path: str) -> dict[str, Any]:
-    """Return the fields in a config's file as arguments of `compare`: methods with their hyper-parameters in one text."""
+    """Return the fields in a config's file as arguments of `compare`: methods with their hyperparameters in one text."""
     values = read_config_file(path)
     values.pop("quant_method", None)
     for name in ("saliency", "topup"):

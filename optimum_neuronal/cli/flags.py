@@ -18,7 +18,8 @@ from ..common.registry import parse_method
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
 from ..files.records import weights_directory
-from ..model.load_model import check_unquantized, find_tokenizer, load_model, load_streamed
+from ..model.load_model import check_unquantized, load_model, load_streamed
+from ..model.tokenizers import find_tokenizer
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
@@ -52,7 +53,7 @@ def add_config_flags(
         if "metavar" in entry.metadata:
             options["metavar"] = entry.metadata["metavar"]
         if name in REGISTRIES:
-            meaning += f": {', '.join(REGISTRIES[name].names())}; with hyper-parameters: {entry.metadata['example']}"
+            meaning += f": {', '.join(REGISTRIES[name].names())}; with hyperparameters: {entry.metadata['example']}"
         unset = {False: "no", True: "yes"}[unset] if isinstance(unset, bool) else unset
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
@@ -83,12 +84,12 @@ def given_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def split_methods(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return given fields with hyper-parameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`."""
+    """Return given fields with hyperparameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`."""
     split = dict(given)
     for kind in REGISTRIES:
         if isinstance(given.get(kind), str):
-            name, hyper_parameters = parse_method(given[kind])
-            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", {}), **hyper_parameters}}
+            name, hyperparameters = parse_method(given[kind])
+            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", {}), **hyperparameters}}
     return split
 
 
@@ -114,8 +115,8 @@ def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = T
 def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
     """Add the flags of models and batches that take much memory."""
     add_switch(parser, "--stream", "read weights from disk one block at a time, for models larger than memory")
-    spread = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
-    parser.add_argument("--device-map", help=spread)
+    placement = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
+    parser.add_argument("--device-map", help=placement)
     default = "about 2048 tokens; for tasks 32 answers on an accelerator, else 1"
     if prunes:
         default += "; to prune, about 8192 tokens on an accelerator. On a CPU, pruning always uses one sequence"
@@ -180,8 +181,8 @@ def loaded(
         if args.stream:
             yield load_streamed(args.model, device, str(folder), **options), tokenizer
         else:
-            spread = {"device_map": args.device_map, "offload_folder": str(folder)}
-            yield load_model(args.model, **spread, **options), tokenizer
+            placement = {"device_map": args.device_map, "offload_folder": str(folder)}
+            yield load_model(args.model, **placement, **options), tokenizer
 
 
 def device_of(args: argparse.Namespace) -> torch.device:

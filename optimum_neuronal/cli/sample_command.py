@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from ..data.calibration import text_tokenizer
+from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable
+from ..files.identity import checksum
 from ..files.records import Records, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model
-from ..pruning.prepare import checksum
-from ..training.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from . import flags
 from .command import Command, write
 

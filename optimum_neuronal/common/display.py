@@ -1,7 +1,9 @@
 """Tables, quantities and escaped text, for terminals and Markdown."""
 
+import os
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -105,3 +107,10 @@ def format_duration(seconds: float) -> str:
 
 def _in_units(value: float, units: Sequence[tuple[float, str]], digits: int) -> str | None:
     return next((f"{value / unit:.{digits}f}{name}" for unit, name in units if value >= unit), None)
+
+
+def display_name(dataset: str) -> str:
+    """Return the name of a dataset for a report, which is published, without folders of this machine."""
+    # os.path.exists returns False for names that are too long and for paths that cannot be read.
+    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
+    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

@@ -42,17 +42,17 @@ class Processes:
 
     def part(self, length: int) -> slice:
         """Return this process's slice of the sequences: all of them if there are fewer than processes."""
-        if not self.shares(length):
+        if not self.splits(length):
             return slice(0, length)
         bounds = [length * rank // self.count for rank in range(self.count + 1)]
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
-    def shares(self, length: int) -> bool:
+    def splits(self, length: int) -> bool:
         return self.count > 1 and length >= self.count
 
     def join(self, rows: torch.Tensor, length: int) -> torch.Tensor:
         """Return the rows of all processes' parts in order, shape (length, ...)."""
-        if not self.shares(length):
+        if not self.splits(length):
             return rows
         longest = -(-length // self.count)
         padded = rows.new_zeros(longest, *rows.shape[1:])  # gloo gathers tensors of one shape

@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def untouched_randomness() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch (on CPU and accelerators) when the context ends."""
     python, arrays = random.getstate(), np.random.get_state()
     kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cuda"

@@ -41,14 +41,14 @@ def _literal(node: ast.expr, source: str) -> Any:
         return ast.get_source_segment(source, node)
 
 
-def format_method(name: str, hyper_parameters: Mapping[str, Any]) -> str:
+def format_method(name: str, hyperparameters: Mapping[str, Any]) -> str:
     """Return the text that [`parse_method`] splits."""
-    given = ",".join(f"{key}={value}" for key, value in hyper_parameters.items())
+    given = ",".join(f"{key}={value}" for key, value in hyperparameters.items())
     return f"{name}:{given}" if given else name
 
 
 def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = {}) -> str:
-    """Return a method's title for tables: name, variant unless it is this package's own, and hyper-parameters that differ.
+    """Return a method's title for tables: name, variant unless it is this package's own, and hyperparameters that differ.
 
     `parts` describe some of them in words, and `usual` are values of fields whose defaults depend on the variant.
     """
@@ -117,9 +117,9 @@ class Registry(Generic[Method]):
         return {cls.variant: cls for (known, _), cls in self._classes.items() if known == method.name}
 
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
-        """Return a method with hyper-parameters. If it has variants, the value `variant` chooses one of them.
+        """Return a method with hyperparameters. If it has variants, the value `variant` chooses one of them.
 
-        `argument` is the caller's name of the hyper-parameters, such as `"topup_args"`.
+        `argument` is the caller's name of the hyperparameters, such as `"topup_args"`.
         """
         method, title, values = self.get(name), f"the {self.kind} {name!r}", dict(values)
         variants = self.variants(name)

@@ -1,4 +1,4 @@
-"""Checks of arguments and hyper-parameters: a wrong type raises `TypeError`, a wrong value `ValueError`."""
+"""Checks of arguments and hyperparameters: a wrong type raises `TypeError`, a wrong value `ValueError`."""
 
 import difflib
 import math
@@ -22,7 +22,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def check_several(name: str, value: Any, example: str) -> list:
+def validate_list(name: str, value: Any, example: str) -> list:
     """Return the entries of a list, tuple, array or iterator, but not of a single text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -31,8 +31,8 @@ def check_several(name: str, value: Any, example: str) -> list:
     return list(value)
 
 
-def check_texts(name: str, value: Any, example: str) -> list[str]:
-    entries = check_several(name, value, example)
+def validate_strings(name: str, value: Any, example: str) -> list[str]:
+    entries = validate_list(name, value, example)
     for entry in entries:
         if not isinstance(entry, str):
             raise TypeError(f"{name} holds {_shown(entry)}: expected text, such as {example}.")
@@ -40,7 +40,7 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
 
 
 def check_patterns(name: str, value: Any) -> None:
-    for index, pattern in enumerate(check_texts(name, value, "['q_proj']")):
+    for index, pattern in enumerate(validate_strings(name, value, "['q_proj']")):
         try:
             regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
@@ -69,7 +69,7 @@ def check_number(name: str, value: Any, least: float, most: float = math.inf, ab
 
 def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[float, ...]:
     """Return one or more numbers from `least` to `most`."""
-    numbers = check_several(name, values, f"[{least}, {most}]")
+    numbers = validate_list(name, values, f"[{least}, {most}]")
     if not numbers:
         raise ValueError(f"{name} is empty: expected at least one number from {least:g} to {most:g}.")
     for number in numbers:
@@ -78,12 +78,12 @@ def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[fl
 
 
 def hyper(default: Any, least: float | None = None, most: float = math.inf, above: bool = False, choices=()) -> Any:
-    """Return a dataclass field for a hyper-parameter, with the bounds or choices that [`make_checked`] checks."""
+    """Return a dataclass field for a hyperparameter, with the bounds or choices that [`make_checked`] checks."""
     return field(default=default, metadata={"least": least, "most": most, "above": above, "choices": choices})
 
 
 def make_checked(method: type[Made], known_as: str, argument: str, values: Mapping[str, Any]) -> Made:
-    """Make a dataclass with hyper-parameters, after a check of their names and values, see [`hyper`].
+    """Make a dataclass with hyperparameters, after a check of their names and values, see [`hyper`].
 
     `argument` is the caller's name of `values`, such as `"topup_args"`.
     """
@@ -91,7 +91,7 @@ def make_checked(method: type[Made], known_as: str, argument: str, values: Mappi
     for key in values:
         if key not in known:
             raise ValueError(
-                f"{argument} has {key!r}: {known_as} takes {', '.join(known) or 'no hyper-parameters'}."
+                f"{argument} has {key!r}: {known_as} takes {', '.join(known) or 'no hyperparameters'}."
                 f"{did_you_mean(key, known)}"
             )
     return method(**{key: check_field(known[key], value) for key, value in values.items()})
@@ -111,7 +111,7 @@ def check_field(entry: Field, value: Any) -> Any:
     elif kinds == (float, ...) or tuple[float, ...] in kinds:
         return check_numbers(name, value, bounds["least"], bounds["most"])
     elif kinds == (int, ...):
-        value = tuple(check_several(name, value, str(list(entry.default))))
+        value = tuple(validate_list(name, value, str(list(entry.default))))
         for number in value:
             check_count(name, number, bounds["least"])
     elif int in kinds:

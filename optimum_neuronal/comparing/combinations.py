@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from ..common.registry import parse_method
-from ..common.validation import check_choice, check_numbers, check_several, check_texts
+from ..common.validation import check_choice, check_numbers, validate_list, validate_strings
 from ..config.config_fields import as_json
 from ..config.neuronal_config import NeuronALConfig
 from ..config.presets import PRESETS
@@ -29,9 +29,12 @@ def find_combinations(
     config: Mapping[str, Any] | None = None,
 ) -> Combinations:
     """Return each combination with its config; an impossible one has an error and None. See [`compare`]."""
-    saliencies = check_texts("saliencies", saliencies, "['wanda']")
-    topups, presets = check_texts("topups", topups, "['search']"), check_texts("presets", presets, "['paper']")
-    sparsities = as_json(list(dict.fromkeys(check_several("sparsities", sparsities, "[0.6]"))))
+    saliencies = validate_strings("saliencies", saliencies, "['wanda']")
+    topups, presets = (
+        validate_strings("topups", topups, "['search']"),
+        validate_strings("presets", presets, "['paper']"),
+    )
+    sparsities = as_json(list(dict.fromkeys(validate_list("sparsities", sparsities, "[0.6]"))))
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
@@ -39,7 +42,9 @@ def find_combinations(
         check_choice("presets", preset, list(PRESETS))
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
-    left_out = {_pair(*text.partition("+")[::2]) for text in check_texts("without", without, "['sparsegpt+dsnot']")}
+    left_out = {
+        _pair(*text.partition("+")[::2]) for text in validate_strings("without", without, "['sparsegpt+dsnot']")
+    }
     sweep = {
         name: [value for index, value in enumerate(values) if value not in values[:index]]
         for name, values in as_json(sweep or {}).items()
@@ -101,6 +106,6 @@ def _make_config(combination: Result, others: Mapping[str, Any]) -> NeuronALConf
     if combination.saliency == PRESET:
         return NeuronALConfig.preset(combination.topup, **fields)
     for kind, text in (("saliency", combination.saliency), ("topup", combination.topup)):
-        name, hyper_parameters = parse_method(text)
-        fields |= {kind: name, f"{kind}_args": fields.get(f"{kind}_args", {}) | hyper_parameters}
+        name, hyperparameters = parse_method(text)
+        fields |= {kind: name, f"{kind}_args": fields.get(f"{kind}_args", {}) | hyperparameters}
     return NeuronALConfig(**fields)

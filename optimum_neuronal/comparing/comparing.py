@@ -16,9 +16,10 @@ from ..config.config_fields import as_json
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import as_model, begin_with_bos, name_test_sets
 from ..evaluation.tasks import load_tasks
+from ..files.identity import versions
 from ..files.records import Records, remove_records
-from ..model.load_model import public_name
-from ..pruning.prepare import exclusive, versions
+from ..model.public_names import public_name
+from ..pruning.prepare import exclusive
 from .combinations import Combinations, find_combinations
 from .comparison import Comparison, check_tables_directory
 from .results import DENSE, Result
@@ -63,7 +64,7 @@ def compare(
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`):
-            Methods, with hyper-parameters if needed, as on the command line: `"owl:half_width=0.1"`.
+            Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
         presets (`Sequence[str]`): presets of the config to compare with.
         without (`Sequence[str]`): pairs of saliency and top-up to leave out: `"sparsegpt+dsnot"`.

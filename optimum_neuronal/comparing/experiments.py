@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.registry import format_method, parse_method
-from ..common.validation import check_choice, check_texts
+from ..common.validation import check_choice, validate_strings
 from ..config.presets import authors_variant
 
 
@@ -58,12 +58,12 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "paper-seeds": ONLY_NEURONAL | {"sweep": {"seed": [0, 16, 46]}},
     "paper-sources": ONLY_NEURONAL | {"sparsities": [0.7], "sweep": {"dataset": ["wikitext2", "c4", "ptb"]}},
     "paper-samples": ONLY_NEURONAL | {"sparsities": [0.7], "sweep": {"num_alignment_samples": [1, 2, 4, 8, 16]}},
-    # Hyper-parameters around those that the paper uses, OWL's M and lambda and AlphaPruning's epsilon.
+    # Hyperparameters around those that the paper uses, OWL's M and lambda and AlphaPruning's epsilon.
     "paper-parameters": ONLY_WIKITEXT2
     | {
         "topups": [
             *(f"{OWL},outlier_factor={m},half_width={lam}" for m in (3, 5, 7, 10) for lam in (0.04, 0.08, 0.12, 0.2)),
-            *(f"{ALPHA},spread={epsilon}" for epsilon in (0.1, 0.2, 0.3, 0.4, 0.5)),
+            *(f"{ALPHA},epsilon={epsilon}" for epsilon in (0.1, 0.2, 0.3, 0.4, 0.5)),
         ]
     },
 }
@@ -72,7 +72,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 def experiment(name: str, **given: Any) -> dict[str, Any]:
     """Return the arguments of [`compare`] for an experiment of the paper. The given ones override them.
 
-    A method that is named without hyper-parameters has the experiment's own, or the variant of the paper's tables.
+    A method that is named without hyperparameters has the experiment's own, or the variant of the paper's tables.
 
     ```python
     compare(model, **experiment("paper", topups=["uniform", "neuronal"], sparsities=[0.7]))
@@ -80,23 +80,23 @@ def experiment(name: str, **given: Any) -> dict[str, Any]:
 
     Args:
         name (`str`): a name in `EXPERIMENTS`.
-        given: arguments of [`compare`]. Hyper-parameters of a method are merged into the experiment's.
+        given: arguments of [`compare`]. Hyperparameters of a method are merged into the experiment's.
     """
     check_choice("experiment", name, list(EXPERIMENTS))
     arguments = {**EXPERIMENTS[name], **given}
     for argument, kind in (("saliencies", "saliency"), ("topups", "topup")):
         if argument in given:
-            texts = check_texts(argument, given[argument], "['wanda']")
+            texts = validate_strings(argument, given[argument], "['wanda']")
             arguments[argument] = [_resolved(text, EXPERIMENTS[name].get(argument, ()), kind) for text in texts]
     return arguments
 
 
 def _resolved(text: str, known: Sequence[str], kind: str) -> str:
-    """Return a method's text with the hyper-parameters that an experiment with these `known` methods gives it."""
-    name, hyper_parameters = parse_method(text)
+    """Return a method's text with the hyperparameters that an experiment with these `known` methods gives it."""
+    name, hyperparameters = parse_method(text)
     same = [given for method, given in map(parse_method, known) if method == name]
     if same:
         usual = {key: value for key, value in same[0].items() if all(given.get(key) == value for given in same)}
     else:
         usual = authors_variant(kind, name)
-    return format_method(name, usual | hyper_parameters)
+    return format_method(name, usual | hyperparameters)

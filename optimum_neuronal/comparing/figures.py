@@ -103,7 +103,7 @@ def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    """Return the hyper-parameters and swept fields of a result that are numbers, and the lambda of the block step alone."""
+    """Return the hyperparameters and swept fields of a result that are numbers, and the lambda of the block step alone."""
     values = result.config.get("topup_args", {}) | result.setting
     numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and key != "seed"}
     if result.block_lambda is not None and result.row_lambda is None:

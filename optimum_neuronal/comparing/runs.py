@@ -15,10 +15,11 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import check_answers, evaluate_tasks
-from ..model.load_model import own_tokenizer
+from ..files.identity import versions
 from ..model.projections import Decoder
+from ..model.tokenizers import own_tokenizer
 from ..pruning.checks import check_prune
-from ..pruning.prepare import draw_calibration, identity, ids_of, prepare, versions
+from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import changed_weights, find_changes
 from ..pruning.reporting import make_report, packed_size
 from ..trials import Cache

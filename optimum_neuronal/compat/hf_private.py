@@ -145,7 +145,7 @@ def tied_names(model: PreTrainedModel) -> set[str]:
 
 
 @contextmanager
-def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
+def temporary_device_map(model: PreTrainedModel) -> Iterator[None]:
     """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
     before = {key: value for key, value in vars(model).items() if key == "hf_device_map"}
     try:

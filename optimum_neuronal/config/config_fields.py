@@ -23,7 +23,7 @@ def config_field(default: Any, help: str, **metadata: Any) -> Any:
 
 
 def _hyper_parameters(method: str) -> Any:
-    return field(default_factory=dict, metadata={"help": f"hyper-parameters of the {method}", "flag": False})
+    return field(default_factory=dict, metadata={"help": f"hyperparameters of the {method}", "flag": False})
 
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig generates these

@@ -76,7 +76,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             except TypeError:
                 raise TypeError(f"{name} is {value!r}: expected numbers, text, or lists of these.") from None
             if entry.default_factory is not MISSING and not isinstance(value, dict):
-                raise TypeError(f"{name} is {value!r}: expected a dict of hyper-parameters.")
+                raise TypeError(f"{name} is {value!r}: expected a dict of hyperparameters.")
             setattr(self, name, check_field(entry, value))
         for name in ("targets", "ignore"):
             if getattr(self, name) is not None:
@@ -143,7 +143,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         Args:
             name (`str`): `"paper"`, `"fast"`, `"best"` or `"two-four"`.
             overrides:
-                Fields that are added or replaced. Hyper-parameters are merged into the preset's. Under `"paper"`, another
+                Fields that are added or replaced. Hyperparameters are merged into the preset's. Under `"paper"`, another
                 method has the variant `"authors"` too, if there is one.
         """
         check_choice("preset", name, list(PRESETS))
@@ -161,7 +161,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         Args:
             config_dict (`dict[str, Any]`): fields of the config.
             return_unused_kwargs (`bool`): True to also return the keyword arguments that are not fields.
-            kwargs: override the dict's values. Another saliency or top-up drops the hyper-parameters of the dict's.
+            kwargs: override the dict's values. Another saliency or top-up drops the hyperparameters of the dict's.
         """
         if not isinstance(config_dict, Mapping):
             raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")

@@ -31,14 +31,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def authors_variant(kind: str, method: str) -> dict[str, Any]:
-    """Return the hyper-parameter that selects a method's variant for the paper's tables, or none without one."""
+    """Return the hyperparameter that selects a method's variant for the paper's tables, or none without one."""
     return {"variant": AUTHORS} if AUTHORS in REGISTRIES[kind].variants(method) else {}
 
 
 def replace_fields(fields: Mapping[str, Any], given: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
     """Return fields, of a preset or not, with the given ones added or replaced.
 
-    Hyper-parameters are merged into those of a method that stays. Another method starts from what the preset has for it:
+    Hyperparameters are merged into those of a method that stays. Another method starts from what the preset has for it:
     under `"paper"`, its variant `"authors"` if there is one.
     """
     replaced = {**fields, **given}

@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..blocks.block_inputs import inference
 from ..common.device import default_batch_size
+from ..common.display import display_name
+from ..common.inference import inference
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
@@ -26,7 +27,8 @@ from ..data.calibration import (
     with_bos,
 )
 from ..data.documents import load_documents
-from ..model.load_model import find_tokenizer, load_model, without_folders
+from ..model.load_model import load_model
+from ..model.tokenizers import find_tokenizer
 
 
 def evaluate_perplexity(
@@ -121,7 +123,7 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
     named: dict[str, Any] = {}
     for number, entry in enumerate(evaluate, start=1):
         is_name = isinstance(entry, (str, os.PathLike))
-        name = without_folders(os.fspath(entry)) if is_name else f"test {number}"
+        name = display_name(os.fspath(entry)) if is_name else f"test {number}"
         named[name if name not in named else f"{name} ({number})"] = entry
     return named
 

@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..blocks.block_inputs import inference
 from ..common.device import time_on
 from ..common.display import format_bytes, format_table
+from ..common.inference import inference
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..data.calibration import resolve_seq_length
-from ..model.load_model import public_name
+from ..model.public_names import public_name
 
 
 PROMPT = 16  # tokens before the generated ones

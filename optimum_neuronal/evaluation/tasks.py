@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..blocks.block_inputs import inference
-from ..common.validation import check_count, check_texts, did_you_mean
+from ..common.inference import inference
+from ..common.validation import check_count, did_you_mean, validate_strings
 from .perplexity import check_language_model
 
 
@@ -99,7 +99,7 @@ def check_answers(model: PreTrainedModel) -> None:
 
 def load_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> dict[str, Any]:
     """Return the harness's tasks with their data, for zero shots. Raise for unknown tasks and tasks without `acc`."""
-    names = [tasks] if isinstance(tasks, str) else check_texts("tasks", tasks, "['boolq']")
+    names = [tasks] if isinstance(tasks, str) else validate_strings("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     path = include_path and str(include_path)
     manager = _task_manager(include_path=path, include_defaults=False) if path else _harness_tasks()

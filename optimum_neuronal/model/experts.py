@@ -1,7 +1,7 @@
 """MoE layers: the weights of their experts, and the inputs that each expert receives.
 
 transformers stacks the experts of a layer in weights of shape (experts, ., .) and multiplies them with fused kernels,
-which hooks cannot observe. To record inputs, [`RecordingExperts`] computes the layer one expert after the other. Names
+which hooks cannot observe. To observe inputs, [`ObservedExperts`] computes the layer one expert after the other. Names
 of routers are in `architectures`; attributes of transformers' modules are read in `compat.hf_private`.
 """
 
@@ -28,19 +28,19 @@ def expert_projections(
     return [Projection(full, role, module, takes(full), key, index, transposed) for index, full in enumerate(names)]
 
 
-class RecordingExperts:
-    """A forward of an MoE layer that records the inputs of each expert. `skipped` projections return zeros."""
+class ObservedExperts:
+    """A forward of an MoE layer that observes the inputs of each expert. `skipped` projections return zeros."""
 
     def __init__(
         self,
         experts: Experts,
         projections: Mapping[str, Projection],
-        recorded: dict[str, Any],
+        observed: dict[str, Any],
         sequences: int,
         statistic: type,
         skipped: Sequence[Projection] = (),
     ):
-        self.module, self.recorded, self.sequences = experts.module, recorded, sequences
+        self.module, self.observed, self.sequences = experts.module, observed, sequences
         self.statistic = statistic
         members = [p for p in projections.values() if p.module is experts.module]
         self.up = [p for p in members if p.role in MLP_ENTRIES]
@@ -85,16 +85,16 @@ class RecordingExperts:
 
     def _run(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor | None:
         """Return an expert's output for its inputs, (n, hidden size): the tokens `rows` of a sequence of `tokens`."""
-        self._record(self.up[expert], inputs, rows, tokens)
+        self._observe(self.up[expert], inputs, rows, tokens)
         inner = self._project(self.up[expert], inputs)
         inner = hf_private.activate(self.module, inner, gated=self.up[expert].role != "up")
-        self._record(self.down[expert], inner, rows, tokens)
+        self._observe(self.down[expert], inner, rows, tokens)
         if self.skips_down or not len(rows):
             return None
         return hf_private.finish(self.module, self._project(self.down[expert], inner))
 
-    def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
-        self.recorded.setdefault(projection.name, self.statistic()).update_routed(inputs, rows, tokens)
+    def _observe(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        self.observed.setdefault(projection.name, self.statistic()).update_routed(inputs, rows, tokens)
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
         bias = hf_private.expert_bias(self.module, projection.parameter, projection.expert)

@@ -3,39 +3,28 @@
 The model has the class that the checkpoint's config names, with its head.
 """
 
-import json
 import os
-import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from ..compat import hf_private
+from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind
 from .sources import locate
+from .tokenizers import TOKENIZER_KWARGS
 
 
-# Arguments of `from_pretrained` that locate the files of a tokenizer, and of a config.
-TOKENIZER_KWARGS = (
-    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token", "trust_remote_code",
-)  # fmt: skip
-# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
-SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
 DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which have a message of their own, and GPT-OSS
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
@@ -184,115 +173,3 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
         if not holds_blocks and (not parent or blocks.startswith(f"{parent}.")):
             placed[name] = str(device)
     return placed
-
-
-# Auto class -> the Hub's name for the task of its models. The first Auto class that makes a class is taken.
-PIPELINE_TAGS = {
-    "AutoModelForImageTextToText": "image-text-to-text",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForMultimodalLM": "any-to-any",
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModel": "feature-extraction",
-    "AutoModelForPreTraining": None,
-}
-MULTIMODAL_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-
-
-def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
-    """Return the Auto class that makes the model's class for a config. `trust_remote_code`: also by the config's `auto_map`.
-
-    `architecture` names the model's class, by default the first of `config.architectures`.
-    """
-    architecture = architecture or next(map(str, config.architectures or ()), None)
-    references = (getattr(config, "auto_map", None) or {}) if trust_remote_code else {}
-    for name in PIPELINE_TAGS:
-        reference = references.get(name)
-        if isinstance(reference, str) and architecture in (None, reference.rpartition(".")[2]):
-            return getattr(transformers, name)
-    is_text = config.get_text_config(decoder=True) is config
-    for name in PIPELINE_TAGS:
-        suits = architecture is not None and not (is_text and name in MULTIMODAL_CLASSES)
-        if suits and getattr(hf_private.model_class_for(name, config), "__name__", None) == architecture:
-            return getattr(transformers, name)
-    is_language_model = architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    if is_language_model and hf_private.model_class_for("AutoModelForCausalLM", config) is not None:
-        return AutoModelForCausalLM
-    known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
-    raise ValueError(
-        f"The config (model_type {config.model_type!r}) {known}: no Auto class for text loads it. Set "
-        "trust_remote_code if the checkpoint has its own code, or load it yourself and call NeuronALPruner.prune."
-    )
-
-
-def loading_class(model: PreTrainedModel) -> str:
-    """Return the name of the Auto class that loads a model's checkpoint."""
-    try:
-        return find_loader(model.config, type(model).__name__, model.is_remote_code()).__name__
-    except ValueError:  # a class of the caller's own
-        return "AutoModelForCausalLM"
-
-
-def loading_code(model: PreTrainedModel, checkpoint: str) -> str:
-    """Return the line of code that loads a model's checkpoint."""
-    remote = ", trust_remote_code=True" if model.is_remote_code() else ""
-    return f"{loading_class(model)}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{remote})"
-
-
-def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the checkpoint that the model's config names."""
-    origin = model.config.name_or_path
-    wanted = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)"
-    if not origin:
-        raise ValueError(f"{wanted}, or save one with the model.")
-    gguf = {"gguf_file": model.gguf_file} if hasattr(model, "gguf_file") else {}
-    place = getattr(model, "checkpoint_place", {}) if revision is None else {"revision": revision}
-    try:
-        return _load_tokenizer(origin, **place, **gguf)
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
-
-
-def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
-    model_or_path, options = locate(model_or_path, options)
-    with suppress(ImportError, OSError, ValueError, AttributeError, StrictDataclassError):  # also for a damaged config
-        return _load_tokenizer(model_or_path, **options)
-    return None
-
-
-def _load_tokenizer(model_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
-    """Load a tokenizer. Raise `ValueError` if its files are missing: for some families, transformers makes an empty one."""
-    tokenizer = AutoTokenizer.from_pretrained(model_or_path, **options)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError("its files are missing")
-    return tokenizer
-
-
-def hub_id(model: PreTrainedModel) -> str | None:
-    """Return the id of the repository on the Hub that a model was loaded from, or None."""
-    origin = model.config.name_or_path
-    if not origin:
-        return None
-    if (path := Path(origin)).exists():
-        cached = SNAPSHOT.search(path.absolute().as_posix())
-        return cached[1].replace("--", "/") if cached else None
-    with suppress(HFValidationError):
-        validate_repo_id(origin)
-        return origin
-    return None
-
-
-def public_name(model: PreTrainedModel) -> str:
-    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
-    origin = model.config.name_or_path
-    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
-
-
-def without_folders(dataset: str) -> str:
-    """Return the name of a dataset for a report, which is published, without folders of this machine."""
-    # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

@@ -261,25 +261,25 @@ def by_owner(projections: Iterable[Projection]) -> list[list[Projection]]:
 
 def trial_tensors(projections: Sequence[Projection], change_of: ChangeOf) -> dict[nn.Parameter, torch.Tensor]:
     """Return a sparse copy of every parameter of the projections, in its layout. Only one change exists at a time."""
-    trials = {}
+    changed = {}
     for members in by_owner(projections):
         first, original = members[0], members[0].owner.data
         if first.expert is None and not first.transposed:
-            trials[first.owner] = change_of(first).applied(original)
+            changed[first.owner] = change_of(first).applied(original)
             continue
-        trials[first.owner] = original.clone()
+        changed[first.owner] = original.clone()
         for projection in members:
-            change_of(projection).apply_to(projection.view(trials[first.owner]))
-    return trials
+            change_of(projection).apply_to(projection.view(changed[first.owner]))
+    return changed
 
 
 @contextmanager
 def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
     """Let projections compute with changed weights while the context lasts."""
-    trials = trial_tensors(projections, change_of)
-    originals = [(parameter, parameter.data) for parameter in trials]
+    changed = trial_tensors(projections, change_of)
+    originals = [(parameter, parameter.data) for parameter in changed]
     try:
-        for parameter, trial in trials.items():
+        for parameter, trial in changed.items():
             parameter.data = trial
         yield
     finally:

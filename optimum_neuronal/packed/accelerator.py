@@ -24,7 +24,7 @@ SCRATCH = 2**23  # elements that are unpacked at a time: 16 MiB in bfloat16, whi
 def arrange(weight: PackedWeight) -> PackedWeight | GroupedWeight:
     """Return a checked weight in the layout that its device computes with: grouped if Triton works there."""
     has_kernels = may_use_triton(weight.device) and find_kernels(weight.device) is not None
-    return GroupedWeight.of(weight) if has_kernels else weight
+    return GroupedWeight.from_packed(weight) if has_kernels else weight
 
 
 def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -57,7 +57,7 @@ def find_kernels(device: torch.device) -> ModuleType | None:
 
     def attempt() -> None:  # on the smallest weight, so that an error shows here and not in the middle of a model
         kernels, dense = import_module(".triton_kernels", __package__), torch.zeros(1, 1, device=device)
-        kernels.fill(GroupedWeight.of(PackedWeight.pack(dense)), dense)
+        kernels.fill(GroupedWeight.from_packed(PackedWeight.pack(dense)), dense)
 
     reason = triton_problem(device, attempt)
     if reason is None:

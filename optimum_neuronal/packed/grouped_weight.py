@@ -39,7 +39,7 @@ class GroupedWeight(SparseMatrix):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, weight: PackedWeight) -> "GroupedWeight":
+    def from_packed(cls, weight: PackedWeight) -> "GroupedWeight":
         """Return a checked weight in this layout, on its device."""
         rows, columns = weight.row_count, weight.shape[-1]
         blocks = list(row_blocks(rows, columns, BLOCK)) or [slice(0, 0)]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoint.sparsity_config import KEY
 from ..common.device import multiplies_bfloat16
 from ..common.validation import check_count
 from ..compat import hf_private
@@ -15,6 +14,7 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..model.find_blocks import check_kind, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
+from ..model.sparsity_config import KEY
 from ..saliency.plan import ColumnPattern
 from ..topup import TopUp
 

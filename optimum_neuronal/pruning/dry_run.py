@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..blocks.block_inputs import Call, Streams, called_blocks, inference
+from ..blocks.block_inputs import Call, Streams, called_blocks
 from ..blocks.runner import BlockRunner
 from ..common.device import default_device, time_on
 from ..common.display import format_bytes, format_count, format_duration, format_table
+from ..common.inference import inference
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
-from ..model.load_model import check_unquantized, find_tokenizer, load_skeleton
+from ..model.load_model import check_unquantized, load_skeleton
 from ..model.projections import Block, Decoder
+from ..model.tokenizers import find_tokenizer
 from .checks import check_prune, with_refit_dtype
 from .prepare import draw_calibration, without_skipped
 from .reporting import PackedSize, packed_size

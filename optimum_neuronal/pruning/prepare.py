@@ -1,9 +1,6 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a prune share."""
 
-import hashlib
-import json
 import os
-import platform
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import __version__
-from ..blocks.block_inputs import called_blocks, inference
+from ..blocks.block_inputs import called_blocks
 from ..blocks.runner import BlockRunner
 from ..common.device import default_batch_size
+from ..common.inference import inference
 from ..common.memory import reset_peak_memory
 from ..common.notes import get_logger
 from ..common.processes import Processes
@@ -36,9 +32,10 @@ from ..data.calibration import (
     take_sequences,
 )
 from ..data.documents import load_documents
+from ..files.identity import checksum, checksum_ids, versions
 from ..files.records import Records
-from ..model.load_model import own_tokenizer
 from ..model.projections import Block, Decoder
+from ..model.tokenizers import own_tokenizer
 from ..trials import Cache
 from .checks import check_prune, with_refit_dtype
 
@@ -232,40 +229,9 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
-    """Return checksums of model and calibration data, and the device: a prune is resumed only if they are equal."""
+    """Return checksums of model and calibration data, and the device: a pruning run is resumed only if they are equal."""
     return {
         "model": checksum(decoder.model, list(decoder.projections)),
-        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "calibration data": checksum_ids(ids),
         "device": hf_private.execution_device(next(iter(decoder.projections.values())).module).type,
-    }
-
-
-def checksum(model: PreTrainedModel, names: Sequence[str] = ()) -> str:
-    """Return a checksum of a model's config and weights, and of the names of its projections.
-
-    Only the first and last row of each matrix are read.
-    """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.FILE_KEYS}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(repr(list(names)).encode())
-    for name, module in model.named_modules():
-        for local, parameter in module.named_parameters(recurse=False):
-            offloaded = hf_private.is_offloaded(module)
-            weight = hf_private.offload_hook(module).weights_map[local] if offloaded else parameter
-            if weight.is_meta:
-                continue
-            digest.update(f"{name}.{local} {tuple(weight.shape)} {weight.dtype}".encode())
-            places = [(end,) * (weight.ndim - 1) for end in (0, -1)]
-            for row in (weight[place] for place in places):
-                digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }

@@ -9,8 +9,9 @@ from functools import partial
 
 import torch
 
-from ..blocks.block_inputs import Call, Stream, Streams, inference
+from ..blocks.block_inputs import Call, Stream, Streams
 from ..blocks.offload import ChangedWeights, change_offloaded
+from ..common.inference import inference
 from ..common.notes import get_logger
 from ..compat.hf_private import is_offloaded, offload_hook
 from ..files.records import Finding
@@ -20,7 +21,7 @@ from ..report import PruningReport
 from ..saliency import Inputs
 from ..saliency.base import check_finite
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
@@ -48,7 +49,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     """Find the changes of all weights, without making them."""
     config, methods, runner = context.config, context.methods, context.runner
     _warn_if_underdetermined(context)
-    trials = Trials(
+    evaluator = PlanEvaluator(
         runner=runner,
         saliency=methods.saliency,
         ids=context.ids,
@@ -62,10 +63,10 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         if methods.needs_calibration:
             context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
         context.clock.lap("calibration data")
-        allocation = methods.topup.allocate(trials, config.sparsity)
+        allocation = methods.topup.allocate(evaluator, config.sparsity)
         context.clock.lap("allocation")
         refit = Refit.of(config) if config.refit_epochs else None
-        final = replace(trials, norms=allocation.norms)
+        final = replace(evaluator, norms=allocation.norms)
         scores_dense = methods.topup.scores_dense
         changes, starved = BlockPass(final, allocation.plan, refit, scores_dense, context.clock).find()
         context.clock.lap("pruning")
@@ -91,7 +92,7 @@ class BlockPass:
     refit, the dense model's stream runs beside the sparse one: each block is fitted to its output in the dense model.
     """
 
-    trials: Trials
+    evaluator: PlanEvaluator
     plan: Plan
     refit: Refit | None = None
     scores_dense: bool = False
@@ -99,33 +100,33 @@ class BlockPass:
 
     def find(self) -> tuple[dict[str, PackedChange], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
-        trials, changes, starved = self.trials, {}, []
+        evaluator, changes, starved = self.evaluator, {}, []
 
         def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
-            value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
+            value, tensors = evaluator.records.recorded(f"block-{index:05d}", prune)
             starved.extend(value["starved"])
             for p in block.pruned:  # changes of offloaded weights wait in CPU memory
                 device = torch.device("cpu") if is_offloaded(p.module) else p.weight.device
                 changes[p.name] = PackedChange.of_tensors(tensors, p.name, p.shape).to(device)
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            dense = [trials.runner.output(block, stream, calls) for stream in streams[1:]]
+            dense = [evaluator.runner.output(block, stream, calls) for stream in streams[1:]]
             if block.pruned:
                 take(index, block, partial(self._prune_block, block, calls, *streams[:1], *dense))
-            if block is trials.decoder.blocks[-1]:
+            if block is evaluator.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             if self.scores_dense:
-                return [trials.runner.output(block, streams[0], calls)]
+                return [evaluator.runner.output(block, streams[0], calls)]
             with trial_weights(block.pruned, lambda p: changes[p.name]):
-                return [trials.runner.output(block, streams[0], calls), *dense]
+                return [evaluator.runner.output(block, streams[0], calls), *dense]
 
-        if trials.saliency.uses_activations:
-            trials.cache.release()
-            batch_size = self.refit and self.refit.batch_size(trials.ids.shape[1])
-            inputs = trials.capture_all(trials.statistic, batch_size)
-            trials.runner.run(inputs, 1 if self.refit is None else 2, visit, PROGRESS, release=True)
+        if evaluator.saliency.uses_activations:
+            evaluator.cache.release()
+            batch_size = self.refit and self.refit.batch_size(evaluator.ids.shape[1])
+            inputs = evaluator.capture_all(evaluator.statistic, batch_size)
+            evaluator.runner.run(inputs, 1 if self.refit is None else 2, visit, PROGRESS, release=True)
         else:
-            trials.runner.for_each_block(
+            evaluator.runner.for_each_block(
                 lambda index, block: take(index, block, partial(self._solve, block, Inputs(), self.plan)), PROGRESS
             )
         return changes, starved
@@ -134,16 +135,16 @@ class BlockPass:
         self, block: Block, calls: Sequence[Call], hidden: Stream, expected: Stream | None = None
     ) -> Finding:
         """Return the finding of a block, which `hidden` states enter. A refit fits its values to the `expected` output."""
-        trials, refit = self.trials, self.refit
-        norms = trials.runner.inputs_of(block, hidden, calls, trials.statistic)
-        inputs = trials.inputs(block, trials.joined(norms, trials.statistic))
+        evaluator, refit = self.evaluator, self.refit
+        norms = evaluator.runner.inputs_of(block, hidden, calls, evaluator.statistic)
+        inputs = evaluator.inputs(block, evaluator.joined(norms, evaluator.statistic))
         if refit is None:
             return self._solve(block, inputs, self.plan)
-        adds = trials.pattern is None
+        adds = evaluator.pattern is None
         value, tensors = self._solve(block, inputs, first_zeros(self.plan, block.pruned) if adds else self.plan)
         energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
         changes = {p.name: PackedChange.of_tensors(tensors, p.name, p.shape) for p in block.pruned}
-        trials.runner.block_forwards += RUNS * refit.epochs * hidden.sequences
+        evaluator.runner.block_forwards += RUNS * refit.epochs * hidden.sequences
         fitted = refit.fit(block, changes, energies, hidden, expected, calls, self.plan if adds else None)
         for p in block.pruned:
             tensors |= PackedChange.pack(NewWeight(fitted[p.name]), p.weight).tensors(p.name)
@@ -151,10 +152,10 @@ class BlockPass:
 
     def _solve(self, block: Block, inputs: Inputs, plan: Plan) -> Finding:
         """Return the starved experts of a block, and the tensors of its changes."""
-        trials = self.trials
-        changes = trials.saliency.changes(block.pruned, inputs, plan, trials.pattern)
+        evaluator = self.evaluator
+        changes = evaluator.saliency.changes(block.pruned, inputs, plan, evaluator.pattern)
         self.clock.lap("pruning")
-        changes = trials.saliency.adjusted(changes, block.pruned, inputs)
+        changes = evaluator.saliency.adjusted(changes, block.pruned, inputs)
         self.clock.lap("allocation")
         check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
         tensors: dict[str, torch.Tensor] = {}

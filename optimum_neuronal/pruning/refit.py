@@ -149,13 +149,13 @@ class _Weights:
         plan: Plan | None,
         curvature: Mapping[str, torch.Tensor] | None = None,
     ):
-        trials = trial_tensors(block.pruned, lambda p: changes[p.name])
+        changed = trial_tensors(block.pruned, lambda p: changes[p.name])
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._products, self._plan, self._curvature = dtype, plan, curvature
-        self._dtypes = {names[owner]: owner.dtype for owner in trials}
+        self._dtypes = {names[owner]: owner.dtype for owner in changed}
         self._scale = FLOAT16_SCALE if torch.float16 in self._dtypes.values() else 1.0
-        self.places = {owner: place for place, owner in enumerate(trials)}
-        self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
+        self.places = {owner: place for place, owner in enumerate(changed)}
+        self.masters = [trial.float().clone().requires_grad_() for trial in changed.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
         self._projections, self._energies = block.pruned, {}
         for projection in block.pruned:

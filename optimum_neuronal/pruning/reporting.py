@@ -11,14 +11,16 @@ import torch
 from transformers import PreTrainedModel
 
 from ..blocks.runner import BlockRunner
-from ..checkpoint.sparsity_config import KEY, VERSION
+from ..common.display import display_name
 from ..common.memory import peak_memory
+from ..files.identity import versions
 from ..model.change import Change
-from ..model.load_model import hub_id, without_folders
 from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
+from ..model.public_names import hub_id
+from ..model.sparsity_config import KEY, VERSION
 from ..report import PruningReport
 from ..topup import Allocation
-from .prepare import PruneContext, versions
+from .prepare import PruneContext
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     decisions = outcome.allocation.decisions
     values = config.to_dict()
     dataset = config.dataset if context.dataset is None else context.dataset
-    values["dataset"] = without_folders(os.fspath(dataset)) if isinstance(dataset, str | os.PathLike) else None
+    values["dataset"] = display_name(os.fspath(dataset)) if isinstance(dataset, str | os.PathLike) else None
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,

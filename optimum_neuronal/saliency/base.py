@@ -114,7 +114,7 @@ class Saliency(ABC):
         return changes
 
     def zeros(self, projection: Projection, inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None) -> Zeros:
-        """Return the zeros of one projection by its score, also for a method that updates weights; for trials."""
+        """Return the zeros of one projection by its score, also for a method that updates weights; for evaluator."""
         return Zeros(mask_of(projection, self.score_of(projection, inputs), plan, pattern))
 
     def score_of(self, projection: Projection, inputs: Inputs) -> torch.Tensor:

@@ -16,7 +16,7 @@ SORTED_ROWS = 1024  # bounds the memory of sorting; rows are independent of each
 
 
 @dataclass(frozen=True)
-class Exchanged(Saliency):
+class DSnoTRefinement(Saliency):
     """The exchange of Dynamic Sparse no Training (Zhang et al., DSnoT, ICLR 2024) in the masks of another saliency.
 
     Pruning shifts the expected output of a row by `eps = sum over pruned j of W_j E[x_j]`. In every cycle a row takes

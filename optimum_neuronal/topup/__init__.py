@@ -1,12 +1,12 @@
 """Top-ups: methods that decide the sparsity of every projection or row, on top of any saliency.
 
-A method is one file with a registered dataclass, found without another edit. Its fields are its hyper-parameters. A prune
+A method is one file with a registered dataclass, found without another edit. Its fields are its hyperparameters. A prune
 calls it once, between the checks and the final pruning. `authors` holds variants that repeat what the code of NeuronAL's
 authors does. Files without a registered class hold helpers.
 """
 
 from .base import TOPUPS, Allocation, TopUp, register_topup
-from .spread import get_dist
+from .distribution import get_dist
 
 
 __all__ = ["TOPUPS", "Allocation", "TopUp", "get_dist", "register_topup"]

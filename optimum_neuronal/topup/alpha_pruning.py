@@ -9,10 +9,10 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.block_scores import WeightScores
 from .base import Allocation, TopUp, register_topup
-from .spread import MOST_SPARSITY, bisect, block_sizes, plan_of_blocks, pruned_blocks
+from .distribution import MOST_SPARSITY, bisect, block_sizes, plan_of_blocks, pruned_blocks
 
 
 @register_topup("alpha_pruning")
@@ -25,33 +25,33 @@ class AlphaPruning(TopUp):
     and at most 0.99. The tail begins at the spectrum's peak, as in the paper. Needs no calibration data.
 
     Args:
-        spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
+        epsilon (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
         bins (`int`): bins of the histogram of the eigenvalues' logarithms; the tail begins in the highest one.
     """
 
     paper: ClassVar[str] = "Lu et al., AlphaPruning: Using Heavy-Tailed Self Regularization Theory, NeurIPS 2024"
     uses_calibration: ClassVar[bool] = False
 
-    spread: float = hyper(0.3, 0, MOST_SPARSITY)
+    epsilon: float = hyper(0.3, 0, MOST_SPARSITY)
     bins: int = hyper(100, 1)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         def exponents(block: Block) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [self.exponent(spectrum) for spectrum in spectra]
 
         label = f"measuring spectra of weights ({self.bins} bins, {self.variant})"
-        alphas = block_alphas([block for block in trials.measure_once(WeightScores(label, exponents)) if block])
-        plan = self.plan(trials, sparsity, torch.tensor(alphas, dtype=torch.float64))
+        alphas = block_alphas([block for block in evaluator.measure_once(WeightScores(label, exponents)) if block])
+        plan = self.plan(evaluator, sparsity, torch.tensor(alphas, dtype=torch.float64))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
     def exponent(self, eigenvalues: torch.Tensor) -> float | None:
         """Return the exponent of a spectrum's tail, or None if it has none. eigenvalues: shape (n,), in any order."""
         return hill_exponent(eigenvalues, self.bins)
 
-    def plan(self, trials: Trials, sparsity: float, alphas: torch.Tensor) -> Plan:
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
         """Return the plan that prunes blocks more the larger their alpha; alphas: float64, shape (blocks,)."""
-        blocks, factors = pruned_blocks(trials.decoder), scale_factors(alphas, self.spread)
+        blocks, factors = pruned_blocks(evaluator.decoder), scale_factors(alphas, self.epsilon)
         return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
 
 
@@ -83,11 +83,11 @@ def block_alphas(exponents: list[list[float | None]]) -> list[float]:
     return [float(np.mean(block)) if block else others for block in known]
 
 
-def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return factors of a common sparsity: linear in alpha, in [1 - spread, 1 + spread], shape (blocks,)."""
+def scale_factors(alphas: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return factors of a common sparsity: linear in alpha, in [1 - epsilon, 1 + epsilon], shape (blocks,)."""
     if alphas.max() == alphas.min():
         return torch.ones_like(alphas)
-    return 1 - spread + 2 * spread * (alphas - alphas.min()) / (alphas.max() - alphas.min())
+    return 1 - epsilon + 2 * epsilon * (alphas - alphas.min()) / (alphas.max() - alphas.min())
 
 
 def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,10 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Decoder
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.output_errors import OutputErrors
 from .base import Allocation, TopUp, register_topup
-from .spread import LEAST_SPARSITY, MOST_SPARSITY, pruned_blocks, spread_over_blocks
+from .distribution import LEAST_SPARSITY, MOST_SPARSITY, distribute_over_blocks, pruned_blocks
 
 
 @register_topup("atp")
@@ -24,7 +24,7 @@ class ATP(TopUp):
     with the lowest negative log-likelihood on the alignment sequences wins.
 
     Args:
-        trials (`int`): how many betas are tried, at least 2. With the default of 15 and 8 of 128 sequences for
+        candidates (`int`): how many betas are tried, at least 2. With the default of 15 and 8 of 128 sequences for
             alignment, the search costs no more than one pass over the calibration set.
     """
 
@@ -33,30 +33,30 @@ class ATP(TopUp):
     )
     compares_outputs: ClassVar[bool] = True
 
-    trials: int = hyper(15, 2)
+    candidates: int = hyper(15, 2)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        betas = beta_grid(len(pruned_blocks(trials.decoder)), sparsity, self.trials)
-        plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        betas = beta_grid(len(pruned_blocks(evaluator.decoder)), sparsity, self.candidates)
+        plans = [progression(evaluator.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = trials.measure(OutputErrors("nll", "comparing sparsities by block (ATP)"), plans)
+        errors = evaluator.measure(OutputErrors("nll", "comparing sparsities by block (ATP)"), plans)
         best = errors.index(min(errors))
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         return Allocation(plans[best], {"atp": {"beta": betas[best], "candidates": candidates}})
 
 
-def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
+def beta_grid(blocks: int, sparsity: float, candidates: int) -> list[float]:
     """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; only 0 if there is none."""
     margin = min(sparsity - LEAST_SPARSITY, MOST_SPARSITY - sparsity)
     if blocks < 2 or margin <= 0:
         return [0.0]
     largest = 2 * margin / (blocks - 1)
-    return [largest * step / (trials - 1) for step in range(trials)]
+    return [largest * step / (candidates - 1) for step in range(candidates)]
 
 
 def progression(decoder: Decoder, sparsity: float, beta: float) -> Plan:
     """Return the plan whose sparsity rises by `beta` from block to block, its mean on target for any block sizes."""
     blocks = len(pruned_blocks(decoder))
     from_last = torch.arange(blocks, 0, -1)  # large values are pruned less: the first blocks
-    return spread_over_blocks(decoder, sparsity, beta * (blocks - 1) / 2, from_last)
+    return distribute_over_blocks(decoder, sparsity, beta * (blocks - 1) / 2, from_last)

@@ -11,7 +11,7 @@ from ..blocks.statistics import SquaredNorms
 from ..common.registry import OWN, Registry, title_of
 from ..saliency import Saliency
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Allocation:
 
     plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
-    norms: type[SquaredNorms] = SquaredNorms  # see [`Trials`], for the final pass
+    norms: type[SquaredNorms] = SquaredNorms  # see [`PlanEvaluator`], for the final pass
 
 
 @dataclass(frozen=True)
 class TopUp(ABC):
     """A method that decides the sparsity of every projection or row, on top of any saliency.
 
-    The fields of a subclass are its hyper-parameters. They come from the config's `topup_args`, sequences as lists.
+    The fields of a subclass are its hyperparameters. They come from the config's `topup_args`, sequences as lists.
 
     Class attributes:
         paper (`str`): what to cite; the model card does. Empty: nothing.
@@ -57,11 +57,11 @@ class TopUp(ABC):
         return title_of(self)
 
     @abstractmethod
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         """Decide the sparsity of every projection, or of every row if the saliency `knows_rows`.
 
         Args:
-            trials ([`Trials`]): the decoder, and measurements on it: dense activations, errors of candidate plans.
+            evaluator ([`PlanEvaluator`]): the decoder, and measurements on it: dense activations, errors of candidate plans.
             sparsity (`float`): share of all prunable weights to prune, in [0, 1).
         """
 

@@ -13,9 +13,9 @@ from ..files.records import Finding
 from ..model.change import Zeros
 from ..model.projections import Block, Projection, trial_tensors, trial_weights
 from ..saliency.plan import Plan, row_counts
-from ..trials import Question, Trials
+from ..trials import Measurement, PlanEvaluator
 from .base import Allocation, TopUp, register_topup
-from .spread import bisect, shift_to_mean
+from .distribution import bisect, shift_to_mean
 
 
 LOSS_SCALE = 2.0**16  # small gradients would vanish in the weights' dtype; a power of two is exact
@@ -50,24 +50,24 @@ class BESA(TopUp):
     penalty: float = hyper(5.0, 0)
     candidate_step: float = hyper(0.01, 1e-4, 0.5)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
-            return Allocation(Plan.uniform(trials.decoder.projections, sparsity))
-        learned = trials.measure(_LearnedSparsities(self, sparsity))
+            return Allocation(Plan.uniform(evaluator.decoder.projections, sparsity))
+        learned = evaluator.measure(_LearnedSparsities(self, sparsity))
         return Allocation(Plan(learned["sparsity"]), {"besa": learned})
 
     def rate(self, projection: Projection, score: torch.Tensor, sparsity: float) -> "LearnedRate":
         """Return the pruning rate of a projection before training; score, shape (out, in)."""
         return LearnedRate(projection, score, sparsity, self.candidate_step)
 
-    def plan(self, trials: Trials, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
+    def plan(self, evaluator: PlanEvaluator, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
         """Return the plan of a block whose projections learned these sparsities, float64 of shape (projections,)."""
         sizes = torch.tensor([projection.numel for projection in block.pruned])
         return Plan(dict(zip(block.pruned_names, shift_to_mean(learned, sparsity, sizes, 0, 1).tolist())))
 
-    def learn(self, trials: Trials, sparsity: float) -> Finding:
+    def learn(self, evaluator: PlanEvaluator, sparsity: float) -> Finding:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
-        runner, last = trials.runner, trials.decoder.blocks[-1]
+        runner, last = evaluator.runner, evaluator.decoder.blocks[-1]
         sparsities: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -75,23 +75,23 @@ class BESA(TopUp):
             target = runner.output(block, dense_stream, calls)
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
-            norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
-            inputs, rates = trials.inputs(block, norms), []
+            norms = runner.inputs_of(block, stream, calls, evaluator.saliency.statistic)
+            inputs, rates = evaluator.inputs(block, norms), []
             for projection in block.pruned:
-                rates.append(self.rate(projection, trials.saliency.score_of(projection, inputs), sparsity))
+                rates.append(self.rate(projection, evaluator.saliency.score_of(projection, inputs), sparsity))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            plan = self.plan(trials, block, learned, sparsity)
+            plan = self.plan(evaluator, block, learned, sparsity)
             sparsities["learned"] |= zip(block.pruned_names, learned.tolist())
             sparsities["sparsity"] |= plan.sparsity
             if block is last:
                 return [stream, target]
-            (change_of,) = trials.changes(block, norms, [plan])
+            (change_of,) = evaluator.changes(block, norms, [plan])
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 
         # A step of the optimizer for every sequence, whatever the batch size.
-        inputs = runner.capture(trials.alignment_ids, batch_size=1)
+        inputs = runner.capture(evaluator.alignment_ids, batch_size=1)
         runner.run(inputs, 2, visit, "learning sparsities by projection (BESA)")
         return sparsities, {}
 
@@ -115,14 +115,14 @@ class BESA(TopUp):
 
 
 @dataclass(frozen=True)
-class _LearnedSparsities(Question):
+class _LearnedSparsities(Measurement):
     """The sparsities that a top-up learns, in [`BESA.learn`]."""
 
     topup: BESA
     sparsity: float
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        return self.topup.learn(trials, self.sparsity)
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        return self.topup.learn(evaluator, self.sparsity)
 
 
 class LearnedRate:
@@ -178,8 +178,8 @@ def _mask_gradients(
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
     by_name, weights = {rate.projection.name: rate for rate in rates}, dict(block.module.named_parameters())
-    trials = trial_tensors(block.pruned, lambda projection: Zeros(by_name[projection.name].mask()))
-    sparse = {name: trials[owner].requires_grad_() for name, owner in weights.items() if owner in trials}
+    changed = trial_tensors(block.pruned, lambda projection: Zeros(by_name[projection.name].mask()))
+    sparse = {name: changed[owner].requires_grad_() for name, owner in weights.items() if owner in changed}
     with torch.enable_grad():
         output = output_with(block, sparse, hidden, call)
         loss = reconstruction_loss(output, to_device(target, output.device)) * LOSS_SCALE

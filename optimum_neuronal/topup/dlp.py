@@ -7,10 +7,10 @@ import torch
 
 from ..common.validation import hyper
 from ..model.projections import Block
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.block_scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
-from .spread import spread_over_blocks, wanda_metric
+from .distribution import distribute_over_blocks, wanda_metric
 
 
 @register_topup("dlp")
@@ -29,11 +29,11 @@ class DLP(TopUp):
 
     half_width: float = hyper(0.15, 0, 1)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        medians = trials.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        medians = evaluator.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
         # -U has the order and the proportions of the relative importance; nothing else matters.
         importance = -torch.tensor(medians, dtype=torch.float64)
-        plan = spread_over_blocks(trials.decoder, sparsity, self.half_width, importance)
+        plan = distribute_over_blocks(evaluator.decoder, sparsity, self.half_width, importance)
         return Allocation(plan, {"dlp": {"medians": medians}})
 
 

@@ -12,12 +12,12 @@ from ..blocks.statistics import wide_dtype
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.block_scores import ActivationScores
 from ..trials.output_errors import OutputErrors
 from .base import Allocation, TopUp, register_topup
+from .distribution import distribute_over_blocks, wanda_metric
 from .evolution import distinct, draw
-from .spread import spread_over_blocks, wanda_metric
 
 
 MOST_TRANSFORMS = 2
@@ -158,15 +158,15 @@ class DSA(TopUp):
     lambdas: tuple[float, ...] = hyper((0.07, 0.08, 0.09, 0.10), 0, 1)
     search_seed: int = hyper(0, 0)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        statistics, generator = block_statistics(trials), torch.Generator().manual_seed(self.search_seed)
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        statistics, generator = block_statistics(evaluator), torch.Generator().manual_seed(self.search_seed)
         plans: dict[Function, Plan] = {}  # of all functions so far
         errors: dict[Function, float] = {}
 
         def measure(make: Callable[[], Function], count: int) -> None:
             def untried() -> Function | None:
                 function = make()
-                plan = self.plan(trials, sparsity, function, statistics)
+                plan = self.plan(evaluator, sparsity, function, statistics)
                 if plan is None or plan in plans.values():
                     return None
                 plans[function] = plan
@@ -175,7 +175,7 @@ class DSA(TopUp):
             functions = distinct(untried, count, DRAWS_PER_FUNCTION * count)
             candidates = [plans[function] for function in functions]
             label = "comparing allocation functions (DSA)"
-            errors.update(zip(functions, trials.measure(OutputErrors("nll", label), candidates)))
+            errors.update(zip(functions, evaluator.measure(OutputErrors("nll", label), candidates)))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -186,12 +186,14 @@ class DSA(TopUp):
         candidates = [{"function": str(function), "error": error} for function, error in errors.items()]
         return Allocation(plans[best], {"dsa": {"function": str(best), "candidates": candidates}})
 
-    def plan(self, trials: Trials, sparsity: float, function: Function, statistics: Statistics) -> Plan | None:
+    def plan(
+        self, evaluator: PlanEvaluator, sparsity: float, function: Function, statistics: Statistics
+    ) -> Plan | None:
         """Return the plan of a function, or None if an importance is infinite."""
         values = -function.importances(statistics)
         if not bool(values.isfinite().all()):
             return None
-        return spread_over_blocks(trials.decoder, sparsity, function.lam, values)
+        return distribute_over_blocks(evaluator.decoder, sparsity, function.lam, values)
 
     def _random(self, generator: torch.Generator) -> Function:
         def one(names) -> Any:
@@ -210,9 +212,9 @@ class DSA(TopUp):
         return Function(*parts)
 
 
-def block_statistics(trials: Trials) -> Statistics:
+def block_statistics(evaluator: PlanEvaluator) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*trials.measure_once(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
+    by_pair = zip(*evaluator.measure_once(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

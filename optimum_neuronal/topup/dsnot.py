@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..common.validation import hyper
 from ..saliency import Saliency
-from ..saliency.dsnot import Exchanged
+from ..saliency.dsnot import DSnoTRefinement
 from .base import register_topup
 from .uniform import Uniform
 
@@ -15,7 +15,7 @@ from .uniform import Uniform
 class DSnoT(Uniform):
     """Dynamic Sparse no Training (Zhang et al., DSnoT, ICLR 2024), on top of uniform sparsity.
 
-    The masks come from [`Exchanged`], around the saliency of the prune.
+    The masks come from [`DSnoTRefinement`], around the saliency of the prune.
 
     Args:
         cycles (`int`): the paper's T: weights that a row exchanges at most.
@@ -31,6 +31,6 @@ class DSnoT(Uniform):
     cycles: int = hyper(50, 0)
     threshold: float = hyper(0.1, 0)
 
-    def around(self, saliency: Saliency) -> Exchanged:
+    def around(self, saliency: Saliency) -> DSnoTRefinement:
         """Return the saliency whose masks the prune takes."""
-        return Exchanged(saliency, self.cycles, self.threshold)
+        return DSnoTRefinement(saliency, self.cycles, self.threshold)

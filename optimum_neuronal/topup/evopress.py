@@ -10,11 +10,11 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.output_errors import OutputErrors
 from .base import Allocation, TopUp, register_topup
+from .distribution import pruned_blocks
 from .evolution import distinct, draw
-from .spread import pruned_blocks
 
 
 UNITS = ("block", "projection")
@@ -70,8 +70,8 @@ class EvoPress(TopUp):
         if self.step * self.levels > 1:
             raise ValueError(f"step is {self.step} and levels is {self.levels}: expected a product of at most 1.")
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        units = units_of(trials.decoder, self.unit)
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        units = units_of(evaluator.decoder, self.unit)
         parent: Offsets = (0,) * len(units)
         if len(units) < 2 or sparsity == 0:  # nothing to exchange
             return Allocation(self.plan(units, parent, sparsity))
@@ -80,7 +80,7 @@ class EvoPress(TopUp):
         def ranked(candidates: Sequence[Offsets], sequences: int | None = None) -> list[tuple[float, Offsets]]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
             label = "exchanging sparsity between blocks (EvoPress)"
-            errors = trials.measure(OutputErrors("kl", label, sequences=sequences), plans)
+            errors = evaluator.measure(OutputErrors("kl", label, sequences=sequences), plans)
             return sorted(zip(errors, candidates), key=itemgetter(0))
 
         ((error, parent),) = ranked([parent])
@@ -92,7 +92,7 @@ class EvoPress(TopUp):
             error, parent = min([(error, parent), *ranked(candidates)], key=itemgetter(0))
             history.append(error)
         plan = self.plan(units, parent, sparsity)
-        names = [block.name for block in pruned_blocks(trials.decoder)] if self.unit == "block" else plan.sparsity
+        names = [block.name for block in pruned_blocks(evaluator.decoder)] if self.unit == "block" else plan.sparsity
         by_unit = {name: plan.sparsity[members[0].name] for name, members in zip(names, units)}
         # Errors of uniform sparsity, then of the parent after every generation.
         return Allocation(plan, {"evopress": {"sparsity": by_unit, "errors": history}})

@@ -14,12 +14,12 @@ from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.alignment import METRICS, REFERENCES, SCOPES, AlignmentErrors
 from ..trials.deviation import Deviation, Deviations
 from ..trials.reconstruction_errors import ReconstructionErrors
 from .base import Allocation, TopUp, register_topup
-from .spread import SCHEDULES, get_dist, pruned_blocks, rise, spread_over_blocks
+from .distribution import SCHEDULES, distribute_over_blocks, get_dist, pruned_blocks, rise
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -105,10 +105,10 @@ class NeuronAL(TopUp):
     def scores_dense(self) -> bool:
         return self.final_scores == "dense"
 
-    def candidate_trials(self, trials: Trials) -> Trials:
-        """Return the trials that measure candidates."""
+    def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
+        """Return the evaluator that measures candidates."""
         # To solve every candidate would take as long as a prune each.
-        return replace(trials, saliency=Wanda()) if trials.saliency.updates_weights else trials
+        return replace(evaluator, saliency=Wanda()) if evaluator.saliency.updates_weights else evaluator
 
     def lambdas_of_blocks(self, sparsity: float) -> Sequence[float]:
         """Return the lambdas that the block step tries."""
@@ -120,9 +120,9 @@ class NeuronAL(TopUp):
         With the paper's `v_i = i`, its Eq. 4 would prune later blocks less. The closed form below it, and its text, want the
         opposite, so v is negative here: `s - lam + 2 lam (i - 1) / (B - 1)`.
         """
-        return spread_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), self.schedule))
+        return distribute_over_blocks(decoder, sparsity, lam, -rise(len(pruned_blocks(decoder)), self.schedule))
 
-    def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
+    def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
         """Return the plan of blocks as it is pruned. A variant may round it."""
         return plan
 
@@ -134,55 +134,55 @@ class NeuronAL(TopUp):
         plans = [row_plan(decoder, base, lam, deviation) if lam else plan for lam in self.row_lambdas]
         return plans, {index: deviation.error for index, lam in enumerate(self.row_lambdas) if not lam}
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        decisions, saliency = {}, trials.saliency
-        trials = self.candidate_trials(trials)
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        decisions, saliency = {}, evaluator.saliency
+        evaluator = self.candidate_evaluator(evaluator)
         if self.steps == "row":
-            base = self.block_plan(trials.decoder, sparsity, 0.0)
+            base = self.block_plan(evaluator.decoder, sparsity, 0.0)
         else:
-            base, decisions["block"] = self._block_step(trials, sparsity)
-        plan, problem = self.as_pruned(trials, base), rows_problem(trials.decoder, saliency)
+            base, decisions["block"] = self._block_step(evaluator, sparsity)
+        plan, problem = self.as_pruned(evaluator, base), rows_problem(evaluator.decoder, saliency)
         if self.steps != "block" and problem is None:
-            plan, decisions["row"] = self._row_step(trials, base, plan)
+            plan, decisions["row"] = self._row_step(evaluator, base, plan)
         elif self.steps != "block":
             decisions["note"] = f"no row step: {problem}"
-        return Allocation(plan, decisions, trials.norms if saliency.uses_activations else SquaredNorms)
+        return Allocation(plan, decisions, evaluator.norms if saliency.uses_activations else SquaredNorms)
 
-    def _block_step(self, trials: Trials, sparsity: float) -> tuple[Plan, dict]:
+    def _block_step(self, evaluator: PlanEvaluator, sparsity: float) -> tuple[Plan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""
         lambdas = self.lambdas_of_blocks(sparsity)
-        plans = [self.block_plan(trials.decoder, sparsity, lam) for lam in lambdas]
-        errors = self._errors(trials, [self.as_pruned(trials, plan) for plan in plans], BLOCK_STEP)
+        plans = [self.block_plan(evaluator.decoder, sparsity, lam) for lam in lambdas]
+        errors = self._errors(evaluator, [self.as_pruned(evaluator, plan) for plan in plans], BLOCK_STEP)
         return _decide(plans, lambdas, errors)
 
-    def _row_step(self, trials: Trials, base: Plan, plan: Plan) -> tuple[Plan, dict]:
+    def _row_step(self, evaluator: PlanEvaluator, base: Plan, plan: Plan) -> tuple[Plan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 4.1.2)."""
-        question = Deviations(*self._measured_on, "measuring how rows deviate", self.deviation_kind)
-        deviation = trials.measure(question, [plan])
-        plans, known = self.row_plans(trials.decoder, base, plan, deviation)
-        return _decide(plans, self.row_lambdas, self._errors(trials, plans, ROW_STEP, known))
+        measurement = Deviations(*self._measured_on, "measuring how rows deviate", self.deviation_kind)
+        deviation = evaluator.measure(measurement, [plan])
+        plans, known = self.row_plans(evaluator.decoder, base, plan, deviation)
+        return _decide(plans, self.row_lambdas, self._errors(evaluator, plans, ROW_STEP, known))
 
     @property
     def _measured_on(self) -> tuple[str, str, str]:
         return self.reference, self.alignment_scope, "l2" if self.metric == RECONSTRUCTION else self.metric
 
     def _errors(
-        self, trials: Trials, plans: Sequence[Plan], label: str, known: dict[int, float] | None = None
+        self, evaluator: PlanEvaluator, plans: Sequence[Plan], label: str, known: dict[int, float] | None = None
     ) -> list[float]:
         """Return the errors of candidates. They may stop once they exceed the lowest of the `known` errors, by index.
 
         None: the middle one runs first.
         """
         if self.metric == RECONSTRUCTION:
-            return trials.measure(ReconstructionErrors(self.reference, label), plans)
-        question = AlignmentErrors(*self._measured_on, label)
-        if known is None and trials.can_abandon and len(plans) > 2:
+            return evaluator.measure(ReconstructionErrors(self.reference, label), plans)
+        measurement = AlignmentErrors(*self._measured_on, label)
+        if known is None and evaluator.can_abandon and len(plans) > 2:
             middle = len(plans) // 2
-            known = {middle: trials.measure(question, [plans[middle]])[0]}
+            known = {middle: evaluator.measure(measurement, [plans[middle]])[0]}
         known = known or {}
         others = [plan for index, plan in enumerate(plans) if index not in known]
-        bound = min(known.values()) if known and trials.can_abandon else math.inf
-        errors = iter(trials.measure(replace(question, bound=bound), others) if others else [])
+        bound = min(known.values()) if known and evaluator.can_abandon else math.inf
+        errors = iter(evaluator.measure(replace(measurement, bound=bound), others) if others else [])
         return [known[index] if index in known else next(errors) for index in range(len(plans))]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from .base import register_topup
 from .neuronal import LAMBDAS, NeuronAL
 
@@ -31,5 +31,5 @@ class PrintedNeuronAL(NeuronAL):
     }
     deviation_kind = "printed"
 
-    def candidate_trials(self, trials: Trials) -> Trials:
-        return trials
+    def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
+        return evaluator

@@ -9,10 +9,10 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.block_scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
-from .spread import spread_over_blocks, wanda_metric
+from .distribution import distribute_over_blocks, wanda_metric
 
 
 @register_topup("owl")
@@ -34,16 +34,16 @@ class OWL(TopUp):
     outlier_factor: float = hyper(5.0, 0, above=True)
     half_width: float = hyper(0.08, 0, 1)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
         label = f"counting weights above {self.outlier_factor:g} times the mean (OWL)"
-        ratios = trials.measure_once(ActivationScores(label, score))
-        plan = self.plan(trials, sparsity, torch.tensor(ratios, dtype=torch.float64))
+        ratios = evaluator.measure_once(ActivationScores(label, score))
+        plan = self.plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
 
-    def plan(self, trials: Trials, sparsity: float, ratios: torch.Tensor) -> Plan:
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
         """Return the plan that prunes blocks less the more outliers they have; ratios: float64, shape (blocks,)."""
-        return spread_over_blocks(trials.decoder, sparsity, self.half_width, ratios)
+        return distribute_over_blocks(evaluator.decoder, sparsity, self.half_width, ratios)
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:

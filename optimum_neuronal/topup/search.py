@@ -11,12 +11,12 @@ from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from ..trials.alignment import AlignmentErrors
 from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
 from ..trials.row_saliency import RowSaliency
 from .base import Allocation, TopUp, register_topup
-from .spread import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
+from .distribution import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
 
 
 logger = get_logger(__name__)
@@ -65,21 +65,21 @@ class Search(TopUp):
     rows: bool = True
     widths: tuple[float, ...] = hyper(BLOCK_WIDTHS, 0, 1)
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        space = Space.of(trials.decoder, sparsity)
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        space = Space.of(evaluator.decoder, sparsity)
         if not LEAST_SPARSITY < sparsity < MOST_SPARSITY or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
         objective = self.objective
-        if objective != ALIGNMENT and not trials.decoder.predicts_next_token:
-            objective, model = ALIGNMENT, type(trials.decoder.model).__name__
+        if objective != ALIGNMENT and not evaluator.decoder.predicts_next_token:
+            objective, model = ALIGNMENT, type(evaluator.decoder.model).__name__
             logger.warning(f"{model} has no causal language-model head, so the top-up 'search' uses {objective=}.")
         rows = 0
-        if self.rows and trials.saliency.knows_rows:
+        if self.rows and evaluator.saliency.knows_rows:
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (objective == ALIGNMENT)
-        if objective == ALIGNMENT and trials.saliency.updates_weights:  # as NeuronAL does
-            trials = replace(trials, saliency=Wanda())
-        run = _Run(trials, space, objective, self.budget - 1)  # minus one: the dense model
+        if objective == ALIGNMENT and evaluator.saliency.updates_weights:  # as NeuronAL does
+            evaluator = replace(evaluator, saliency=Wanda())
+        run = _Run(evaluator, space, objective, self.budget - 1)  # minus one: the dense model
         errors = run.try_out([space.uniform + width * space.depth for width in self.widths])
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
         while run.advance_to_affordable_round(run.budget - rows):
@@ -94,7 +94,7 @@ class Search(TopUp):
 class _Run:
     """State of a search: the best sparsities so far, their error, and the passes spent."""
 
-    trials: Trials
+    evaluator: PlanEvaluator
     space: "Space"
     objective: str
     budget: int
@@ -124,8 +124,8 @@ class _Run:
         self.spent += cost
         label = "searching sparsities by projection"
         if self.objective == ALIGNMENT:
-            return self.trials.measure(AlignmentErrors("dense", label=label), plans)
-        return self.trials.measure(OutputErrors(self.objective, label, stream_of), plans)
+            return self.evaluator.measure(AlignmentErrors("dense", label=label), plans)
+        return self.evaluator.measure(OutputErrors(self.objective, label, stream_of), plans)
 
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
@@ -161,7 +161,7 @@ class _Run:
 
     def spread_rows(self) -> None:
         self.restart()
-        saliency = self.trials.measure(RowSaliency(), [self.best_plan])
+        saliency = self.evaluator.measure(RowSaliency(), [self.best_plan])
         sparsities = dict(zip(self.space.names, self.best.tolist()))
         plans = [
             Plan({name: get_dist(sparsities[name], width, saliency[name]) for name in self.space.names})

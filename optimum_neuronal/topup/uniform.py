@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..saliency.plan import Plan
-from ..trials import Trials
+from ..trials import PlanEvaluator
 from .base import Allocation, TopUp, register_topup
 
 
@@ -17,5 +17,5 @@ class Uniform(TopUp):
     decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(Plan.uniform(trials.decoder.projections, sparsity))
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        return Allocation(Plan.uniform(evaluator.decoder.projections, sparsity))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, log_softmax
 
-from .sparse_weights import is_spread, unwrap
+from .sparse_weights import is_sharded, unwrap
 
 
 CHUNK_BYTES = 2**27  # of float32 logits at a time
@@ -55,7 +55,7 @@ class Predictor:
         return (hidden, True) if self.in_chunks else self.predict(model, inputs)
 
     def _is_simple(self, decoder: nn.Module) -> bool:
-        simple = type(self.head) is nn.Linear and not is_spread(self.head.weight) and decoder is not self.model
+        simple = type(self.head) is nn.Linear and not is_sharded(self.head.weight) and decoder is not self.model
         return simple and "logits_to_keep" in self.model.forward.__annotations__
 
     @property

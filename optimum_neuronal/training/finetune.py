@@ -19,17 +19,18 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Tra
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.saving import check_model_directory, check_other_directory, save_pruned
 from ..common.device import default_device
-from ..common.display import format_bytes
+from ..common.display import display_name, format_bytes
 from ..common.notes import get_logger
 from ..common.progress import announce
-from ..common.randomness import untouched_randomness
+from ..common.randomness import preserve_rng_state
 from ..compat import hf_private
 from ..data.documents import check_datasets
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.test_sets import TestSets
+from ..files.identity import versions
 from ..files.records import hidden_directory, remove_records, work_directory
-from ..model.load_model import checkpoint_dtype, public_name, without_folders
-from ..pruning.prepare import versions
+from ..model.load_model import checkpoint_dtype
+from ..model.public_names import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
 from .finetune_progress import FinetuneProgress
@@ -105,7 +106,7 @@ def finetune(
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     check_other_directory(teacher if dense is None else dense.config.name_or_path, path)
-    with work_directory(work_dir or hidden_directory(path)) as folder, untouched_randomness():
+    with work_directory(work_dir or hidden_directory(path)) as folder, preserve_rng_state():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
         before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
@@ -159,7 +160,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         model.merge_and_unload().requires_grad_(True)
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
-        "config": {**config.to_dict(), "dataset": [*map(without_folders, config.dataset)]},
+        "config": {**config.to_dict(), "dataset": [*map(display_name, config.dataset)]},
         "teacher": None if setup.teacher is None else public_name(setup.teacher),
         "source": text.source,
         "sha256": text.sha256,

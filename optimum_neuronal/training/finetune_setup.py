@@ -12,15 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_accelerate_available, is_peft_available
 
 from ..checkpoint.saving import check_saveable
-from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
 from ..data.calibration import resolve_bos, resolve_seq_length
+from ..files.identity import checksum, versions
 from ..files.records import Records
-from ..model.load_model import find_tokenizer, load_model
+from ..model.load_model import load_model
+from ..model.sparsity_config import read_sparsity_config
+from ..model.tokenizers import find_tokenizer
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
-from ..pruning.prepare import checksum, identity, versions
+from ..pruning.prepare import identity
 from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
 from .packing import TrainingText, mix_texts

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .lora import guard_merging
-from .sparse_weights import SparseWeight, find_sparse_weights, is_spread
+from .sparse_weights import SparseWeight, find_sparse_weights, is_sharded
 
 
 class SparsityLostError(RuntimeError):
@@ -73,7 +73,7 @@ class SparsityKeeper(AbstractContextManager):
     def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
         """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
         for weight in self._trained_by(optimizer):
-            if weight.owner.grad is not None and is_spread(weight.owner.grad):
+            if weight.owner.grad is not None and is_sharded(weight.owner.grad):
                 weight.apply_to(weight.owner.grad)
 
     def _trained_by(self, optimizer: Optimizer | None) -> list[SparseWeight]:
@@ -95,7 +95,7 @@ class SparsityKeeper(AbstractContextManager):
     def mask_from_now_on(self) -> None:
         """Mask the gradients of the trained weights as they are accumulated, until [`~SparsityKeeper.release`]."""
         for weight in self.weights:
-            if weight.owner.requires_grad and not is_spread(weight.owner):
+            if weight.owner.requires_grad and not is_sharded(weight.owner):
                 hook = weight.owner.register_post_accumulate_grad_hook(
                     lambda p, weight=weight: weight.apply_to(p.grad)
                 )

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ..blocks.runner import BlockRunner
-from ..checkpoint.sparsity_config import KEY
 from ..common.notes import get_logger
-from ..common.randomness import untouched_randomness
+from ..common.randomness import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
+from ..model.sparsity_config import KEY
 from ..pruner import NeuronALPruner
 from ..pruning.checks import check_prune
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
@@ -79,7 +79,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             model.config.__dict__.pop(KEY, None)
         if self.sparsity_config is not None:
             record_sparsity(model, self.sparsity_config)
-        with _as_if_dense(model):  # raises errors now, not at a later step
+        with hide_sparsity_config(model):  # raises errors now, not at a later step
             for stage in self.stages.values():
                 check_prune(model, stage)
         if self.config.methods.needs_calibration:
@@ -105,7 +105,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         if stage is None:
             return
         pruner = NeuronALPruner(stage)
-        with _as_if_dense(model), untouched_randomness():
+        with hide_sparsity_config(model), preserve_rng_state():
             pruner.prune(model, self.ids)
         if self.keeper.weights:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
@@ -118,7 +118,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
 
 
 @contextmanager
-def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
+def hide_sparsity_config(model: PreTrainedModel) -> Iterator[None]:
     """Remove the sparsity_config, since sparse models cannot be pruned; restore it unless there is a new one."""
     recorded = model.config.__dict__.pop(KEY, None)
     try:

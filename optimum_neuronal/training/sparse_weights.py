@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.notes import get_logger
 from ..compat import peft
 from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
+from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_weight import INTEGERS
 from ..pruning.checks import check_dense
 
@@ -78,10 +78,10 @@ class SparseWeight:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a tensor, without a copy."""
-    return tensor.to_local() if is_spread(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def is_spread(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
     """Return True if every process holds a part of the tensor (FSDP2, tensor parallelism)."""
     return hasattr(tensor, "to_local")
 
@@ -114,7 +114,7 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     decoder, recorded = find_sparse_decoder(model)
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
     zeros = sum(
-        int((weight.owner.detach() == 0).sum().full_tensor()) if is_spread(weight.owner) else weight.count_pruned()
+        int((weight.owner.detach() == 0).sum().full_tensor()) if is_sharded(weight.owner) else weight.count_pruned()
         for weight in weights
     )
     _check_agreement(zeros, sum(projection.numel for projection in decoder.projections.values()), recorded)
@@ -150,7 +150,7 @@ def _weights_of(block: Block) -> list[SparseWeight]:
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
-            if is_spread(owner):
+            if is_sharded(owner):
                 raise ValueError(f"Only some experts of {name} are pruned, which FSDP does not support: use DDP.")
             pruned[list(set(range(len(owner))) - {projection.expert for projection in members})] = False
         weights.append(SparseWeight(name, module, parameter, PackedMask.pack(~pruned)))

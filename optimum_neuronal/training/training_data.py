@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader
 
-from ..common.randomness import untouched_randomness
+from ..common.randomness import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_bos, resolve_seq_length, with_bos
 
@@ -21,7 +21,7 @@ def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config)
     bos = resolve_bos(model_config, None, config.add_bos)
     added = int(bos is not None)
     allowed, length, pieces, count = resolve_seq_length(model_config, config.seq_length) - added, 1, [], 0
-    with untouched_randomness():
+    with preserve_rng_state():
         for piece in _token_ids(loader, config.seed):
             piece = piece if bos is None else piece[piece != bos]
             pieces.append(piece)

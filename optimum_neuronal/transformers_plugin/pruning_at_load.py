@@ -40,7 +40,7 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
             )
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        from ..checkpoint.sparsity_config import read_sparsity_config
+        from ..model.sparsity_config import read_sparsity_config
 
         if read_sparsity_config(config) is not None:
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Trials: measurements of what plans would do to a model, without changing a weight.
+"""Measures what candidate plans would do to a model, without changing a weight.
 
-Top-ups ask [`Trials`] a [`Question`] about candidate plans; each question is a file of its own. Trials know neither the
-top-up nor the config of the prune.
+Top-ups ask a [`PlanEvaluator`] for a [`Measurement`] of plans. Each measurement is a file of its own. None of them knows the
+top-up or the config.
 """
 
-from .trials import Cache, Question, Trials
+from .plan_evaluator import Cache, Measurement, PlanEvaluator
 
 
-__all__ = ["Cache", "Question", "Trials"]
+__all__ = ["Cache", "Measurement", "PlanEvaluator"]

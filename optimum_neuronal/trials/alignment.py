@@ -14,7 +14,7 @@ from ..blocks.statistics import Norms, SquaredNorms, wide_dtype
 from ..files.records import Finding
 from ..model.projections import Block, Projection, trial_weights
 from ..saliency.plan import Plan
-from .trials import Question, Trials
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -59,7 +59,7 @@ def alignment_error(
     """
     if scope == "pooled":
         dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
-    errors = METRICS[metric](shares(dense), shares(sparse))
+    errors = METRICS[metric](normalized(dense), normalized(sparse))
     return errors.sum() / dense.shape[-1]
 
 
@@ -85,14 +85,14 @@ def total_error(
     return total
 
 
-def shares(squared_norms: torch.Tensor) -> torch.Tensor:
+def normalized(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero, instead of 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
 
 
 @dataclass(frozen=True)
-class AlignmentErrors(Question):
+class AlignmentErrors(Measurement):
     """The alignment error of every plan, summed over all pruned projections (paper, Eq. 3).
 
     Args:
@@ -112,8 +112,8 @@ class AlignmentErrors(Question):
     label: str | None = field(default=None, compare=False)
     bound: float = math.inf
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        runner, last = trials.runner, len(trials.decoder.blocks) - 1
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        runner, last = evaluator.runner, len(evaluator.decoder.blocks) - 1
         errors: list[list[torch.Tensor]] = [[] for _ in plans]  # of every plan, block by block
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -121,17 +121,17 @@ class AlignmentErrors(Question):
             unread = runner.output_projections(block) if index == last else ()
             for members in same_streams(streams, shared=self.reference == "dense"):
                 if self.reference == "dense":
-                    norms = trials.dense()[0][index]
+                    norms = evaluator.dense()[0][index]
                 else:
-                    norms = runner.inputs_of(block, streams[members[0]], calls, trials.statistic)
-                changes = trials.changes(block, norms, [plans[member] for member in members])
+                    norms = runner.inputs_of(block, streams[members[0]], calls, evaluator.statistic)
+                changes = evaluator.changes(block, norms, [plans[member] for member in members])
                 for member, change_of in zip(members, changes):
                     with trial_weights(block.pruned, change_of):
-                        output, sparse = runner.replay(block, streams[member], calls, trials.norms, unread)
+                        output, sparse = runner.replay(block, streams[member], calls, evaluator.norms, unread)
                     errors[member].append(total_error(block.pruned, norms, sparse, self.scope, self.metric))
                     if self.bound == math.inf or runner.total(errors[member]) <= self.bound:
                         outputs[member] = output
             return outputs
 
-        runner.run(trials.alignment_inputs(), len(plans), visit, self.label)
+        runner.run(evaluator.alignment_inputs(), len(plans), visit, self.label)
         return [runner.total(by_block) if len(by_block) == last + 1 else math.inf for by_block in errors], {}

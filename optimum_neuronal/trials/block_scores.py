@@ -11,11 +11,11 @@ from ..blocks.statistics import SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block
 from ..saliency.plan import Plan
-from .trials import Question, Trials
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 @dataclass(frozen=True)
-class WeightScores(Question):
+class WeightScores(Measurement):
     """The score of every block, from its dense weights: a JSON value each.
 
     `label` is the record's key, and the progress bar's: use one per score function.
@@ -24,12 +24,12 @@ class WeightScores(Question):
     label: str
     score: Callable[[Block], Any] = field(compare=False)
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        return trials.runner.for_each_block(lambda _, block: self.score(block), self.label), {}
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        return evaluator.runner.for_each_block(lambda _, block: self.score(block), self.label), {}
 
 
 @dataclass(frozen=True)
-class ActivationScores(Question):
+class ActivationScores(Measurement):
     """The score of every block with pruned projections, from its dense weights and their activations, (in,) each.
 
     The activations are of all calibration sequences. `label` is the record's key, and the progress bar's: use one per score
@@ -39,14 +39,16 @@ class ActivationScores(Question):
     label: str
     score: Callable[[Block, dict[str, torch.Tensor]], Any] = field(compare=False)
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
         scores = []
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            output, norms = trials.runner.replay(block, streams[0], calls)
+            output, norms = evaluator.runner.replay(block, streams[0], calls)
             if block.pruned:
-                scores.append(self.score(block, trials.inputs(block, trials.joined(norms, SquaredNorms)).activations))
+                scores.append(
+                    self.score(block, evaluator.inputs(block, evaluator.joined(norms, SquaredNorms)).activations)
+                )
             return [output]
 
-        trials.runner.run(trials.capture_all(SquaredNorms), 1, visit, self.label, release=True)
+        evaluator.runner.run(evaluator.capture_all(SquaredNorms), 1, visit, self.label, release=True)
         return scores, {}

@@ -11,8 +11,8 @@ from ..blocks.statistics import Norms, SquaredNorms, activation
 from ..files.records import Finding
 from ..model.projections import Block, trial_weights
 from ..saliency.plan import Plan
-from .alignment import shares, total_error
-from .trials import Question, Trials
+from .alignment import normalized, total_error
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ def signed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 
 def printed_deviation(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     """Return each feature's part in Eq. 2, summed over the sequences: `sum of |a_D / sum(a_D) - a_S / sum(a_S)|`."""
-    return (shares(dense) - shares(sparse)).abs().sum(dim=0)
+    return (normalized(dense) - normalized(sparse)).abs().sum(dim=0)
 
 
 DEVIATIONS = {"signed": signed_deviation, "printed": printed_deviation}
 
 
 @dataclass(frozen=True)
-class Deviations(Question):
+class Deviations(Measurement):
     """The [`Deviation`] of one plan at every place that rows feed.
 
     With `reference="sparse-stream"`, both runs of a block have the same first input. There the rows of the previous block
@@ -54,43 +54,45 @@ class Deviations(Question):
     label: str | None = field(default=None, compare=False)
     kind: str = "signed"
 
-    def answer(self, value: float, tensors: dict[str, torch.Tensor]) -> Deviation:
+    def result(self, value: float, tensors: dict[str, torch.Tensor]) -> Deviation:
         return Deviation(value, tensors)
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        runner, blocks, deviate = trials.runner, trials.decoder.blocks, DEVIATIONS[self.kind]
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        runner, blocks, deviate = evaluator.runner, evaluator.decoder.blocks, DEVIATIONS[self.kind]
         errors: list[torch.Tensor] = []
         places: dict[str, torch.Tensor] = {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             stream, dense_stream = streams
             if self.reference == "dense":
-                dense_output, norms = dense_stream, trials.dense()[0][index]
+                dense_output, norms = dense_stream, evaluator.dense()[0][index]
             else:
-                dense_output, norms = runner.replay(block, stream, calls, trials.statistic)
-            (change_of,) = trials.changes(block, norms, plans)
+                dense_output, norms = runner.replay(block, stream, calls, evaluator.statistic)
+            (change_of,) = evaluator.changes(block, norms, plans)
             with trial_weights(block.pruned, change_of):
-                output, sparse = runner.replay(block, stream, calls, trials.norms)
+                output, sparse = runner.replay(block, stream, calls, evaluator.norms)
             errors.append(total_error(block.pruned, norms, sparse, self.scope, self.metric))
             if index > 0:
                 before = norms
                 if self.reference != "dense":  # only the first input is needed, so skip all projections
                     before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
                 places[blocks[index - 1].name] = deviate(before[block.entry].value, sparse[block.entry].value)
-            places.update(_inside(trials, block, norms, sparse, deviate))
+            places.update(_inside(evaluator, block, norms, sparse, deviate))
             return [output, dense_output]
 
-        inputs = trials.alignment_inputs()
+        inputs = evaluator.alignment_inputs()
         output, dense_output = runner.run(inputs, 2, visit, self.label)
-        outputs = trials.dense()[1] if self.reference == "dense" else dense_output, output
+        outputs = evaluator.dense()[1] if self.reference == "dense" else dense_output, output
         norms = [final_norms(inputs.final_norm, stream, runner.device).value for stream in outputs]
         places[blocks[-1].name] = deviate(*norms)
         return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
 
 
-def _inside(trials: Trials, block: Block, dense: Norms, sparse: Norms, deviate: Callable) -> dict[str, torch.Tensor]:
+def _inside(
+    evaluator: PlanEvaluator, block: Block, dense: Norms, sparse: Norms, deviate: Callable
+) -> dict[str, torch.Tensor]:
     """Return the deviation of every place inside a block that rows of pruned projections feed."""
-    fed = [trials.decoder.place_fed_by(block, projection) for projection in block.pruned]
+    fed = [evaluator.decoder.place_fed_by(block, projection) for projection in block.pruned]
     deviations = {}
     for name, place in {place.name: place for place in fed if place and place.name != block.name}.items():
         reader = block.projections.get(name)
@@ -99,7 +101,7 @@ def _inside(trials: Trials, block: Block, dense: Norms, sparse: Norms, deviate: 
             continue
         deviations[name] = deviate(dense[name].value, sparse[name].value)
         if reader is not None and reader.expert is not None:  # too few tokens say nothing
-            deviations[name] *= min(dense[name].tokens, sparse[name].tokens) >= trials.min_expert_tokens
+            deviations[name] *= min(dense[name].tokens, sparse[name].tokens) >= evaluator.min_expert_tokens
     return deviations
 
 

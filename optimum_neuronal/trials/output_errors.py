@@ -14,7 +14,7 @@ from ..blocks.statistics import SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block, trial_weights
 from ..saliency.plan import Plan
-from .trials import Question, Trials
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 CPU_LOGITS = 2**22  # logits at a time on a CPU: more would need fresh memory, which is slow
@@ -50,7 +50,7 @@ OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": divergence
 
 
 @dataclass(frozen=True)
-class OutputErrors(Question):
+class OutputErrors(Measurement):
     """The error of every plan's next-token distributions, in nats per predicted token.
 
     Args:
@@ -69,22 +69,22 @@ class OutputErrors(Question):
     stream_of: Plan | None = None
     sequences: int | None = None
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
-        given = None if self.stream_of is None else trials.stream_of(self.stream_of)
-        compared = trials.alignment_ids[: self.sequences]
-        whole = len(compared) == len(trials.alignment_ids)
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        given = None if self.stream_of is None else evaluator.stream_of(self.stream_of)
+        compared = evaluator.alignment_ids[: self.sequences]
+        whole = len(compared) == len(evaluator.alignment_ids)
         # Capturing again runs no block.
-        inputs = trials.alignment_inputs() if whole else trials.runner.capture(compared)
+        inputs = evaluator.alignment_inputs() if whole else evaluator.runner.capture(compared)
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             alike: dict[tuple, list[int]] = {}  # members with the same hidden states and plan of the block
             for member, plan in enumerate(plans):
                 alike.setdefault((streams[member], plan.key(block.pruned_names)), []).append(member)
             chosen, outputs = [plans[same[0]] for same in alike.values()], list(streams)
-            changes = trials.changes(block, (given or trials.dense())[0][index], chosen, updates=not given)
+            changes = evaluator.changes(block, (given or evaluator.dense())[0][index], chosen, updates=not given)
             for same, change_of in zip(alike.values(), changes):
                 with trial_weights(block.pruned, change_of):
-                    output = trials.runner.output(block, streams[same[0]], calls)
+                    output = evaluator.runner.output(block, streams[same[0]], calls)
                 for member in same:
                     outputs[member] = output
             return outputs
@@ -92,24 +92,24 @@ class OutputErrors(Question):
         if given and self.sequences is None and len(plans) == 1 and plans[0] is self.stream_of:
             streams = [given[1]]  # its own stream has run already
         else:
-            streams = trials.runner.run(inputs, len(plans), visit, self.label)
-        dense = trials.dense(SquaredNorms if given else None)[1] if self.metric == "kl" else None
-        return _compare(trials, compared, dense, streams, OUTPUT_METRICS[self.metric]), {}
+            streams = evaluator.runner.run(inputs, len(plans), visit, self.label)
+        dense = evaluator.dense(SquaredNorms if given else None)[1] if self.metric == "kl" else None
+        return _compare(evaluator, compared, dense, streams, OUTPUT_METRICS[self.metric]), {}
 
 
 def _compare(
-    trials: Trials, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
+    evaluator: PlanEvaluator, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
     """Compare pieces of sequences, so that logits take little memory and the result does not depend on batches."""
     predicted = ids.shape[1] - 1  # the last position of a sequence predicts nothing
-    limit = CPU_LOGITS if trials.runner.device.type == "cpu" else ACCELERATOR_LOGITS
-    length = max(1, limit // trials.decoder.config.vocab_size)
+    limit = CPU_LOGITS if evaluator.runner.device.type == "cpu" else ACCELERATOR_LOGITS
+    length = max(1, limit // evaluator.decoder.config.vocab_size)
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
     by_sequence = {stream: [states for batch in stream for states in batch] for stream in {*streams, dense} - {None}}
 
     def logits(stream: Stream, sequence: int, positions: slice) -> torch.Tensor:
         states = by_sequence[stream][sequence][positions]
-        return trials.runner.logits(ids[sequence, positions][None], states[None])[0]
+        return evaluator.runner.logits(ids[sequence, positions][None], states[None])[0]
 
     for sequence, start in product(range(len(ids)), range(0, predicted, length)):
         positions = slice(start, min(start + length, predicted))

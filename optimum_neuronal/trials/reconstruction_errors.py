@@ -11,11 +11,11 @@ from ..blocks.statistics import Hessian, Norms
 from ..files.records import Finding
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import Plan
-from .trials import Question, Trials
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 @dataclass(frozen=True)
-class ReconstructionErrors(Question):
+class ReconstructionErrors(Measurement):
     """`sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
 
     It is computed as `sum((D H) * D)`, with `D = W - M * W` and the Hessian `H = X X^T`. Arguments: see
@@ -27,10 +27,10 @@ class ReconstructionErrors(Question):
     reference: str
     label: str | None = field(default=None, compare=False)
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
         errors: list[list[torch.Tensor]] = [[] for _ in plans]
-        runner, last, dense = trials.runner, len(trials.decoder.blocks) - 1, self.reference == "dense"
-        statistic = trials.saliency.statistic if issubclass(trials.saliency.statistic, Hessian) else Hessian
+        runner, last, dense = evaluator.runner, len(evaluator.decoder.blocks) - 1, self.reference == "dense"
+        statistic = evaluator.saliency.statistic if issubclass(evaluator.saliency.statistic, Hessian) else Hessian
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             outputs = list(streams)
@@ -40,7 +40,7 @@ class ReconstructionErrors(Question):
                     outputs = [output] * len(plans)
                 else:
                     norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
-                changes = trials.changes(block, norms, [plans[member] for member in members])
+                changes = evaluator.changes(block, norms, [plans[member] for member in members])
                 for member, change_of in zip(members, changes):
                     errors[member].append(_block_error(block, norms, change_of))
                     if not dense and index < last:  # the last block's outputs are not needed
@@ -48,7 +48,7 @@ class ReconstructionErrors(Question):
                             outputs[member] = runner.output(block, streams[member], calls)
             return outputs
 
-        runner.run(trials.alignment_inputs(), len(plans), visit, self.label)
+        runner.run(evaluator.alignment_inputs(), len(plans), visit, self.label)
         return [runner.total(by_block) for by_block in errors], {}
 
 

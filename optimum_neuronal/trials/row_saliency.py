@@ -9,26 +9,26 @@ from ..files.records import Finding
 from ..model.projections import Block
 from ..saliency.base import check_finite
 from ..saliency.plan import Plan
-from .trials import Question, Trials
+from .plan_evaluator import Measurement, PlanEvaluator
 
 
 @dataclass(frozen=True)
-class RowSaliency(Question):
+class RowSaliency(Measurement):
     """The sum of every row's saliency on one plan's own stream: name -> float64, shape (out,)."""
 
-    def answer(self, value: None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def result(self, value: None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return tensors
 
-    def measure(self, trials: Trials, plans: Sequence[Plan]) -> Finding:
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
         rows: dict[str, torch.Tensor] = {}
-        norms, _ = trials.stream_of(*plans)
+        norms, _ = evaluator.stream_of(*plans)
 
         def add(index: int, block: Block) -> None:
-            inputs = trials.inputs(block, norms[index])
+            inputs = evaluator.inputs(block, norms[index])
             for projection in block.pruned:
-                score = trials.saliency.score_of(projection, inputs)
+                score = evaluator.saliency.score_of(projection, inputs)
                 rows[projection.name] = score.double().sum(dim=1).cpu()
 
-        trials.runner.for_each_block(add)
+        evaluator.runner.for_each_block(add)
         check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
         return None, rows

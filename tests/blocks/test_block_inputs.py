@@ -3,9 +3,10 @@ import sys
 import pytest
 import torch
 
-from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, inference, to_device
+from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, to_device
 from optimum_neuronal.blocks.runner import BlockRunner, replay
-from optimum_neuronal.blocks.statistics import record_inputs
+from optimum_neuronal.blocks.statistics import observe_inputs
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -19,7 +20,7 @@ def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any
             expected = [block_outputs(decoder, decoder.blocks, batch) for batch in ids.split(batch_size)]
             hidden = inputs.hidden
             for index, (block, calls) in enumerate(zip(decoder.blocks, inputs.calls)):
-                hidden, _ = replay(block, hidden, calls, record=None)
+                hidden, _ = replay(block, hidden, calls, statistic=None)
                 assert all(torch.equal(ours, first_output(batch[index])) for ours, batch in zip(hidden, expected))
             last = decoder.module(ids[:batch_size], use_cache=False).last_hidden_state
             assert torch.equal(inputs.final_norm(hidden[0]), last), "the final norm is found"
@@ -64,7 +65,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_no_hook_and_no_othe
     wrap, modules = runner.wrap, {name: p.module for name, p in decoder.blocks[0].projections.items()}
 
     def record():
-        with record_inputs(modules, {}, (2, 16)):
+        with observe_inputs(modules, {}, (2, 16)):
             decoder.module(input_ids=ids[:2, :16], use_cache=False)
 
     def evaluate():
@@ -77,7 +78,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_no_hook_and_no_othe
         "outputs": lambda: block_outputs(decoder, decoder.blocks[:2], ids[:1, :16]),
         "statistics": record,
     }[what]
-    files = ("block_inputs.py", "statistics.py", "contextlib.py")
+    files = ("inference.py", "block_inputs.py", "statistics.py", "contextlib.py")
 
     def stopped_at(line: int) -> bool:
         def trace(frame, event, _argument):

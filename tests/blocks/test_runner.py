@@ -10,10 +10,11 @@ from forward import squared_norms, token_counts
 from torch import nn
 from trial_helpers import state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream, inference
+from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream
 from optimum_neuronal.blocks.runner import BlockRunner, output_with, replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.common import progress
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
 
@@ -171,7 +172,7 @@ def run_block(*arguments, **options):
 
 
 def test_every_batch_by_its_own_call_and_inputs_are_recorded_over_all(block):
-    outputs, recorded = run_block(block, STATES, CALLS, record=None)
+    outputs, recorded = run_block(block, STATES, CALLS, statistic=None)
     assert [output.tolist() for output in outputs] == [[[[17.0, 18.0]]], [[[29.0, 26.0]]]]
     assert recorded == {}
     recorded = run_block(block, STATES, CALLS)[1]
@@ -194,9 +195,9 @@ def test_what_blocks_share_is_kept_by_batch(block):
     hidden = [states.clone() for states in STATES]
     for states in hidden:
         states.shared_contents = {id(shared): {}}
-    first = run_block(block, hidden, calls, record=None)[0]
+    first = run_block(block, hidden, calls, statistic=None)[0]
     assert [output.shared_contents[id(shared)] for output in first] == [{"calls": 1}] * 2
-    second = run_block(block, first, calls, record=None)[0]
+    second = run_block(block, first, calls, statistic=None)[0]
     assert [output.shared_contents[id(shared)] for output in second] == [{"calls": 2}] * 2
 
 

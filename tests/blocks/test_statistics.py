@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from optimum_neuronal.blocks.statistics import Hessian, InputSums, SquaredNorms, activation, record_inputs
+from optimum_neuronal.blocks.statistics import Hessian, InputSums, SquaredNorms, activation, observe_inputs
 
 
 INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
@@ -68,7 +68,7 @@ def test_shared_inputs_are_measured_once():
     module = _Shared()
     recorded = {}
     for _ in range(2):
-        with torch.no_grad(), record_inputs(dict(module.named_children()), recorded, (2, 3), Counting):
+        with torch.no_grad(), observe_inputs(dict(module.named_children()), recorded, (2, 3), Counting):
             module(torch.randn(2, 3, 4))
     assert recorded["q"] is recorded["k"] and recorded["q"] is not recorded["o"]
     assert Counting.updates == 4 and recorded["q"].value.shape == (4, 4)
@@ -76,6 +76,6 @@ def test_shared_inputs_are_measured_once():
 
 def test_a_module_that_sees_only_some_tokens_is_not_measured():
     linear, recorded = nn.Linear(4, 4), {}
-    with torch.no_grad(), record_inputs({"experts.0": linear}, recorded, (2, 5)):
+    with torch.no_grad(), observe_inputs({"experts.0": linear}, recorded, (2, 5)):
         linear(torch.ones(3, 4))
     assert recorded == {}

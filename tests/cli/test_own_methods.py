@@ -60,7 +60,7 @@ def test_a_module_that_fails_or_is_missing(run, dense, module):
 
 
 def test_compare_takes_the_fields_of_a_file_which_flags_override(run, dense, tmp_path):
-    """That of a pruned model, too. Methods are given with their hyper-parameters."""
+    """That of a pruned model, too. Methods are given with their hyperparameters."""
     text = tmp_path / "text.txt"
     given = ("--model", dense, "--dataset", text, "--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
     methods = ("--saliency", "wanda", "--topup", "owl:half_width=0.05", "--sparsity", 0.6)

@@ -182,7 +182,7 @@ def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
     ],
 )  # fmt: skip
 def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods, tmp_path):
-    """A method that stays keeps its hyper-parameters. Another one has the paper's variant, if there is one."""
+    """A method that stays keeps its hyperparameters. Another one has the paper's variant, if there is one."""
     (tmp_path / "own.json").write_text(json.dumps(in_file))
     words = ["prune", "--model", "x", "--sparsity", "0.5", "--preset", "paper", "--config", str(tmp_path / "own.json")]
     config = PruneCommand(make_parser().parse_args([*words, *flags])).config()

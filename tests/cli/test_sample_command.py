@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from optimum_neuronal.data import sample_text as module
 from optimum_neuronal.model.load_model import load_model
-from optimum_neuronal.training import sample_text as module
 
 
 def test_sample_prune(run, dense, tmp_path):

@@ -30,7 +30,7 @@ def test_the_papers_tables():
 
 
 def test_given_methods_have_the_variants_of_the_papers_tables():
-    """Those of the experiment's own, if it has them; hyper-parameters are merged into them."""
+    """Those of the experiment's own, if it has them; hyperparameters are merged into them."""
     for name, given, expected in (
         ("paper", ["uniform", "neuronal"], ["uniform:variant=authors", "neuronal:variant=authors"]),
         ("paper", ["neuronal:steps=block"], ["neuronal:variant=authors,steps=block"]),

@@ -116,11 +116,11 @@ def test_lambdas_with_the_chosen_ones(drawn):
 
 
 def test_grids_and_sweeps(drawn):
-    """A line per value of the second hyper-parameter; or per test set, if there is none."""
+    """A line per value of the second hyperparameter; or per test set, if there is none."""
 
     def owl(m, width):
-        hyper_parameters = {"outlier_factor": m, "half_width": width}
-        return result(f"owl, outlier_factor={m}, half_width={width}", config={"topup_args": hyper_parameters})
+        hyperparameters = {"outlier_factor": m, "half_width": width}
+        return result(f"owl, outlier_factor={m}, half_width={width}", config={"topup_args": hyperparameters})
 
     grid = [owl(m, width) for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
@@ -149,7 +149,7 @@ def test_seeds_are_averaged(tmp_path, monkeypatch):
 
 
 def test_the_best_value_is_marked(tmp_path, monkeypatch):
-    """That of a grid; without a second hyper-parameter, that of each test set. Seeds are averaged before."""
+    """That of a grid; without a second hyperparameter, that of each test set. Seeds are averaged before."""
     marks = []
     monkeypatch.setattr(
         figures, "plot_lines", lambda path, title, lines, x, y=None, m=None, **options: (marks.append(m), path)[1]

@@ -40,7 +40,7 @@ class TestPresets:
         assert printed == replace(preset, topup_args={"variant": "printed"})
 
     def test_the_papers_preset_takes_its_variant_of_every_method(self):
-        """So does one whose other hyper-parameters are given; methods without such a variant are as always."""
+        """So does one whose other hyperparameters are given; methods without such a variant are as always."""
         for given, title in (
             ({}, "wanda + neuronal, authors, block and row steps"),
             (
@@ -128,7 +128,7 @@ BAD_VALUES = [
     ({"topup_args": {"steps": "rows"}}, "Did you mean 'row'?"),
     ({"topup_args": {"block_lambdas": []}}, "block_lambdas is"),
     ({"topup_args": {"metrik": "l2"}}, "'metrik'.*Did you mean 'metric'?"),
-    ({"saliency_args": {"alpha": 1}}, "'alpha': the saliency 'wanda' takes no hyper-parameters"),
+    ({"saliency_args": {"alpha": 1}}, "'alpha': the saliency 'wanda' takes no hyperparameters"),
     ({"num_samples": 0}, "num_samples is 0: expected a whole number of at least 1"),
     ({"seq_length": 1}, "seq_length is 1: expected a whole number of at least 2"),
     ({"targets": ["mlp", "("]}, "targets\\[1\\] is not a valid regular expression: '\\('"),
@@ -144,7 +144,7 @@ BAD_TYPES = [
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
     ({"dataset": ["text"]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
     ({"ignore": "lm_head"}, "ignore is 'lm_head': expected a list, such as"),
-    ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyper-parameters"),
+    ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyperparameters"),
     ({"topup_args": {"block_lambdas": [Decimal("0.1")]}}, "topup_args is .*block_lambdas.*expected numbers, text"),
 ]
 

@@ -11,21 +11,16 @@ from sparse_checkpoints import change_config, save_pruned
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.model.auto_classes import PIPELINE_TAGS, find_loader, loading_class, loading_code
 from optimum_neuronal.model.load_model import (
-    PIPELINE_TAGS,
     check_unquantized,
-    find_loader,
-    find_tokenizer,
-    hub_id,
     load_model,
     load_skeleton,
     load_streamed,
-    loading_class,
-    loading_code,
-    own_tokenizer,
-    public_name,
     streamed_device_map,
 )
+from optimum_neuronal.model.public_names import hub_id, public_name
+from optimum_neuronal.model.tokenizers import find_tokenizer, own_tokenizer
 
 
 CPU = torch.device("cpu")

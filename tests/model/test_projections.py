@@ -111,9 +111,9 @@ class TestTrialWeights:
             asked.append(projection.name)
             return everything(projection)
 
-        trials = trial_tensors(pruned, change_of)
+        changed = trial_tensors(pruned, change_of)
         assert asked == [p.name for p in pruned], "once and at once"
-        assert all(torch.equal(trials[p.owner], torch.zeros_like(p.owner)) for p in pruned)
+        assert all(torch.equal(changed[p.owner], torch.zeros_like(p.owner)) for p in pruned)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt), trial_weights(pruned, change_of):
                 assert all(not p.weight.any() for p in pruned)

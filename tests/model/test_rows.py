@@ -6,8 +6,8 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import NIGHT
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import kind_of
 from optimum_neuronal.model.rows import row_groups
@@ -158,12 +158,12 @@ def _inputs(decoder, inputs, index, hidden, place):
     readers = {name: p.module for each in blocks for name, p in each.projections.items()}
     readers |= {experts.name: experts.module for each in blocks for experts in each.experts}
     if place.name == block.name and len(blocks) == 1:
-        output, _ = replay(block, hidden, inputs.calls[index], record=None)
+        output, _ = replay(block, hidden, inputs.calls[index], statistic=None)
         return (inputs.final_norm or torch.nn.Identity())(output[0]).flatten(0, -2)
     reader = readers[blocks[1].entry if place.name == block.name else place.name]
     handle = reader.register_forward_pre_hook(lambda _module, args: found.append(args[0].flatten(0, -2)))
-    output, _ = replay(block, hidden, inputs.calls[index], record=None)
+    output, _ = replay(block, hidden, inputs.calls[index], statistic=None)
     if len(blocks) > 1:
-        replay(blocks[1], output, inputs.calls[index + 1], record=None)
+        replay(blocks[1], output, inputs.calls[index + 1], statistic=None)
     handle.remove()
     return found[0]

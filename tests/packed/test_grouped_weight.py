@@ -19,7 +19,7 @@ def test_known_layout():
     dense[0, 5:38] = torch.arange(1, 34)
     dense[2, [3, 258]] = torch.tensor([34.0, 35.0])
     dense[3, [3, 259, 69_999]] = torch.tensor([36.0, 37.0, 38.0])
-    weight = GroupedWeight.of(PackedWeight.pack(dense))
+    weight = GroupedWeight.from_packed(PackedWeight.pack(dense))
     assert weight.starts.tolist() == [0, 2, 2, 3, 6] and weight.base.tolist() == [5, 37, 3, 3, 259, 69_999]
     slots = torch.zeros(6, 32)
     slots[0], slots[1, 0], slots[2, :2], slots[3:, 0] = (
@@ -31,7 +31,7 @@ def test_known_layout():
     index = torch.zeros(6, 32, dtype=torch.uint8)
     index[0], index[2, 1] = torch.arange(32), 255
     assert torch.equal(weight.values, slots.flatten()) and torch.equal(weight.index, index.flatten())
-    part = GroupedWeight.of(PackedWeight.pack(dense[:, :60_000]))
+    part = GroupedWeight.from_packed(PackedWeight.pack(dense[:, :60_000]))
     assert part.base.dtype == torch.int16 and weight.base.dtype == torch.int32, "numbers without a sign"
 
 
@@ -50,7 +50,7 @@ def test_weights_of_any_bits_come_back(rows, columns, dtype, cast, density, at_a
     packed = PackedWeight.pack(any_bits((rows, columns), dtype, density, seed)).to(dtype=cast)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped_weight, "BLOCK", at_a_time)
-        weight = GroupedWeight.of(packed)
+        weight = GroupedWeight.from_packed(packed)
         again = weight.packed()
     weight.check_tensors()
     assert torch.equal(again.mask, packed.mask) and torch.equal(again.offsets, packed.offsets)
@@ -61,7 +61,7 @@ def test_weights_of_any_bits_come_back(rows, columns, dtype, cast, density, at_a
 def test_memory(sparsity, bound):
     dense = torch.randn(64, 2048).bfloat16()
     dense[torch.rand(dense.shape) < sparsity] = 0
-    weight = GroupedWeight.of(PackedWeight.pack(dense))
+    weight = GroupedWeight.from_packed(PackedWeight.pack(dense))
     assert weight.nbytes < bound * dense.nbytes
     estimate = grouped_weight.grouped_bytes(dense.shape, int(dense.count_nonzero()), 2)
     assert abs(estimate - weight.nbytes) < 0.02 * weight.nbytes

@@ -2,10 +2,11 @@
 
 import torch
 from conftest import make_model
-from trial_helpers import build_trials, state
+from trial_helpers import build_evaluator, state
 
-from optimum_neuronal.blocks.block_inputs import Stream, inference
+from optimum_neuronal.blocks.block_inputs import Stream
 from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
@@ -24,9 +25,9 @@ class Fitted:
         self.model, self.refit = make_model(family), Refit(epochs, rate, dtype)
         self.before = state(self.model)
         with inference(self.model):
-            trials = build_trials(find_decoder(self.model), SparseGPT(), ids, len(ids))
-            inputs, self.runner = trials.alignment_inputs(), trials.runner
-            self.block, self.inputs, self.calls = trials.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
+            evaluator = build_evaluator(find_decoder(self.model), SparseGPT(), ids, len(ids))
+            inputs, self.runner = evaluator.alignment_inputs(), evaluator.runner
+            self.block, self.inputs, self.calls = evaluator.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
             self.expected = self.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: self.half(p) for p in self.block.pruned}
             of_place = plan if callable(plan) else lambda place, shape: plan

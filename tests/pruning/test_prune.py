@@ -7,18 +7,18 @@ import torch
 from conftest import FEW, make_model, make_model_on_disk, memory_of
 from profiles import BATCH_SIZES, by_day
 from random_layers import solve
-from trial_helpers import dense_masks, make_trials, same_state, state, unchanged, uniform
+from trial_helpers import dense_masks, make_evaluator, same_state, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import prune as module
 from optimum_neuronal.pruning.prepare import prepare
 from optimum_neuronal.pruning.prune import BlockPass, changed_weights, find_changes
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.dsnot import Exchanged
+from optimum_neuronal.saliency.dsnot import DSnoTRefinement
 
 
 # Those that prune by their score alone.
@@ -134,17 +134,17 @@ def test_only_blocks_with_pruned_projections_are_measured(llama, ids, monkeypatc
 def test_updated_weights_follow_the_pruned_stream(any_model, ids):
     """Block by block, by hand: every block sees the updated weights before it."""
     with inference(any_model):
-        trials, before = make_trials(any_model, ids, "sparsegpt"), state(any_model)
-        changes, _ = BlockPass(trials, uniform(trials, 0.6)).find()
+        evaluator, before = make_evaluator(any_model, ids, "sparsegpt"), state(any_model)
+        changes, _ = BlockPass(evaluator, uniform(evaluator, 0.6)).find()
         assert unchanged(any_model, before)
-        for index, block in enumerate(trials.decoder.blocks):
-            inputs = BlockRunner(trials.decoder, 12).capture(ids)
+        for index, block in enumerate(evaluator.decoder.blocks):
+            inputs = BlockRunner(evaluator.decoder, 12).capture(ids)
             hidden = inputs.hidden
-            for earlier, calls in zip(trials.decoder.blocks[: index + 1], inputs.calls):
+            for earlier, calls in zip(evaluator.decoder.blocks[: index + 1], inputs.calls):
                 hidden, norms = replay(earlier, hidden, calls, Hessian)
             for projection in block.pruned:
                 name = projection.name
-                expected = solve(trials.saliency, projection.weight.clone(), norms[name].hessian, 0.6)
+                expected = solve(evaluator.saliency, projection.weight.clone(), norms[name].hessian, 0.6)
                 different = ((expected == 0) != (changes[name].applied(projection.weight) == 0)).sum().item()
                 assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
             for projection in block.pruned:
@@ -154,10 +154,10 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
 def test_masks_by_the_dense_models_scores(any_model, ids):
     """As the paper's Algorithm 1 writes: every block's masks come from the dense model's activations."""
     with inference(any_model):
-        trials = make_trials(any_model, ids)
-        plan = uniform(trials, 0.7)
-        found, usual = (BlockPass(trials, plan, scores_dense=dense).find()[0] for dense in (True, False))
-        expected = dense_masks(any_model, ids, trials, plan)
+        evaluator = make_evaluator(any_model, ids)
+        plan = uniform(evaluator, 0.7)
+        found, usual = (BlockPass(evaluator, plan, scores_dense=dense).find()[0] for dense in (True, False))
+        expected = dense_masks(any_model, ids, evaluator, plan)
     different = [int((expected[name] != found[name].mask.unpack()).sum()) for name in expected]
     assert max(different) <= 2, "equal but for rounding, which differs between one forward and a replay"
     assert any(not torch.equal(expected[name], usual[name].mask.unpack()) for name in expected)
@@ -165,13 +165,13 @@ def test_masks_by_the_dense_models_scores(any_model, ids):
 
 def test_the_time_of_an_exchange_is_the_top_ups(llama, ids, monkeypatch):
     """The exchange of DSnoT takes 100 seconds in each of 21 projections."""
-    clock, exchange = [0.0], Exchanged.exchange
+    clock, exchange = [0.0], DSnoTRefinement.exchange
 
     def slow(self, *args):
         clock[0] += 100
         return exchange(self, *args)
 
-    monkeypatch.setattr(Exchanged, "exchange", slow)
+    monkeypatch.setattr(DSnoTRefinement, "exchange", slow)
     monkeypatch.setattr(preparing.time, "perf_counter", lambda: clock[0])
     seconds = prune(llama, ids, METHODS["wanda, dsnot"]).seconds
     assert seconds["allocation"] == 2100 and seconds["pruning"] == 0
@@ -186,13 +186,13 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
     """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
     model = make_model(family)
     with inference(model):
-        trials, before = make_trials(model, ids, saliency), state(model)
-        plan = uniform(trials, 0.7)
-        changes, _ = BlockPass(trials, plan).find()
+        evaluator, before = make_evaluator(model, ids, saliency), state(model)
+        plan = uniform(evaluator, 0.7)
+        changes, _ = BlockPass(evaluator, plan).find()
         assert same_state(model, before)
-        for block in trials.decoder.blocks:
+        for block in evaluator.decoder.blocks:
             pruned = {p.name: p for p in block.pruned}
-            for name, expected in dense_masks(model, ids, trials, plan, pruned).items():
+            for name, expected in dense_masks(model, ids, evaluator, plan, pruned).items():
                 different = (expected != changes[name].mask.unpack()).sum().item()
                 assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
             for name, projection in pruned.items():

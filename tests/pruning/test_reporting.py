@@ -9,10 +9,10 @@ from by_hand import make_block
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.common.display import display_name
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.change import NewWeight, Zeros
-from optimum_neuronal.model.load_model import without_folders
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import Clock
@@ -62,9 +62,9 @@ def test_what_is_published_names_no_folder(tmp_path):
     assert report.config["dataset"] == "own.jsonl" and report.calibration["num_samples"] == 3
     assert str(tmp_path) not in str(report.to_dict())
     for folder, column in product([tmp_path, "/no/such/folder"], ["", ":text"]):
-        assert without_folders(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
+        assert display_name(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
     for dataset in ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000]:
-        assert without_folders(dataset) == dataset
+        assert display_name(dataset) == dataset
 
 
 def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():

@@ -7,8 +7,8 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import InputSums
-from optimum_neuronal.saliency.authors.dsnot import AuthorsExchanged
-from optimum_neuronal.saliency.dsnot import Exchanged, mean_and_variance
+from optimum_neuronal.saliency.authors.dsnot import AuthorsDSnoTRefinement
+from optimum_neuronal.saliency.dsnot import DSnoTRefinement, mean_and_variance
 from optimum_neuronal.saliency.magnitude import Magnitude
 
 
@@ -20,7 +20,7 @@ def around(*means, deviation=1.0):
     return statistic
 
 
-def exchanged(row, pruned, statistic, cycles=50, threshold=0.1, kind=Exchanged):
+def exchanged(row, pruned, statistic, cycles=50, threshold=0.1, kind=DSnoTRefinement):
     """Indices of the weights of one row that are pruned after the exchange."""
     mask = torch.tensor([[index not in pruned for index in range(len(row))]])
     before = mask.clone()
@@ -58,12 +58,12 @@ def test_the_authors_code_by_hand():
     """Outputs are sums over two tokens. Three cycles give 20, 6 and 14 back for -2, -4 and -6; the sign may change."""
     row, name = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0], "layers.0.self_attn.q_proj"
     statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
-    assert exchanged(row, {0, 1, 2}, statistic, kind=AuthorsExchanged) == {3, 4, 5}
+    assert exchanged(row, {0, 1, 2}, statistic, kind=AuthorsDSnoTRefinement) == {3, 4, 5}
     # The first row is done after one exchange, with a shift of -2; its third cycle prunes another weight. The second row
     # has nothing else to restore: it takes back, in turn, what it pruned, 1, and a weight that it kept, 4.
     rows = [[10.0, -1.0, -2.0, -3.0, 5.0], [10.0, -5.0, -6.0, -7.0, 5.0]]
     mask, statistic = torch.tensor([[False] + 4 * [True]] * 2), around(1, 1, 1, 1, 1)
-    theirs = AuthorsExchanged(Magnitude(), 3, 3)
+    theirs = AuthorsDSnoTRefinement(Magnitude(), 3, 3)
     after = theirs.exchange(make_projection(rows, name), mask, statistic)
     assert [(~kept).nonzero().flatten().tolist() for kept in after] == [[1, 2], [2]]
     for role, is_left_alone in [("query", False), ("output", False), ("up", True), ("down", True)]:
@@ -75,7 +75,7 @@ def test_the_authors_code_prunes_the_first_kept_weight_in_place_of_one_without_o
     """Kept are 2, 3 and -5, whose outputs are 2, 0 and -5. Two cycles give -9 and -8 back; both prune 2, and 3 stays."""
     row, mean = torch.tensor([[-9.0, -8.0, -7.0, 2.0, 3.0, -5.0]]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
     mask = torch.tensor([3 * [False] + 3 * [True]])
-    after = AuthorsExchanged(Magnitude(), 2, 0.1).exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6))
+    after = AuthorsDSnoTRefinement(Magnitude(), 2, 0.1).exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6))
     assert after[0].nonzero().flatten().tolist() == [0, 1, 4, 5]
 
 
@@ -116,7 +116,7 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     statistic.update(torch.randn(4, 9, 40, generator=generator) + torch.randn(40, generator=generator), sequences=4)
     projection = make_projection(torch.randn(20, 40, generator=generator))
     mask = torch.rand(20, 40, generator=generator) >= torch.linspace(0, 1, 20)[:, None]
-    after = Exchanged(Magnitude(), cycles, threshold).exchange(projection, mask, statistic)
+    after = DSnoTRefinement(Magnitude(), cycles, threshold).exchange(projection, mask, statistic)
     mean, variance = mean_and_variance(statistic)
     norm = statistic.value.mean(dim=0).sqrt()
     rows = zip(projection.weight, mask)

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 from by_hand import by_block
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,
@@ -71,18 +71,18 @@ def test_factors_are_linear_and_what_would_exceed_the_most_goes_to_the_others():
 def test_a_model_by_its_spectra(llama, ids):
     """The first block's weights get a flat spectrum, the last one's a heavy tail: the first is pruned most."""
     with inference(llama):
-        trials = make_trials(llama, ids[:0], "magnitude")
-        for block, power in zip(trials.decoder.blocks, (0.2, 1.0, 2.0)):
+        evaluator = make_evaluator(llama, ids[:0], "magnitude")
+        for block, power in zip(evaluator.decoder.blocks, (0.2, 1.0, 2.0)):
             for projection in block.pruned:
                 u, _, v = torch.linalg.svd(projection.weight, full_matrices=False)
                 steps = torch.arange(1, min(projection.shape) + 1)
                 projection.weight.copy_(u @ torch.diag(steps**-power) @ v)
-        allocation = AlphaPruning(bins=4).allocate(trials, 0.6)
+        allocation = AlphaPruning(bins=4).allocate(evaluator, 0.6)
     alphas = allocation.decisions["alpha_pruning"]["alphas"]
     assert alphas == sorted(alphas, reverse=True)
-    first, _, last = by_block(trials.decoder.blocks, allocation.plan)
-    assert first / last == pytest.approx(1.3 / 0.7) and trials.runner.block_forwards == 0
+    first, _, last = by_block(evaluator.decoder.blocks, allocation.plan)
+    assert first / last == pytest.approx(1.3 / 0.7) and evaluator.runner.block_forwards == 0
     with inference(llama):  # the authors' code: what exceeds 1 is lost, and so are fractions of a weight
-        theirs = AuthorsAlphaPruning().allocate(trials, 0.9).plan
-    shares, columns = by_block(trials.decoder.blocks, theirs), trials.decoder.blocks[0].pruned[0].shape[1]
+        theirs = AuthorsAlphaPruning().allocate(evaluator, 0.9).plan
+    shares, columns = by_block(evaluator.decoder.blocks, theirs), evaluator.decoder.blocks[0].pruned[0].shape[1]
     assert max(shares) == 1 and sum(shares) / 3 < 0.88 and all((columns * share).is_integer() for share in shares)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from by_hand import FakeTrials, by_block, make_block
 from conftest import make_model
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
 from optimum_neuronal.trials.output_errors import OutputErrors
@@ -31,10 +31,10 @@ def test_progression_by_hand(llama):
 
 def test_lowest_error_wins_and_the_first_of_equals():
     blocks = [make_block(torch.ones(2, 2), name=f"b{index}") for index in range(3)]
-    trials = FakeTrials(blocks, errors=[3.0, 2.0, 2.0, 4.0])
-    allocation = ATP(trials=4).allocate(trials, 0.7)
-    ((question, plans),) = trials.asked
-    assert question == OutputErrors("nll") and len(plans) == 4 and allocation.plan is plans[1]
+    evaluator = FakeTrials(blocks, errors=[3.0, 2.0, 2.0, 4.0])
+    allocation = ATP(candidates=4).allocate(evaluator, 0.7)
+    ((measurement, plans),) = evaluator.asked
+    assert measurement == OutputErrors("nll") and len(plans) == 4 and allocation.plan is plans[1]
     decision = allocation.decisions["atp"]
     assert decision["beta"] == pytest.approx(0.29 / 3) == decision["candidates"][1]["beta"]
     assert [candidate["error"] for candidate in decision["candidates"]] == [3.0, 2.0, 2.0, 4.0]
@@ -44,5 +44,5 @@ def test_lowest_error_wins_and_the_first_of_equals():
 def test_a_single_block_leaves_no_choice(layers, candidates, ids):
     model = make_model("llama", num_hidden_layers=layers)
     with inference(model):
-        found = ATP(trials=3).allocate(make_trials(model, ids), 0.7).decisions["atp"]["candidates"]
+        found = ATP(candidates=3).allocate(make_evaluator(model, ids), 0.7).decisions["atp"]["candidates"]
     assert len(found) == candidates and all(math.isfinite(candidate["error"]) for candidate in found)

@@ -52,11 +52,11 @@ def their_pruned(sparsities, shape) -> torch.Tensor:
     return shape[1] - kept[: shape[0]]
 
 
-def make_trials(blocks, columns=8, updates_weights=True) -> FakeTrials:
-    """Trials of blocks of two projections each. Plans are not rounded if the saliency updates weights."""
-    trials = FakeTrials([make_block(*torch.ones(2, 1, columns), name=f"b{index}") for index in range(blocks)])
-    trials.saliency = SimpleNamespace(updates_weights=updates_weights)
-    return trials
+def make_evaluator(blocks, columns=8, updates_weights=True) -> FakeTrials:
+    """PlanEvaluator of blocks of two projections each. Plans are not rounded if the saliency updates weights."""
+    evaluator = FakeTrials([make_block(*torch.ones(2, 1, columns), name=f"b{index}") for index in range(blocks)])
+    evaluator.saliency = SimpleNamespace(updates_weights=updates_weights)
+    return evaluator
 
 
 def by_projection(plan) -> list[float]:
@@ -79,44 +79,46 @@ def test_block_plans(sparsity, monkeypatch):
 
 
 def test_the_first_of_three_blocks_at_70_percent_and_lambda_02():
-    plan = AuthorsNeuronAL().block_plan(make_trials(3).decoder, 0.7, 0.2)
+    plan = AuthorsNeuronAL().block_plan(make_evaluator(3).decoder, 0.7, 0.2)
     assert by_projection(plan) == twice([0.5, 0.7, 0.9])
     assert 0.7 - 0.2 < 0.5, "of 80 weights, one less would be pruned"
 
 
 def test_block_plans_prune_whole_weights_rounded_down():
     """`int(in * s)`: of 80 weights in the middle block, 65.6 are pruned; in the last block, 79.2 at the bound."""
-    trials = make_trials(3, columns=80, updates_weights=False)
-    topup, projections = AuthorsNeuronAL(), trials.decoder.projections
+    evaluator = make_evaluator(3, columns=80, updates_weights=False)
+    topup, projections = AuthorsNeuronAL(), evaluator.decoder.projections
     for sparsity, lam, counts in [(0.7, 0.2, [40, 56, 72]), (0.82, 0.2, [49, 65, 79])]:
-        plan = topup.as_pruned(trials, topup.block_plan(trials.decoder, sparsity, lam))
+        plan = topup.as_pruned(evaluator, topup.block_plan(evaluator.decoder, sparsity, lam))
         found = [plan.row_counts(name, projection.shape).item() for name, projection in projections.items()]
         assert found == twice(counts)
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
 def test_owls_plans(blocks):
-    trials, generator = make_trials(blocks), np.random.default_rng(blocks)
+    evaluator, generator = make_evaluator(blocks), np.random.default_rng(blocks)
     for sparsity in HIGH_AND_LOW:
         for _ in range(10):
             totals = generator.integers(1000, 2**28, blocks)
             counts = (totals * generator.random(blocks) * 0.1).astype(int)
             percents = [float(count) / total * 100 for count, total in zip(counts.tolist(), totals.tolist())]
             ratios = [count / total for count, total in zip(counts.tolist(), totals.tolist())]
-            found = AuthorsOWL().plan(trials, sparsity, torch.tensor(ratios, dtype=torch.float64))
+            found = AuthorsOWL().plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
             assert by_projection(found) == twice(their_spread(percents, sparsity, 0.08))
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
 def test_dsas_plans(blocks):
-    trials, generator = make_trials(blocks), np.random.default_rng(blocks)
+    evaluator, generator = make_evaluator(blocks), np.random.default_rng(blocks)
     function = Function("no_op", "mean", ("no_op",), 0.1)
     for sparsity in HIGH_AND_LOW:
         for _ in range(10):
             importances = generator.lognormal(sigma=2, size=blocks)
             scaled = (importances - importances.min()) / (importances.max() - importances.min())
             expected = their_spread([1 - share for share in scaled], sparsity, 0.08)
-            found = AuthorsDSA().plan(trials, sparsity, function, {("no_op", "mean"): torch.from_numpy(importances)})
+            found = AuthorsDSA().plan(
+                evaluator, sparsity, function, {("no_op", "mean"): torch.from_numpy(importances)}
+            )
             assert by_projection(found) == twice(expected)
 
 
@@ -124,8 +126,8 @@ def test_dsas_plans(blocks):
 def test_alpha_prunings_plans(blocks):
     """`ww_sparsity`, with projections of other sizes: exponents by projection, float32 as numbers of Python."""
     generator, shapes = np.random.default_rng(blocks), [(4, 7), (1, 7), (2, 12)]
-    trials = FakeTrials([make_block(*(torch.ones(shape) for shape in shapes), name=f"b{i}") for i in range(blocks)])
-    trials.saliency = SimpleNamespace(updates_weights=True)
+    evaluator = FakeTrials([make_block(*(torch.ones(shape) for shape in shapes), name=f"b{i}") for i in range(blocks)])
+    evaluator.saliency = SimpleNamespace(updates_weights=True)
     for sparsity in HIGH_AND_LOW:
         for _ in range(10):
             exponents = generator.uniform(1.5, 8, (blocks, 3)).astype(np.float32).tolist()
@@ -137,7 +139,7 @@ def test_alpha_prunings_plans(blocks):
             scaler = torch.sum(prunables) * sparsity / (torch.sum(prunables * ratios))
             expected = [min(ratio, 1.0) for ratio in (ratios * scaler).numpy().tolist()]  # a slice ends with the row
             alphas = torch.tensor(block_alphas(exponents), dtype=torch.float64)
-            assert by_projection(AuthorsAlphaPruning().plan(trials, sparsity, alphas)) == expected
+            assert by_projection(AuthorsAlphaPruning().plan(evaluator, sparsity, alphas)) == expected
 
 
 def bases(generator) -> list:

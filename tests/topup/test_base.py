@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import make_model
 from profiles import by_day
-from trial_helpers import build_trials, state
+from trial_helpers import build_evaluator, state
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
@@ -21,7 +21,7 @@ def test_contract(name, ids):
         decoder = find_decoder(model)
         topup, projections = TOPUPS.get(name)(), decoder.projections
         for sparsity in by_day([0.6, 0.0, 0.8, 0.97, 0.6], 0.0, 0.6, 0.97):
-            plan = topup.allocate(build_trials(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity).plan
+            plan = topup.allocate(build_evaluator(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity).plan
             assert set(plan.sparsity) == set(projections)
             pruned = sum(plan.row_counts(name, p.shape).sum().item() for name, p in projections.items())
             assert pruned / sum(p.numel for p in projections.values()) == pytest.approx(sparsity, abs=2e-3)
@@ -34,7 +34,7 @@ def test_contract(name, ids):
 @pytest.mark.parametrize(
     "name, fields, message",
     [
-        ("atp", {"trials": 1}, "trials is 1: expected a whole number of at least 2"),
+        ("atp", {"candidates": 1}, "candidates is 1: expected a whole number of at least 2"),
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
         ("evopress", {"survivors": (2, 1)}, "expected equal lengths"),
         ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),

@@ -4,10 +4,10 @@ import pytest
 import torch
 from by_hand import make_projection
 from conftest import FEW, make_model
-from trial_helpers import make_trials, state, unchanged
+from trial_helpers import make_evaluator, state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup import besa
@@ -17,7 +17,7 @@ from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, 
 
 def allocate(model, ids, sparsity=0.6, topup=None, **chosen):
     with inference(model):
-        return (topup or BESA()).allocate(make_trials(model, ids, **chosen), sparsity)
+        return (topup or BESA()).allocate(make_evaluator(model, ids, **chosen), sparsity)
 
 
 class TestRate:
@@ -71,18 +71,18 @@ def test_mask_gradients_are_those_of_the_loss(ids):
     """A weight whose mask is 1 - epsilon rather than 1 changes the loss by epsilon times its gradient."""
     model = make_model("llama").double()
     with inference(model):
-        trials = make_trials(model, ids)
-        inputs, block = trials.runner.capture(ids[:1]), trials.decoder.blocks[0]
+        evaluator = make_evaluator(model, ids)
+        inputs, block = evaluator.runner.capture(ids[:1]), evaluator.decoder.blocks[0]
         hidden, call = inputs.hidden[0], inputs.calls[0][0]
         target = replay(block, [hidden], [call])[0][0]
         rates = [LearnedRate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]
         gradients = besa._mask_gradients(block, rates, hidden, call, target)
         for rate, gradient in zip(rates, gradients):
-            changed = finite_difference(trials, block, rates, rate, rank=20, data=(hidden, call, target))
+            changed = finite_difference(evaluator, block, rates, rate, rank=20, data=(hidden, call, target))
             assert gradient[20].item() == pytest.approx(changed, rel=2e-2, abs=1e-6), rate.projection.name
 
 
-def finite_difference(trials, block, rates, moved, rank, data, epsilon=1e-4):
+def finite_difference(evaluator, block, rates, moved, rank, data, epsilon=1e-4):
     """The loss's change when the masks of all weights of one rank rise, in every row of one projection."""
     hidden, call, target = data
     losses = []

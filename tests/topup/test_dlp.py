@@ -28,8 +28,8 @@ def test_median_is_exact():
 def test_blocks_of_small_medians_are_spared():
     """Unimportances 1, 4 and 2: importance falls with them, sparsity rises linearly within a window of 0.3."""
     blocks = [make_block(torch.full((2, 3), value), name=f"b{value:g}") for value in (1.0, 4.0, 2.0)]
-    trials = FakeTrials(blocks, activations={f"b{value}.0": torch.ones(3) for value in (1, 4, 2)})
-    allocation = DLP().allocate(trials, 0.7)
+    evaluator = FakeTrials(blocks, activations={f"b{value}.0": torch.ones(3) for value in (1, 4, 2)})
+    allocation = DLP().allocate(evaluator, 0.7)
     assert allocation.decisions == {"dlp": {"medians": [1.0, 4.0, 2.0]}}
     importance = 1 - torch.tensor([1.0, 4.0, 2.0]) / 7  # the paper's relative importance
     scaled = (importance - importance.min()) / (importance.max() - importance.min()) * 0.3

@@ -4,10 +4,10 @@ import pytest
 import torch
 from by_hand import FakeOutputs, by_block
 from conftest import make_model
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import replay
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.authors.dsa import AuthorsDSA
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
@@ -16,37 +16,37 @@ from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, 
 class FakeTrials(FakeOutputs):
     """Every statistic of the blocks is the same: 1, 2 and 3."""
 
-    def measure_once(self, question):
+    def measure_once(self, measurement):
         return [[float(index + 1)] * (len(PRE) * len(REDUCE)) for index in range(len(self.decoder.blocks))]
 
 
 def test_the_best_known_function_wins_and_no_plan_is_tried_twice(llama):
     """The error falls with the last block's sparsity. Many functions are the same, such as mean and mean of absolutes."""
     tried = []
-    trials = FakeTrials(find_decoder(llama), lambda shares: tried.append(tuple(shares)) or shares[1] - shares[2])
-    allocation = DSA().allocate(trials, 0.6)
+    evaluator = FakeTrials(find_decoder(llama), lambda shares: tried.append(tuple(shares)) or shares[1] - shares[2])
+    allocation = DSA().allocate(evaluator, 0.6)
     decision = allocation.decisions["dsa"]
     best = min(decision["candidates"], key=lambda candidate: candidate["error"])
     assert decision["function"] == best["function"]
-    shares = by_block(trials.decoder.blocks, allocation.plan)
+    shares = by_block(evaluator.decoder.blocks, allocation.plan)
     assert shares[1] - shares[2] == best["error"] and sum(shares) / 3 == pytest.approx(0.6)
     assert len(tried) == len(set(tried)) == 58
-    assert trials.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
+    assert evaluator.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
 
 
 def test_the_authors_window_is_the_same_for_all_functions(llama):
     """0.52 and 0.68 for the outermost blocks whatever the lambda; of 32 columns, 16 and 21 weights are pruned."""
-    trials = FakeTrials(find_decoder(llama), lambda found: found[0])
+    evaluator = FakeTrials(find_decoder(llama), lambda found: found[0])
     topup = AuthorsDSA(lambdas=(0.3,), population=2, generations=0)
-    found = by_block(trials.decoder.blocks, topup.allocate(trials, 0.6).plan)
+    found = by_block(evaluator.decoder.blocks, topup.allocate(evaluator, 0.6).plan)
     assert sorted(found)[::2] == [16 / 32, 21 / 32]
 
 
 def test_where_no_window_fits_one_plan_is_tried(llama):
     for sparsity in [0.0, 0.995]:
-        trials = FakeTrials(find_decoder(llama))
-        assert set(DSA().allocate(trials, sparsity).plan.sparsity.values()) == {sparsity}
-        assert trials.asked[0] == (1, "nll", None) and sum(count for count, *_ in trials.asked) == 1
+        evaluator = FakeTrials(find_decoder(llama))
+        assert set(DSA().allocate(evaluator, sparsity).plan.sparsity.values()) == {sparsity}
+        assert evaluator.asked[0] == (1, "nll", None) and sum(count for count, *_ in evaluator.asked) == 1
 
 
 VALUES = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
@@ -95,10 +95,10 @@ def test_the_authors_own_function():
 def test_sparsities_by_hand(llama):
     """Importances 1, 2, 3 turned around are densities 0.2, 0.1, 0 above their mean: the third block is pruned most."""
     statistics = {("no_op", "mean"): torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
-    trials = FakeTrials(find_decoder(llama))
+    evaluator = FakeTrials(find_decoder(llama))
     functions = (Function("no_op", "mean", (name,), 0.1) for name in ("no_op", "cos"))
-    plans = (DSA().plan(trials, 0.6, function, statistics) for function in functions)
-    rising, falling = (by_block(trials.decoder.blocks, plan) for plan in plans)
+    plans = (DSA().plan(evaluator, 0.6, function, statistics) for function in functions)
+    rising, falling = (by_block(evaluator.decoder.blocks, plan) for plan in plans)
     assert rising == pytest.approx([0.5, 0.6, 0.7])
     low, middle, high = (math.cos(value) for value in (3, 2, 1))
     assert falling[0] - falling[2] == pytest.approx(0.2)
@@ -109,11 +109,11 @@ def test_sparsities_by_hand(llama):
 def test_statistics_are_those_of_wandas_metric(family, ids):
     model = make_model(family)
     with inference(model):
-        trials = make_trials(model, ids, "magnitude")
-        statistics, inputs = block_statistics(trials), trials.runner.capture(ids)
-        for index, block in enumerate(trials.decoder.blocks):
+        evaluator = make_evaluator(model, ids, "magnitude")
+        statistics, inputs = block_statistics(evaluator), evaluator.runner.capture(ids)
+        for index, block in enumerate(evaluator.decoder.blocks):
             inputs.hidden, norms = replay(block, inputs.hidden, inputs.calls[index])
-            activations = trials.inputs(block, norms).activations
+            activations = evaluator.inputs(block, norms).activations
             metric = torch.cat([(p.weight.abs() * activations[p.name]).flatten() for p in block.pruned]).double()
             scaled, shares = (metric - metric.min()) / (metric.max() - metric.min()), metric / metric.sum()
             for pre, reduce, expected in [

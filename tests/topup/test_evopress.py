@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 from by_hand import FakeOutputs, by_block
-from trial_helpers import build_trials, make_trials, uniform
+from trial_helpers import build_evaluator, make_evaluator, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
 from optimum_neuronal.trials.output_errors import OutputErrors
@@ -44,20 +44,20 @@ def test_levels_keep_the_mean_where_sizes_differ(llama):
 def test_the_best_known_plan_is_found(llama):
     """The error is smallest where the first block has 0.525 and the last 0.675: three levels away."""
     wanted = [0.525, 0.6, 0.675]
-    trials = FakeOutputs(find_decoder(llama), lambda found: sum(abs(a - b) for a, b in zip(found, wanted)))
-    allocation = EvoPress().allocate(trials, 0.6)
-    assert by_block(trials.decoder.blocks, allocation.plan) == pytest.approx(wanted)
+    evaluator = FakeOutputs(find_decoder(llama), lambda found: sum(abs(a - b) for a, b in zip(found, wanted)))
+    allocation = EvoPress().allocate(evaluator, 0.6)
+    assert by_block(evaluator.decoder.blocks, allocation.plan) == pytest.approx(wanted)
     errors = allocation.decisions["evopress"]["errors"]
     assert errors[0] == pytest.approx(0.15) and errors[-1] == pytest.approx(0, abs=1e-12)
     assert errors == sorted(errors, reverse=True), "the parent only gives way to something better"
 
 
 def test_selection_narrows_step_by_step(llama):
-    trials = FakeOutputs(find_decoder(llama))
+    evaluator = FakeOutputs(find_decoder(llama))
     topup = EvoPress(generations=2, offspring=6, survivors=(4, 2), sequences=(1, 3))
-    allocation = topup.allocate(trials, 0.6)
+    allocation = topup.allocate(evaluator, 0.6)
     asked = [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
-    assert trials.asked == [(plans, "kl", sequences) for plans, sequences in asked]
+    assert evaluator.asked == [(plans, "kl", sequences) for plans, sequences in asked]
     assert set(allocation.plan.sparsity.values()) == {0.6}, "equal errors do not replace the parent"
 
 
@@ -65,11 +65,11 @@ def test_output_errors_on_some_sequences(llama, ids):
     """They are the mean of what each sequence alone gives; all sequences are the default."""
     with inference(llama):
         for batch_size in (1, 2, 3):
-            trials = make_trials(llama, ids, "magnitude", batch_size)
-            plan = uniform(trials)
-            alone = (build_trials(trials.decoder, trials.saliency, own, 1) for own in ids[:3].split(1))
+            evaluator = make_evaluator(llama, ids, "magnitude", batch_size)
+            plan = uniform(evaluator)
+            alone = (build_evaluator(evaluator.decoder, evaluator.saliency, own, 1) for own in ids[:3].split(1))
             single = [one.measure(OutputErrors("kl"), [plan])[0] for one in alone]
             some, every, default = (
-                trials.measure(OutputErrors("kl", sequences=count), [plan]) for count in (3, 4, None)
+                evaluator.measure(OutputErrors("kl", sequences=count), [plan]) for count in (3, 4, None)
             )
             assert some == pytest.approx([sum(single) / 3], rel=1e-5) and every == default != some

@@ -6,11 +6,11 @@ import pytest
 import torch
 from by_hand import by_block
 from conftest import make_model
-from trial_helpers import build_trials, make_trials, uniform
+from trial_helpers import build_evaluator, make_evaluator, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
@@ -18,7 +18,7 @@ from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, row_plan
-from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials.alignment import AlignmentErrors
 from optimum_neuronal.trials.deviation import Deviation, Deviations
 
@@ -35,12 +35,12 @@ class FakeTrials:
     norms_used: set = field(default_factory=set)
     can_abandon = False
 
-    def measure(self, question, plans):
-        if isinstance(question, Deviations):
+    def measure(self, measurement, plans):
+        if isinstance(measurement, Deviations):
             return self.deviation
-        self.asked.append((question.label, plans))
+        self.asked.append((measurement.label, plans))
         self.norms_used.add(self.norms)
-        return self.errors[question.label][: len(plans)]
+        return self.errors[measurement.label][: len(plans)]
 
     @property
     def deviation(self):
@@ -64,9 +64,9 @@ def test_schedules_by_hand(llama, schedule, middle):
     assert sparsities == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
     assert sum(sparsities) / 3 == pytest.approx(0.7)
     assert all(plan.sparsity[name] == share for b, share in zip(decoder.blocks, sparsities) for name in b.pruned_names)
-    trials = FakeTrials(decoder, {BLOCK_STEP: [1.0], "base": 0.7})
-    NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(trials, 0.7)
-    ((_, (asked,)),) = trials.asked
+    evaluator = FakeTrials(decoder, {BLOCK_STEP: [1.0], "base": 0.7})
+    NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(evaluator, 0.7)
+    ((_, (asked,)),) = evaluator.asked
     assert asked == plan and (asked == NeuronAL().block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
@@ -80,12 +80,12 @@ def test_sparsity_rises_over_the_pruned_blocks(topup, llama):
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):
     errors = {BLOCK_STEP: [3.0, 1.0, 1.0], ROW_STEP: [0.9, 0.5], "base": 0.7}
-    trials = FakeTrials(find_decoder(llama), errors)
-    allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(trials, 0.7)
+    evaluator = FakeTrials(find_decoder(llama), errors)
+    allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(evaluator, 0.7)
     assert allocation.decisions["block"]["lambda"] == 0.1 and allocation.decisions["row"]["lambda"] == 0.2
     assert [c["error"] for c in allocation.decisions["row"]["candidates"]] == [0.7, 0.9, 0.5]
-    assert [label for label, _ in trials.asked] == [BLOCK_STEP, ROW_STEP]
-    assert allocation.plan is trials.asked[1][1][1]
+    assert [label for label, _ in evaluator.asked] == [BLOCK_STEP, ROW_STEP]
+    assert allocation.plan is evaluator.asked[1][1][1]
 
 
 def test_rows_that_deviate_more_are_spared(llama):
@@ -102,11 +102,11 @@ def test_row_step_everywhere(any_model, ids):
     """Every family, both references: every row of every projection takes part, the last block's down too."""
     with inference(any_model):
         for measured_on in product(["sparse-stream", "dense"], ["sequence", "pooled"]):
-            trials = make_trials(any_model, ids)
-            base = uniform(trials, 0.7)
-            deviation = trials.measure(Deviations(*measured_on), [base])
-            plan = row_plan(trials.decoder, base, 0.2, deviation)
-            (error,) = trials.measure(AlignmentErrors(*measured_on), [base])
+            evaluator = make_evaluator(any_model, ids)
+            base = uniform(evaluator, 0.7)
+            deviation = evaluator.measure(Deviations(*measured_on), [base])
+            plan = row_plan(evaluator.decoder, base, 0.2, deviation)
+            (error,) = evaluator.measure(AlignmentErrors(*measured_on), [base])
             assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
             for name, rows in plan.sparsity.items():
                 assert rows.max() - rows.min() > 0.3, name
@@ -114,17 +114,17 @@ def test_row_step_everywhere(any_model, ids):
 
 
 def test_shapes_that_do_not_map_get_the_block_step_alone(llama):
-    trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0]})
-    trials.decoder.config.num_attention_heads = 5
-    allocation = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
-    assert allocation.plan == NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
+    evaluator = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0]})
+    evaluator.decoder.config.num_attention_heads = 5
+    allocation = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(evaluator, 0.7)
+    assert allocation.plan == NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
     assert "does not understand model.layers.0.self_attn.q_proj" in allocation.decisions["note"]
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
 @pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
 def test_every_metric_decides(metric, reference, ids, monkeypatch):
-    monkeypatch.setattr(Trials, "can_abandon", False)
+    monkeypatch.setattr(PlanEvaluator, "can_abandon", False)
     model = make_model("llama")
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}
     sizes = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16}
@@ -144,21 +144,21 @@ def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
     with inference(llama):
         for variant, calls in [(NeuronAL, 0), (AuthorsNeuronAL, 5 * 7 * 3)]:
             solves.clear()
-            trials = build_trials(find_decoder(llama), ALPS(iterations=3), ids, 4)
-            decisions[variant] = variant(**lambdas).allocate(trials, 0.6).decisions
+            evaluator = build_evaluator(find_decoder(llama), ALPS(iterations=3), ids, 4)
+            decisions[variant] = variant(**lambdas).allocate(evaluator, 0.6).decisions
             assert len(solves) == calls, variant
-        wanda = NeuronAL(**lambdas).allocate(make_trials(llama, ids), 0.6)
+        wanda = NeuronAL(**lambdas).allocate(make_evaluator(llama, ids), 0.6)
     assert decisions[NeuronAL] == wanda.decisions
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
-    trials = make_trials(llama, ids, "sparsegpt")
+    evaluator = make_evaluator(llama, ids, "sparsegpt")
     with inference(llama):
-        both = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(trials, 0.7)
-        row = NeuronAL(steps="row").allocate(trials, 0.7)
+        both = NeuronAL(steps="both", block_lambdas=(0.1,)).allocate(evaluator, 0.7)
+        row = NeuronAL(steps="row").allocate(evaluator, 0.7)
     assert both.decisions.keys() == {"block", "note"} and "no row step" in both.decisions["note"]
-    assert both.plan == NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
-    assert row.decisions.keys() == {"note"} and row.plan == uniform(trials, 0.7)
+    assert both.plan == NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
+    assert row.decisions.keys() == {"note"} and row.plan == uniform(evaluator, 0.7)
 
 
 def test_a_candidate_that_was_stopped_has_no_error():
@@ -171,5 +171,5 @@ def test_a_candidate_that_was_stopped_has_no_error():
 def test_candidates_of_a_saliency_that_only_ranks_are_its_own(llama, ids):
     topup = NeuronAL(block_lambdas=(0.05, 0.2))
     with inference(llama):
-        magnitude, wanda = (topup.allocate(make_trials(llama, ids, name), 0.6) for name in ("magnitude", "wanda"))
+        magnitude, wanda = (topup.allocate(make_evaluator(llama, ids, name), 0.6) for name in ("magnitude", "wanda"))
     assert magnitude.decisions != wanda.decisions

@@ -7,11 +7,11 @@ import torch
 from by_hand import by_block, make_block
 from conftest import make_model
 from forward import squared_norms
-from trial_helpers import dense_masks, make_trials, uniform
+from trial_helpers import dense_masks, make_evaluator, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
@@ -20,7 +20,7 @@ from optimum_neuronal.topup import TOPUPS, get_dist
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorms, row_plan, rows_of
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
 from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
-from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials.alignment import alignment_error
 from optimum_neuronal.trials.deviation import printed_deviation
 
@@ -39,15 +39,15 @@ class TestPrinted:
     def test_equation_3_counts_every_projection_of_the_dense_models_own_stream(self, llama, ids):
         topup = PrintedNeuronAL(steps="block", block_lambdas=[0.1, 0.2])
         with inference(llama):
-            trials = make_trials(llama, ids)
-            trials.dense()
-            before = trials.runner.block_forwards
-            candidates = topup.allocate(trials, 0.7).decisions["block"]["candidates"]
-            assert trials.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
-            projections, plan = trials.decoder.projections, NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
+            evaluator = make_evaluator(llama, ids)
+            evaluator.dense()
+            before = evaluator.runner.block_forwards
+            candidates = topup.allocate(evaluator, 0.7).decisions["block"]["candidates"]
+            assert evaluator.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
+            projections, plan = evaluator.decoder.projections, NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
             dense = squared_norms(llama, ids[:4], projections)
             for name, projection in projections.items():
-                score = trials.saliency.score(projection.weight, activation(dense[name]))
+                score = evaluator.saliency.score(projection.weight, activation(dense[name]))
                 projection.weight.masked_fill_(~mask_rows(score, plan.row_counts(name, projection.shape)), 0)
             sparse = squared_norms(llama, ids[:4], projections)
         parts = {name: alignment_error(dense[name], sparse[name]).item() for name in projections}
@@ -66,8 +66,8 @@ class TestPrinted:
         steps = {"steps": "block", "block_lambdas": [0.0]}
         sizes = {"saliency": "wanda", "num_samples": 12, "num_alignment_samples": 4}
         with inference(llama):
-            trials = make_trials(llama, ids)
-            expected = dense_masks(llama, ids, trials, uniform(trials, 0.6))
+            evaluator = make_evaluator(llama, ids)
+            expected = dense_masks(llama, ids, evaluator, uniform(evaluator, 0.6))
         for more, share in (({}, 0.001), ({"final_scores": "sparse-stream"}, None)):
             model = make_model("llama")
             config = NeuronALConfig(0.6, topup_args={"variant": "printed", **steps, **more}, **sizes)
@@ -93,14 +93,14 @@ class TestAuthors:
             assert by_block(decoder.blocks, plan) == pytest.approx(expected)
 
     def test_the_block_step_prunes_one_weight_less_per_row(self, llama):
-        trials = FakeTrials(find_decoder(llama), ERRORS)
-        plan = AuthorsNeuronAL(steps="block", block_lambdas=[0.0]).allocate(trials, 0.7).plan
-        for name, projection in trials.decoder.projections.items():
+        evaluator = FakeTrials(find_decoder(llama), ERRORS)
+        plan = AuthorsNeuronAL(steps="block", block_lambdas=[0.0]).allocate(evaluator, 0.7).plan
+        for name, projection in evaluator.decoder.projections.items():
             width = projection.shape[1]
             assert set(plan.row_counts(name, projection.shape).tolist()) == {int(0.7 * width)}
-        trials.saliency = SparseGPT()
-        exact = AuthorsNeuronAL(block_lambdas=[0.1]).allocate(trials, 0.7).plan
-        assert by_block(trials.decoder.blocks, exact) == pytest.approx([0.6, 0.7, 0.8]), "not rounded"
+        evaluator.saliency = SparseGPT()
+        exact = AuthorsNeuronAL(block_lambdas=[0.1]).allocate(evaluator, 0.7).plan
+        assert by_block(evaluator.decoder.blocks, exact) == pytest.approx([0.6, 0.7, 0.8]), "not rounded"
 
     def test_rows_by_hand(self):
         """Density 0.3, 0.4, 0.6, 0.7 of 13 weights: 3, 5, 7, 9 stay."""
@@ -123,11 +123,11 @@ class TestAuthors:
 
     def test_the_block_set_drops_its_largest_lambda_from_80_percent(self, llama):
         for sparsity, count in [(0.79, 14), (0.8, 13), (0.9, 13)]:
-            trials = FakeTrials(find_decoder(llama), ERRORS)
-            decisions = AuthorsNeuronAL().allocate(trials, sparsity).decisions
+            evaluator = FakeTrials(find_decoder(llama), ERRORS)
+            decisions = AuthorsNeuronAL().allocate(evaluator, sparsity).decisions
             assert [c["lambda"] for c in decisions["block"]["candidates"]] == list(LAMBDAS[:count])
             assert [c["lambda"] for c in decisions["row"]["candidates"]] == [0.0, *LAMBDAS]
-            assert trials.norms_used == {RunningNorms}
+            assert evaluator.norms_used == {RunningNorms}
 
     def test_norms_are_a_running_mean(self):
         inputs = torch.arange(36.0).view(3, 4, 3)
@@ -143,9 +143,9 @@ class TestAuthors:
         block = make_block([[3.0, 1.0, 1.0, 1.0, 0.5]])
         rows, norms = torch.tensor([0.6], dtype=torch.float64), {"block.0": SquaredNorms([torch.ones(1, 5)], 1)}
         plans = [Plan({"block.0": rows}, keeps_first=first) for first in (True, False)]
-        trials = Trials(runner=None, saliency=Wanda(), ids=torch.empty(0, 1), num_alignment_samples=0)
-        together = trials.changes(block, norms, plans)
-        alone = [change_of for plan in plans for change_of in trials.changes(block, norms, [plan])]
+        evaluator = PlanEvaluator(runner=None, saliency=Wanda(), ids=torch.empty(0, 1), num_alignment_samples=0)
+        together = evaluator.changes(block, norms, plans)
+        alone = [change_of for plan in plans for change_of in evaluator.changes(block, norms, [plan])]
         for made in (together, alone):
             zeros = [(change_of(block.pruned[0]).applied(block.pruned[0].weight) == 0).tolist() for change_of in made]
             assert zeros == [[[False, False, True, True, True]], [[False, True, True, False, True]]]
@@ -155,8 +155,8 @@ def test_fields_given_one_by_one_replace_the_variants(llama):
     topup = AuthorsNeuronAL(alignment_scope="sequence", block_lambdas=(0.15,))
     assert (topup.alignment_scope, topup.block_lambdas) == ("sequence", (0.15,))
     assert topup.reference == "sparse-stream" and topup.row_lambdas == (0.0, *LAMBDAS)
-    trials = FakeTrials(find_decoder(llama), ERRORS)
-    assert topup.allocate(trials, 0.6).decisions["block"]["lambda"] == 0.15
+    evaluator = FakeTrials(find_decoder(llama), ERRORS)
+    assert topup.allocate(evaluator, 0.6).decisions["block"]["lambda"] == 0.15
     with pytest.raises(ValueError, match="variant is 'autors'.*Did you mean 'authors'"):
         TOPUPS.make("neuronal", "topup_args", {"variant": "autors"})
 
@@ -171,9 +171,9 @@ def test_the_default_takes_the_block_step_alone_unless_rows_are_asked_for():
 def test_every_family(variant, any_model, ids):
     """Fused projections, grouped heads and experts too. Rounding, and blocks of different sizes, move the target."""
     with inference(any_model):
-        trials = make_trials(any_model, ids)
-        plan = variant(block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(trials, 0.6).plan
-        projections = trials.decoder.projections
+        evaluator = make_evaluator(any_model, ids)
+        plan = variant(block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(evaluator, 0.6).plan
+        projections = evaluator.decoder.projections
         counts = {name: plan.row_counts(name, p.shape) for name, p in projections.items()}
     weights = sum(p.numel for p in projections.values())
     pruned = sum(count.sum().item() for count in counts.values())

@@ -1,9 +1,9 @@
 import pytest
 import torch
 from by_hand import FakeTrials, make_block
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.authors.owl import AuthorsOWL
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
@@ -24,15 +24,15 @@ def test_blocks_with_more_outliers_are_spared():
     rows = torch.ones(3, 1, 16)
     rows[0, 0, :2], rows[2, 0, 0] = 100, 100
     blocks = [make_block(row, name=f"b{index}") for index, row in enumerate(rows)]
-    trials = FakeTrials(blocks, activations={f"b{index}.0": torch.ones(16) for index in range(3)})
-    allocation = OWL().allocate(trials, 0.7)
+    evaluator = FakeTrials(blocks, activations={f"b{index}.0": torch.ones(16) for index in range(3)})
+    allocation = OWL().allocate(evaluator, 0.7)
     assert allocation.decisions == {"owl": {"outlier_ratios": [2 / 16, 0.0, 1 / 16]}}
     assert list(allocation.plan.sparsity.values()) == pytest.approx([0.62, 0.78, 0.7])
     # The authors' code: 0.2, 1.2, which becomes 0.99, and 0.7, of which `int(16 s)` weights of a row are pruned.
-    theirs = AuthorsOWL(half_width=0.5).allocate(trials, 0.7).plan
+    theirs = AuthorsOWL(half_width=0.5).allocate(evaluator, 0.7).plan
     assert list(theirs.sparsity.values()) == [3 / 16, 15 / 16, 11 / 16]
-    trials.saliency = SparseGPT()  # which prunes a weight as a whole
-    theirs = AuthorsOWL(half_width=0.5).allocate(trials, 0.7).plan
+    evaluator.saliency = SparseGPT()  # which prunes a weight as a whole
+    theirs = AuthorsOWL(half_width=0.5).allocate(evaluator, 0.7).plan
     assert list(theirs.sparsity.values()) == pytest.approx([0.2, 0.99, 0.7])
 
 
@@ -40,7 +40,7 @@ def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
     plans = []
     with inference(llama):
         for saliency in ("magnitude", "wanda"):
-            trials = make_trials(llama, ids, saliency)
-            plans.append(OWL(outlier_factor=2.0).allocate(trials, 0.7).plan.sparsity)
-            assert trials.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
+            evaluator = make_evaluator(llama, ids, saliency)
+            plans.append(OWL(outlier_factor=2.0).allocate(evaluator, 0.7).plan.sparsity)
+            assert evaluator.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
     assert plans[0] == plans[1] and len(set(plans[0].values())) == 3

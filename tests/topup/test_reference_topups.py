@@ -10,7 +10,7 @@ from profiles import at_night, by_day
 from test_reference import Reference, run
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -20,9 +20,9 @@ SETTINGS = [("wanda", 0.7), ("magnitude", 0.6), ("multiflow", 0.8)]  # one of ea
 
 def allocated(reference, name, sparsity, saliency="wanda"):
     """The sparsity of every block, and the decisions."""
-    trials = replace(reference.trials, saliency=SALIENCIES.get(saliency)())
+    evaluator = replace(reference.evaluator, saliency=SALIENCIES.get(saliency)())
     with inference(reference.model):
-        allocation = TOPUPS.get(name)().allocate(trials, sparsity)
+        allocation = TOPUPS.get(name)().allocate(evaluator, sparsity)
     plan = allocation.plan.sparsity
     return [plan[block.pruned_names[0]] for block in reference.decoder.blocks], allocation.decisions
 

@@ -3,9 +3,9 @@ import torch
 from by_hand import mean
 from conftest import make_model
 from profiles import by_day
-from trial_helpers import build_trials, make_trials, state, unchanged
+from trial_helpers import build_evaluator, make_evaluator, state, unchanged
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
@@ -20,8 +20,8 @@ class FakeTrials:
     def __init__(self, decoder, wanted, saliency="wanda"):
         self.decoder, self.wanted, self.saliency = decoder, wanted, SALIENCIES.get(saliency)()
 
-    def measure(self, question, plans):
-        if isinstance(question, RowSaliency):
+    def measure(self, measurement, plans):
+        if isinstance(measurement, RowSaliency):
             return {name: torch.arange(p.shape[0]).double() for name, p in self.decoder.projections.items()}
         errors = []
         for plan in plans:
@@ -35,10 +35,10 @@ def test_it_finds_a_shift_between_kinds(llama):
     decoder = find_decoder(llama)
     space = Space.of(decoder, 0.7)
     wanted = space.on_target(space.uniform + 0.1 * space.depth - 0.12 * space.kinds["down"])
-    trials = FakeTrials(decoder, dict(zip(space.names, wanted.tolist())))
-    (start,) = trials.measure(None, [space.plan(space.uniform)])
-    allocation = Search(rows=False).allocate(trials, 0.7)
-    (end,) = trials.measure(None, [allocation.plan])
+    evaluator = FakeTrials(decoder, dict(zip(space.names, wanted.tolist())))
+    (start,) = evaluator.measure(None, [space.plan(space.uniform)])
+    allocation = Search(rows=False).allocate(evaluator, 0.7)
+    (end,) = evaluator.measure(None, [allocation.plan])
     assert end < 0.15 * start
     sparsities = torch.tensor([allocation.plan.sparsity[name] for name in space.names], dtype=torch.float64)
     assert mean(space, sparsities) == pytest.approx(0.7, abs=1e-9)
@@ -48,8 +48,8 @@ def test_it_finds_a_shift_between_kinds(llama):
 def test_a_plan_is_only_ever_replaced_by_a_better_one(llama):
     decoder = find_decoder(llama)
     space = Space.of(decoder, 0.7)
-    trials = FakeTrials(decoder, dict(zip(space.names, space.uniform.tolist())))
-    stages = Search().allocate(trials, 0.7).decisions["search"]["stages"]
+    evaluator = FakeTrials(decoder, dict(zip(space.names, space.uniform.tolist())))
+    stages = Search().allocate(evaluator, 0.7).decisions["search"]["stages"]
     ends = [stage["ended"] for stage in stages if "ended" in stage]
     assert ends == sorted(ends, reverse=True) and all(s["ended"] <= s["began"] for s in stages if "ended" in s)
 
@@ -63,10 +63,10 @@ def test_the_budget_is_what_it_costs(family, ids):
     model = make_model(family)
     with inference(model):
         for budget, objective in by_day(BUDGETS, *(BUDGETS[:4] if family == "llama" else BUDGETS[1:4])):
-            trials = make_trials(model, ids)
-            allocation = Search(budget=budget, objective=objective).allocate(trials, 0.6)
+            evaluator = make_evaluator(model, ids)
+            allocation = Search(budget=budget, objective=objective).allocate(evaluator, 0.6)
             spent = allocation.decisions["search"]["spent"]
-            forwards = trials.runner.block_forwards / (4 * len(trials.decoder.blocks))
+            forwards = evaluator.runner.block_forwards / (4 * len(evaluator.decoder.blocks))
             assert 0.7 * spent <= forwards <= spent <= budget, "less where candidates share blocks"
 
 
@@ -75,8 +75,8 @@ def test_the_budget_is_what_it_costs(family, ids):
     [("wanda", {}, True), ("sparsegpt", {}, False), ("alps", {}, True), ("wanda", {"objective": "alignment"}, True)],
 )
 def test_rows_are_spread_if_the_saliency_can_prune_them_unequally(saliency, arguments, by_row, llama):
-    trials = FakeTrials(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
-    allocation = Search(**arguments).allocate(trials, 0.65)
+    evaluator = FakeTrials(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
+    allocation = Search(**arguments).allocate(evaluator, 0.65)
     assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
     assert by_row or all(isinstance(value, float) for value in allocation.plan.sparsity.values())
 
@@ -85,9 +85,9 @@ def test_rows_are_spread_if_the_saliency_can_prune_them_unequally(saliency, argu
 def test_the_budget_holds_with_a_saliency_that_updates_weights(saliency, llama, ids):
     before = state(llama)
     with inference(llama):
-        trials = build_trials(find_decoder(llama), saliency, ids, 4)
-        allocation = Search(budget=25, rows=False).allocate(trials, 0.6)
-    passes = trials.runner.block_forwards / (4 * 3)
+        evaluator = build_evaluator(find_decoder(llama), saliency, ids, 4)
+        allocation = Search(budget=25, rows=False).allocate(evaluator, 0.6)
+    passes = evaluator.runner.block_forwards / (4 * 3)
     assert unchanged(llama, before)
     # The dense model is measured twice.
     assert passes - 1 <= allocation.decisions["search"]["spent"] <= 25
@@ -96,5 +96,5 @@ def test_the_budget_holds_with_a_saliency_that_updates_weights(saliency, llama, 
 def test_candidates_that_are_compared_by_alignment_are_not_solved(llama, ids, monkeypatch):
     monkeypatch.setattr(ALPS, "solve", None)
     with inference(llama):
-        trials = build_trials(find_decoder(llama), ALPS(), ids, 4)
-        assert Search(budget=8, objective="alignment").allocate(trials, 0.6).decisions["search"]["stages"]
+        evaluator = build_evaluator(find_decoder(llama), ALPS(), ids, 4)
+        assert Search(budget=8, objective="alignment").allocate(evaluator, 0.6).decisions["search"]["stages"]

@@ -2,9 +2,9 @@ import pytest
 import torch
 from by_hand import mean
 from conftest import make_model
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Space, _Run, kind_moved
 from optimum_neuronal.trials.output_errors import OutputErrors
@@ -35,14 +35,14 @@ def test_late_candidates_share_the_early_half(ids):
     """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
     model = make_model("llama", num_hidden_layers=4)
     with inference(model):
-        trials = make_trials(model, ids, "magnitude")
-        space = Space.of(trials.decoder, 0.6)
+        evaluator = make_evaluator(model, ids, "magnitude")
+        space = Space.of(evaluator.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
-        trials.measure(OutputErrors("kl"), [space.plan(space.uniform)])  # the dense pass is made here
-        before = trials.runner.block_forwards
-        trials.measure(OutputErrors("kl"), [space.plan(candidate) for candidate in candidates])
-        passes = (trials.runner.block_forwards - before) / (4 * 4)
+        evaluator.measure(OutputErrors("kl"), [space.plan(space.uniform)])  # the dense pass is made here
+        before = evaluator.runner.block_forwards
+        evaluator.measure(OutputErrors("kl"), [space.plan(candidate) for candidate in candidates])
+        passes = (evaluator.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
 

@@ -1,11 +1,11 @@
 import pytest
-from trial_helpers import make_trials
+from trial_helpers import make_evaluator
 
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 
 
 @pytest.fixture
-def trials(llama, ids):
-    """Trials over all projections of a Llama that is ready for inference."""
+def evaluator(llama, ids):
+    """PlanEvaluator over all projections of a Llama that is ready for inference."""
     with inference(llama):
-        yield make_trials(llama, ids)
+        yield make_evaluator(llama, ids)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from by_hand import make_experts
 from forward import squared_norms, token_counts
-from trial_helpers import dense_masks, make_trials, uniform
+from trial_helpers import dense_masks, make_evaluator, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import SquaredNorms
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.topup.neuronal import NeuronAL
@@ -67,11 +67,11 @@ def test_experts_count_by_their_share_of_the_tokens():
 def test_dense_alignment_by_brute_force(any_model, ids):
     """Reference "dense": masks from the dense model's activations, then one forward of the whole sparse model."""
     with inference(any_model):
-        trials = make_trials(any_model, ids)
-        plan, projections = NeuronAL().block_plan(trials.decoder, 0.6, 0.1), trials.decoder.projections
-        (found,) = trials.measure(AlignmentErrors("dense"), [plan])
+        evaluator = make_evaluator(any_model, ids)
+        plan, projections = NeuronAL().block_plan(evaluator.decoder, 0.6, 0.1), evaluator.decoder.projections
+        (found,) = evaluator.measure(AlignmentErrors("dense"), [plan])
         dense, tokens = squared_norms(any_model, ids[:4], projections), token_counts(any_model, ids[:4], projections)
-        masks = dense_masks(any_model, ids[:4], trials, plan)
+        masks = dense_masks(any_model, ids[:4], evaluator, plan)
         with trial_weights(list(projections.values()), lambda p: Zeros(masks[p.name])):
             sparse = squared_norms(any_model, ids[:4], projections)
     expected = 0
@@ -87,7 +87,7 @@ def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     """A block's first input is the same in both runs, so q, k and v do not count."""
     with inference(llama):
         everything, qkv = (
-            trials.measure(AlignmentErrors("sparse-stream"), [uniform(trials)])
-            for trials in (make_trials(llama, ids), make_trials(llama, ids, targets=["[qkv]_proj"]))
+            evaluator.measure(AlignmentErrors("sparse-stream"), [uniform(evaluator)])
+            for evaluator in (make_evaluator(llama, ids), make_evaluator(llama, ids, targets=["[qkv]_proj"]))
         )
     assert everything[0] > 0 and qkv == [0.0]

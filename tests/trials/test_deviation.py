@@ -24,13 +24,13 @@ def activations(model, ids, projections):
     return by_name | {"model.norm": activation(model.model(ids).last_hidden_state.square().sum(dim=1))}
 
 
-def test_deviation_from_the_dense_model_by_whole_forwards(trials, llama, ids):
+def test_deviation_from_the_dense_model_by_whole_forwards(evaluator, llama, ids):
     """Masks come from the dense model's activations. A block's own place is what reads its output."""
-    before, plan, projections = state(llama), uniform(trials, 0.6), trials.decoder.projections
-    deviation = trials.measure(Deviations("dense"), [plan])
+    before, plan, projections = state(llama), uniform(evaluator, 0.6), evaluator.decoder.projections
+    deviation = evaluator.measure(Deviations("dense"), [plan])
     assert unchanged(llama, before)
-    assert deviation.error == pytest.approx(trials.measure(AlignmentErrors("dense"), [plan])[0], rel=1e-6)
-    dense, masks = activations(llama, ids[:4], projections), dense_masks(llama, ids[:4], trials, plan)
+    assert deviation.error == pytest.approx(evaluator.measure(AlignmentErrors("dense"), [plan])[0], rel=1e-6)
+    dense, masks = activations(llama, ids[:4], projections), dense_masks(llama, ids[:4], evaluator, plan)
     with trial_weights(list(projections.values()), lambda p: Zeros(masks[p.name])):
         sparse = activations(llama, ids[:4], projections)
     readers = {f"model.layers.{i}": f"model.layers.{i + 1}.self_attn.q_proj" for i in (0, 1)}
@@ -50,11 +50,11 @@ def test_the_final_norm_runs_where_its_weights_are():
     assert norms.value.device.type == "meta" and norms.value.shape == (3, 8)
 
 
-def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(trials):
+def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(evaluator):
     """If only the middle block is pruned, it deviates as in the dense model, and the next block not at all."""
-    middle = dict.fromkeys(trials.decoder.blocks[1].pruned_names, 0.6)
-    plan = Plan({**uniform(trials, 0.0).sparsity, **middle})
-    own, dense = (trials.measure(Deviations(reference), [plan]).places for reference in ("sparse-stream", "dense"))
+    middle = dict.fromkeys(evaluator.decoder.blocks[1].pruned_names, 0.6)
+    plan = Plan({**uniform(evaluator, 0.0).sparsity, **middle})
+    own, dense = (evaluator.measure(Deviations(reference), [plan]).places for reference in ("sparse-stream", "dense"))
     for name, place in own.items():
         if name.startswith("model.layers.1"):
             torch.testing.assert_close(place, dense[name], rtol=1e-3, atol=1e-3)

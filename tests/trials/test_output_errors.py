@@ -4,10 +4,10 @@ import pytest
 import torch
 from conftest import make_model
 from forward import inputs_of
-from trial_helpers import dense_masks, make_trials, state, uniform
+from trial_helpers import dense_masks, make_evaluator, state, uniform
 
 import optimum_neuronal.trials.output_errors as module
-from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan
@@ -33,13 +33,13 @@ def test_both_metrics_by_hand():
 def test_output_errors_by_brute_force(any_model, ids):
     """Whole forwards of the model, with the masks that the dense model's activations give."""
     with inference(any_model):
-        trials = make_trials(any_model, ids)
-        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
-        found = {metric: trials.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
+        evaluator = make_evaluator(any_model, ids)
+        plans = [NeuronAL().block_plan(evaluator.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        found = {metric: evaluator.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
         dense = any_model(ids[:4]).logits.log_softmax(dim=-1)
         for number, plan in enumerate(plans):
-            masks = dense_masks(any_model, ids[:4], trials, plan)
-            with trial_weights(list(trials.decoder.projections.values()), lambda p, own=masks: Zeros(own[p.name])):
+            masks = dense_masks(any_model, ids[:4], evaluator, plan)
+            with trial_weights(list(evaluator.decoder.projections.values()), lambda p, own=masks: Zeros(own[p.name])):
                 sparse = any_model(ids[:4]).logits.log_softmax(dim=-1)
             kl = (dense.exp() * (dense - sparse)).sum(dim=-1)[:, :-1].mean().item()
             nll = -sparse[:, :-1].gather(2, ids[:4, 1:, None]).mean().item()
@@ -47,39 +47,39 @@ def test_output_errors_by_brute_force(any_model, ids):
             assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
 
 
-def test_plans_share_what_they_have_in_common(trials):
-    base = uniform(trials).sparsity
-    last = {**base, trials.decoder.blocks[-1].pruned_names[0]: 0.9}
+def test_plans_share_what_they_have_in_common(evaluator):
+    base = uniform(evaluator).sparsity
+    last = {**base, evaluator.decoder.blocks[-1].pruned_names[0]: 0.9}
     plans = [Plan(base), Plan(last), Plan(dict(base))]
-    alone = [trials.measure(OutputErrors("kl"), [plan])[0] for plan in plans]
-    trials.runner.block_forwards = 0
-    assert trials.measure(OutputErrors("kl"), plans) == alone
-    assert trials.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+    alone = [evaluator.measure(OutputErrors("kl"), [plan])[0] for plan in plans]
+    evaluator.runner.block_forwards = 0
+    assert evaluator.measure(OutputErrors("kl"), plans) == alone
+    assert evaluator.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
 
 
 def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):
     """Sequences of 16 tokens: one piece, and pieces of 4 with a shorter last one."""
     with inference(llama):
-        trials = make_trials(llama, ids, batch_size=1)
-        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.1, 0.2)]
-        whole = {metric: trials.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
+        evaluator = make_evaluator(llama, ids, batch_size=1)
+        plans = [NeuronAL().block_plan(evaluator.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        whole = {metric: evaluator.measure(OutputErrors(metric), plans) for metric in ("kl", "nll")}
         monkeypatch.setattr(module, "CPU_LOGITS", 4 * llama.config.vocab_size)
-        sizes, logits = [], trials.runner.logits
-        monkeypatch.setattr(trials.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
+        sizes, logits = [], evaluator.runner.logits
+        monkeypatch.setattr(evaluator.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
         for metric, expected in whole.items():
-            assert trials.measure(OutputErrors(metric), plans) == pytest.approx(expected, rel=1e-5)
+            assert evaluator.measure(OutputErrors(metric), plans) == pytest.approx(expected, rel=1e-5)
     assert set(sizes) == {4, 3}
 
 
 def test_outputs_may_be_compared_on_another_plans_stream_and_on_fewer_sequences(llama, ids):
     """A plan on its own stream has the error of the model that it prunes one block after the other."""
     with inference(llama):
-        trials, before = make_trials(llama, ids), state(llama)
-        plan, dense = uniform(trials, 0.6), llama(ids[:4]).logits.log_softmax(dim=-1)
-        (own,) = trials.measure(OutputErrors("kl", stream_of=plan), [plan])
-        (fewer,) = trials.measure(OutputErrors("kl", stream_of=plan, sequences=2), [plan])
-        for block in trials.decoder.blocks:
-            masks = dense_masks(llama, ids[:4], trials, plan, {p.name: p for p in block.pruned})
+        evaluator, before = make_evaluator(llama, ids), state(llama)
+        plan, dense = uniform(evaluator, 0.6), llama(ids[:4]).logits.log_softmax(dim=-1)
+        (own,) = evaluator.measure(OutputErrors("kl", stream_of=plan), [plan])
+        (fewer,) = evaluator.measure(OutputErrors("kl", stream_of=plan, sequences=2), [plan])
+        for block in evaluator.decoder.blocks:
+            masks = dense_masks(llama, ids[:4], evaluator, plan, {p.name: p for p in block.pruned})
             for projection in block.pruned:
                 projection.weight.masked_fill_(~masks[projection.name], 0)
         sparse = llama(ids[:4]).logits.log_softmax(dim=-1)
@@ -94,12 +94,12 @@ def test_reconstruction_error_by_brute_force(family, ids):
     """Outputs of every projection on the dense model's inputs, with its own weights and with its sparse ones."""
     model = make_model(family)
     with inference(model):
-        trials = make_trials(model, ids)
-        plans = [NeuronAL().block_plan(trials.decoder, 0.6, lam) for lam in (0.0, 0.2)]
-        errors, projections = trials.measure(ReconstructionErrors("dense"), plans), trials.decoder.projections
+        evaluator = make_evaluator(model, ids)
+        plans = [NeuronAL().block_plan(evaluator.decoder, 0.6, lam) for lam in (0.0, 0.2)]
+        errors, projections = evaluator.measure(ReconstructionErrors("dense"), plans), evaluator.decoder.projections
         inputs = inputs_of(model, ids[:4], projections)
         for error, plan in zip(errors, plans):
-            masks = dense_masks(model, ids[:4], trials, plan)
+            masks = dense_masks(model, ids[:4], evaluator, plan)
             lost = (inputs[name] @ p.weight.masked_fill(masks[name], 0).T for name, p in projections.items())
             assert error == pytest.approx(sum(part.double().square().sum().item() for part in lost), rel=1e-4)
 
@@ -109,9 +109,9 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
     """The first block reads the dense model's stream, later blocks what the sparse blocks before them put out."""
     model = make_model(family)
     with inference(model):
-        trials = make_trials(model, ids)
-        first = dict.fromkeys(trials.decoder.blocks[0].pruned_names, 0.5)
-        plans = [Plan(uniform(trials, 0.0).sparsity | first), uniform(trials)]
-        own, dense = (trials.measure(ReconstructionErrors(name), plans) for name in ("sparse-stream", "dense"))
-        assert trials.measure(ReconstructionErrors("sparse-stream"), plans[1:]) == own[1:]
+        evaluator = make_evaluator(model, ids)
+        first = dict.fromkeys(evaluator.decoder.blocks[0].pruned_names, 0.5)
+        plans = [Plan(uniform(evaluator, 0.0).sparsity | first), uniform(evaluator)]
+        own, dense = (evaluator.measure(ReconstructionErrors(name), plans) for name in ("sparse-stream", "dense"))
+        assert evaluator.measure(ReconstructionErrors("sparse-stream"), plans[1:]) == own[1:]
     assert own[0] == pytest.approx(dense[0], rel=1e-5) and abs(own[1] - dense[1]) > 1e-3 * dense[1]

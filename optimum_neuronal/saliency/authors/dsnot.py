@@ -7,11 +7,11 @@ import torch
 from ...blocks.statistics import InputSums, activation, wide_dtype
 from ...model.architectures import MLP_ENTRIES
 from ...model.projections import Projection
-from ..dsnot import Exchanged, above_zero
+from ..dsnot import DSnoTRefinement, above_zero
 
 
 @dataclass(frozen=True)
-class AuthorsExchanged(Exchanged):
+class AuthorsDSnoTRefinement(DSnoTRefinement):
     """Leaves the MLP alone. Shifts are sums over a sequence's tokens and may change their sign.
 
     A row without other weights to restore takes a kept one. Finished rows wait for the others, and may still prune.

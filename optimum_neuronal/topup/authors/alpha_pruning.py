@@ -7,10 +7,10 @@ import torch
 
 from ...model.projections import Block
 from ...saliency.plan import Plan
-from ...trials import Trials
+from ...trials import PlanEvaluator
 from ..alpha_pruning import AlphaPruning
 from ..base import register_topup
-from ..spread import plan_of_blocks, pruned_blocks
+from ..distribution import plan_of_blocks, pruned_blocks
 from .plans import rounded
 
 
@@ -22,17 +22,17 @@ class AuthorsAlphaPruning(AlphaPruning):
     def exponent(self, eigenvalues: torch.Tensor) -> float | None:
         return fitted_exponent(eigenvalues, self.bins)
 
-    def plan(self, trials: Trials, sparsity: float, alphas: torch.Tensor) -> Plan:
-        blocks = pruned_blocks(trials.decoder)
-        return rounded(trials, plan_of_blocks(blocks, block_sparsities(blocks, alphas, sparsity, self.spread)))
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
+        blocks = pruned_blocks(evaluator.decoder)
+        return rounded(evaluator, plan_of_blocks(blocks, block_sparsities(blocks, alphas, sparsity, self.epsilon)))
 
 
-def block_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, spread: float) -> torch.Tensor:
-    """Return sparsities in proportion to factors from `1 - spread` to `1 + spread`, float64 of shape (blocks,).
+def block_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, epsilon: float) -> torch.Tensor:
+    """Return sparsities in proportion to factors from `1 - epsilon` to `1 + epsilon`, float64 of shape (blocks,).
 
     Their code sums over projections. Sizes are integers there, whose product with a Python number is float32.
     """
-    least, most = 1.0 - spread, 1.0 + spread
+    least, most = 1.0 - epsilon, 1.0 + epsilon
     span = (alphas.max() - alphas.min()) or 1
     counts = torch.tensor([len(block.pruned) for block in blocks])
     sizes = torch.tensor([projection.numel for block in blocks for projection in block.pruned])

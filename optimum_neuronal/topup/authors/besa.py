@@ -6,7 +6,7 @@ import torch
 
 from ...model.projections import Block, Projection
 from ...saliency.plan import Plan
-from ...trials import Trials
+from ...trials import PlanEvaluator
 from ..base import register_topup
 from ..besa import BESA, LearnedRate
 from .plans import rounded
@@ -31,5 +31,5 @@ class AuthorsBESA(BESA):
     def rate(self, projection: Projection, score: torch.Tensor, sparsity: float) -> LearnedRate:
         return BoundedRate(projection, score, sparsity, self.candidate_step)
 
-    def plan(self, trials: Trials, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
-        return rounded(trials, Plan(dict(zip(block.pruned_names, learned.tolist()))))
+    def plan(self, evaluator: PlanEvaluator, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
+        return rounded(evaluator, Plan(dict(zip(block.pruned_names, learned.tolist()))))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ...saliency import Saliency
-from ...saliency.authors.dsnot import AuthorsExchanged
-from ...trials import Trials
+from ...saliency.authors.dsnot import AuthorsDSnoTRefinement
+from ...trials import PlanEvaluator
 from ..base import Allocation, register_topup
 from ..dsnot import DSnoT
 from .uniform import AuthorsUniform
@@ -15,8 +15,8 @@ from .uniform import AuthorsUniform
 class AuthorsDSnoT(DSnoT):
     """Exchanges weights as the authors' code does, on top of its uniform sparsity."""
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return AuthorsUniform().allocate(trials, sparsity)
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        return AuthorsUniform().allocate(evaluator, sparsity)
 
-    def around(self, saliency: Saliency) -> AuthorsExchanged:
-        return AuthorsExchanged(saliency, self.cycles, self.threshold)
+    def around(self, saliency: Saliency) -> AuthorsDSnoTRefinement:
+        return AuthorsDSnoTRefinement(saliency, self.cycles, self.threshold)

@@ -9,12 +9,12 @@ import torch
 from ...blocks.statistics import SquaredNorms
 from ...model.projections import Decoder
 from ...saliency.plan import Plan
-from ...trials import Trials
+from ...trials import PlanEvaluator
 from ...trials.deviation import Deviation
 from ..base import register_topup
+from ..distribution import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
 from ..neuronal import LAMBDAS, NeuronAL
-from ..spread import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
-from .plans import rounded, spread
+from .plans import distribute, rounded
 
 
 @register_topup("neuronal", variant="authors")
@@ -29,11 +29,11 @@ class AuthorsNeuronAL(NeuronAL):
     summary = "NeuronAL decided where the sparsity goes, as in the code behind its paper's tables."
     variant_fields = {**NeuronAL.variant_fields, "steps": "both", "alignment_scope": "pooled"}
 
-    def candidate_trials(self, trials: Trials) -> Trials:
+    def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
         if self.alignment_scope != "pooled":
-            return trials
-        saliency = trials.saliency
-        return replace(trials, norms=saliency.statistic if saliency.updates_weights else RunningNorms)
+            return evaluator
+        saliency = evaluator.saliency
+        return replace(evaluator, norms=saliency.statistic if saliency.updates_weights else RunningNorms)
 
     def lambdas_of_blocks(self, sparsity: float) -> Sequence[float]:
         return LAMBDAS[:-1] if sparsity >= 0.8 and self.block_lambdas == LAMBDAS else self.block_lambdas
@@ -44,10 +44,10 @@ class AuthorsNeuronAL(NeuronAL):
             values = np.arange(1, len(blocks) + 1)
         else:
             values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
-        return plan_of_blocks(blocks, spread(values, sparsity, lam)[::-1])  # rising, as their code sorts densities
+        return plan_of_blocks(blocks, distribute(values, sparsity, lam)[::-1])  # rising, as their code sorts densities
 
-    def as_pruned(self, trials: Trials, plan: Plan) -> Plan:
-        return rounded(trials, plan)
+    def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
+        return rounded(evaluator, plan)
 
     def row_plans(self, decoder: Decoder, base: Plan, plan: Plan, deviation: Deviation) -> tuple[list[Plan], None]:
         return [row_plan(decoder, base, lam, deviation) for lam in self.row_lambdas], None

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from ...saliency.plan import Plan
-from ...trials import Trials
+from ...trials import PlanEvaluator
 from ..base import register_topup
+from ..distribution import plan_of_blocks, pruned_blocks
 from ..owl import OWL
-from ..spread import plan_of_blocks, pruned_blocks
-from .plans import rounded, spread
+from .plans import distribute, rounded
 
 
 @register_topup("owl", variant="authors")
@@ -17,6 +17,8 @@ from .plans import rounded, spread
 class AuthorsOWL(OWL):
     """Clips sparsities without keeping their mean, and rounds them down to whole weights of a row."""
 
-    def plan(self, trials: Trials, sparsity: float, ratios: torch.Tensor) -> Plan:
-        sparsities = spread(100 * ratios.numpy(), sparsity, self.half_width)  # in percent, which rounds differently
-        return rounded(trials, plan_of_blocks(pruned_blocks(trials.decoder), sparsities))
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
+        sparsities = distribute(
+            100 * ratios.numpy(), sparsity, self.half_width
+        )  # in percent, which rounds differently
+        return rounded(evaluator, plan_of_blocks(pruned_blocks(evaluator.decoder), sparsities))

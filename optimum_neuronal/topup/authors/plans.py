@@ -6,19 +6,19 @@ Masks depend on the last bit of these numbers, so the order of operations is tha
 import numpy as np
 
 from ...saliency.plan import Plan
-from ...trials import Trials
-from ..spread import LEAST_SPARSITY, MOST_SPARSITY
+from ...trials import PlanEvaluator
+from ..distribution import LEAST_SPARSITY, MOST_SPARSITY
 
 
-def rounded(trials: Trials, plan: Plan) -> Plan:
+def rounded(evaluator: PlanEvaluator, plan: Plan) -> Plan:
     """Return the plan that prunes `int(in * sparsity)` weights of a row, or the same if the saliency updates weights."""
-    if trials.saliency.updates_weights:
+    if evaluator.saliency.updates_weights:
         return plan
-    widths = {name: projection.shape[1] for name, projection in trials.decoder.projections.items()}
+    widths = {name: projection.shape[1] for name, projection in evaluator.decoder.projections.items()}
     return Plan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
-def spread(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
+def distribute(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
     """Return sparsities in a window of `2 * lam`, lower where values are larger, all of shape (blocks,).
 
     Blocks are weighted equally. The mean moves away from `sparsity` if a sparsity leaves (0, 1).

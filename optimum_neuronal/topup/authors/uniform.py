@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...saliency.plan import Plan
-from ...trials import Trials
+from ...trials import PlanEvaluator
 from ..base import Allocation, register_topup
 from ..uniform import Uniform
 from .plans import rounded
@@ -14,5 +14,5 @@ from .plans import rounded
 class AuthorsUniform(Uniform):
     """Prunes `int(in * s)` weights of every row, unless the saliency updates weights."""
 
-    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
-        return Allocation(rounded(trials, Plan.uniform(trials.decoder.projections, sparsity)))
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        return Allocation(rounded(evaluator, Plan.uniform(evaluator.decoder.projections, sparsity)))

@@ -4,8 +4,8 @@ from conftest import make_model, make_tokenizer
 
 from optimum_neuronal import sample_text
 from optimum_neuronal.data.documents import load_documents
+from optimum_neuronal.data.sample_text import BATCH_SIZE
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.training.sample_text import TOGETHER
 
 
 # A turn is the word of its role (user: w251, assistant: w252), its own, and w250.
@@ -71,21 +71,23 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
     before = torch.get_rng_state()
     first, again, other = ([*sample_text(model, tokenizer, 40, max_length=16, seed=seed)] for seed in (0, 0, 1))
     assert first == again != other
-    assert [*sample_text(model, tokenizer, TOGETHER, max_length=16)] == first[: len(first) - 8], "of whole batches"
-    assert [*sample_text(model, tokenizer, 8, max_length=16, seed=TOGETHER)] != first[-8:], "no batch of another seed"
+    assert [*sample_text(model, tokenizer, BATCH_SIZE, max_length=16)] == first[: len(first) - 8], "of whole batches"
+    assert [*sample_text(model, tokenizer, 8, max_length=16, seed=BATCH_SIZE)] != first[-8:], (
+        "no batch of another seed"
+    )
     assert torch.equal(torch.get_rng_state(), before) and model.training and not model.lm_head.training
 
 
 def test_it_continues_from_its_records(model, tokenizer, tmp_path, monkeypatch):
-    whole = [*sample_text(model, tokenizer, 2 * TOGETHER, max_length=16)]
+    whole = [*sample_text(model, tokenizer, 2 * BATCH_SIZE, max_length=16)]
     assert len({str(row) for row in whole}) == len(whole), "batches differ"
-    rows = sample_text(model, tokenizer, 2 * TOGETHER, max_length=16, records=Records(tmp_path))
+    rows = sample_text(model, tokenizer, 2 * BATCH_SIZE, max_length=16, records=Records(tmp_path))
     first = next(rows)
     rows.close()
     calls = []
     generate = type(model).generate
     monkeypatch.setattr(type(model), "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
-    assert [*sample_text(model, tokenizer, 2 * TOGETHER, max_length=16, records=Records(tmp_path))] == whole
+    assert [*sample_text(model, tokenizer, 2 * BATCH_SIZE, max_length=16, records=Records(tmp_path))] == whole
     assert whole[0] == first and len(calls) == 2, "questions and answers of the second batch"
 
 

@@ -7,10 +7,10 @@ from by_hand import make_block
 from conftest import FEW, make_model
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
-from trial_helpers import build_trials, dense_masks, make_trials, state, unchanged, uniform
+from trial_helpers import build_evaluator, dense_masks, make_evaluator, state, unchanged, uniform
 
-from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
+from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import BlockPass
 from optimum_neuronal.saliency import SALIENCIES
@@ -18,8 +18,8 @@ from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL
-from optimum_neuronal.trials import Trials
-from optimum_neuronal.trials import trials as module
+from optimum_neuronal.trials import PlanEvaluator
+from optimum_neuronal.trials import plan_evaluator as module
 from optimum_neuronal.trials.alignment import AlignmentErrors
 from optimum_neuronal.trials.block_scores import ActivationScores
 from optimum_neuronal.trials.deviation import Deviations
@@ -35,10 +35,10 @@ class TestChanges:
 
     def masks(self, *sparsities, saliency=None, pattern=None, norms=NORMS, **options):
         block = make_block([[3, 1], [1, -2]])
-        trials = build_trials(
+        evaluator = build_evaluator(
             SimpleNamespace(blocks=[block]), saliency or Wanda(), torch.zeros(1, 1), 1, pattern=pattern
         )
-        changes = trials.changes(block, norms, [Plan({"block.0": sparsity}) for sparsity in sparsities], **options)
+        changes = evaluator.changes(block, norms, [Plan({"block.0": sparsity}) for sparsity in sparsities], **options)
         return [change_of(block.pruned[0]).mask.tolist() for change_of in changes]
 
     def test_plans_cut_every_row_from_one_ranking(self, monkeypatch):
@@ -62,9 +62,9 @@ def test_abandoning_does_not_change_the_decision(scope, family, ids, monkeypatch
     lambdas = {"block_lambdas": (0.05, 0.1, 0.2, 0.25), "row_lambdas": (0.0, 0.1, 0.3)}
     model, allocations = make_model(family), []
     for abandons in (True, False):
-        monkeypatch.setattr(Trials, "can_abandon", abandons)
+        monkeypatch.setattr(PlanEvaluator, "can_abandon", abandons)
         with inference(model):
-            allocations.append(NeuronAL(alignment_scope=scope, **lambdas).allocate(make_trials(model, ids), 0.7))
+            allocations.append(NeuronAL(alignment_scope=scope, **lambdas).allocate(make_evaluator(model, ids), 0.7))
     first, second = allocations
     assert first.plan.key() == second.plan.key()
     assert all(first.decisions[step]["lambda"] == second.decisions[step]["lambda"] for step in ("block", "row"))
@@ -83,13 +83,13 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
     model, results = make_model(family), []
     for batch_size in BATCH_SIZES:
         with inference(model):
-            trials = make_trials(model, ids, saliency, batch_size)
-            plan = NeuronAL().block_plan(trials.decoder, 0.7, 0.1)
+            evaluator = make_evaluator(model, ids, saliency, batch_size)
+            plan = NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
             errors, changes = (
-                trials.measure(AlignmentErrors("sparse-stream"), [plan]),
-                BlockPass(trials, plan).find()[0],
+                evaluator.measure(AlignmentErrors("sparse-stream"), [plan]),
+                BlockPass(evaluator, plan).find()[0],
             )
-            weights = {name: changes[name].applied(p.weight) for name, p in trials.decoder.projections.items()}
+            weights = {name: changes[name].applied(p.weight) for name, p in evaluator.decoder.projections.items()}
             results.append((errors, weights))
     for errors, weights in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
@@ -104,8 +104,8 @@ def test_projections_with_the_same_input_are_solved_together(llama, ids, monkeyp
     for alike in (True, False):
         monkeypatch.setattr(SparseGPT, "solves_alike", alike)
         with inference(llama):
-            trials = make_trials(llama, ids, "sparsegpt")
-            errors.append(trials.measure(AlignmentErrors("sparse-stream"), [uniform(trials, 0.6)]))
+            evaluator = make_evaluator(llama, ids, "sparsegpt")
+            errors.append(evaluator.measure(AlignmentErrors("sparse-stream"), [uniform(evaluator, 0.6)]))
     assert together == 3 * [3, 1, 2, 1] + 3 * 7 * [1]
     assert errors[0] == errors[1]
 
@@ -113,26 +113,26 @@ def test_projections_with_the_same_input_are_solved_together(llama, ids, monkeyp
 def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
-        trials = make_trials(any_model, ids)
-        (hidden,) = trials.dense()[1].batches
+        evaluator = make_evaluator(any_model, ids)
+        (hidden,) = evaluator.dense()[1].batches
         torch.testing.assert_close(
-            trials.runner.logits(ids[:4], hidden), any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4
+            evaluator.runner.logits(ids[:4], hidden), any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4
         )
-        assert trials.measure(OutputErrors("kl"), [uniform(trials, 0.0)]) == pytest.approx([0], abs=1e-6)
+        assert evaluator.measure(OutputErrors("kl"), [uniform(evaluator, 0.0)]) == pytest.approx([0], abs=1e-6)
 
 
 @pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
 def test_a_plans_own_stream_runs_through_sparse_blocks(llama, ids, saliency):
     """By hand, one block after the other. Weights that would be updated are pruned by their score alone."""
     with inference(llama):
-        trials, before = make_trials(llama, ids, saliency), state(llama)
-        plan = uniform(trials, 0.6)
-        per_block, output = trials.stream_of(plan)
+        evaluator, before = make_evaluator(llama, ids, saliency), state(llama)
+        plan = uniform(evaluator, 0.6)
+        per_block, output = evaluator.stream_of(plan)
         assert unchanged(llama, before)
-        for block, norms in zip(trials.decoder.blocks, per_block):
+        for block, norms in zip(evaluator.decoder.blocks, per_block):
             pruned = {p.name: p for p in block.pruned}
             expected = squared_norms(llama, ids[:4], pruned)
-            for name, mask in dense_masks(llama, ids[:4], trials, plan, pruned).items():
+            for name, mask in dense_masks(llama, ids[:4], evaluator, plan, pruned).items():
                 torch.testing.assert_close(norms[name].value, expected[name], rtol=1e-4, atol=1e-4)
                 pruned[name].weight.masked_fill_(~mask, 0)
         expected = llama.model(ids[:4]).last_hidden_state
@@ -141,8 +141,8 @@ def test_a_plans_own_stream_runs_through_sparse_blocks(llama, ids, saliency):
 
 def test_blocks_without_pruned_projections_have_no_scores(llama, ids):
     with inference(llama):
-        trials = make_trials(llama, ids, ignore=[r"layers\.1\."])
-        names = trials.measure_once(ActivationScores("names", lambda block, _: block.name))
+        evaluator = make_evaluator(llama, ids, ignore=[r"layers\.1\."])
+        names = evaluator.measure_once(ActivationScores("names", lambda block, _: block.name))
     assert names == ["model.layers.0", "model.layers.2"]
 
 
@@ -161,9 +161,9 @@ class Interrupt(Wanda):
 @pytest.mark.parametrize(
     "work",
     [
-        lambda trials: trials.measure(AlignmentErrors("sparse-stream"), [uniform(trials)]),
-        lambda trials: trials.measure(Deviations("sparse-stream"), [uniform(trials)]),
-        lambda trials: BlockPass(trials, uniform(trials)).find(),
+        lambda evaluator: evaluator.measure(AlignmentErrors("sparse-stream"), [uniform(evaluator)]),
+        lambda evaluator: evaluator.measure(Deviations("sparse-stream"), [uniform(evaluator)]),
+        lambda evaluator: BlockPass(evaluator, uniform(evaluator)).find(),
     ],
 )
 def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
@@ -171,9 +171,9 @@ def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
     for moment in [1, 5, 12, 20, 33, 41]:
         Interrupt.countdown = moment
         with pytest.raises(KeyboardInterrupt), inference(llama):
-            trials = build_trials(find_decoder(llama), Interrupt(), ids, 4)
+            evaluator = build_evaluator(find_decoder(llama), Interrupt(), ids, 4)
             while True:
-                work(trials)
+                work(evaluator)
         assert unchanged(llama, before)
 
 
@@ -181,53 +181,56 @@ def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
     ("work", "message"),
     [
         (
-            lambda trials, ids: trials.runner.check_replay(ids[:1]),
+            lambda evaluator, ids: evaluator.runner.check_replay(ids[:1]),
             "infinity on the first calibration sequence.*float32",
         ),
         (
-            lambda trials, _: BlockPass(trials, uniform(trials)).find(),
+            lambda evaluator, _: BlockPass(evaluator, uniform(evaluator)).find(),
             r"saliency of .*\.0\.self_attn\.q_proj is not fin",
         ),
         (
-            lambda trials, _: trials.measure(AlignmentErrors("dense"), [uniform(trials)]),
+            lambda evaluator, _: evaluator.measure(AlignmentErrors("dense"), [uniform(evaluator)]),
             r"Activations in model\.layers\.0 are not finite",
         ),
-        (lambda trials, _: trials.measure(ActivationScores("", lambda *_: 0)), r"saliency of .*q_proj is not finite"),
+        (
+            lambda evaluator, _: evaluator.measure(ActivationScores("", lambda *_: 0)),
+            r"saliency of .*q_proj is not finite",
+        ),
     ],
 )
 def test_activations_that_are_not_finite_raise(work, message, llama, ids):
     llama.model.embed_tokens.weight.data[:] = float("inf")
     with inference(llama), pytest.raises(ValueError, match=message):
-        work(make_trials(llama, ids), ids)
+        work(make_evaluator(llama, ids), ids)
 
 
-def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(trials, llama, ids):
+def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(evaluator, llama, ids):
     """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else."""
-    projections, plans = trials.decoder.projections, [uniform(trials, share) for share in (0.0, 0.6)]
+    projections, plans = evaluator.decoder.projections, [uniform(evaluator, share) for share in (0.0, 0.6)]
     dense = squared_norms(llama, ids[:4], projections)
-    untouched, pruned = (trials.measure(RowSaliency(), [plan]) for plan in plans)
+    untouched, pruned = (evaluator.measure(RowSaliency(), [plan]) for plan in plans)
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)
         torch.testing.assert_close(untouched[name], expected, rtol=1e-4, atol=1e-4)
         first = name.startswith("model.layers.0.")
         assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
-    before = trials.runner.block_forwards
-    trials.measure(RowSaliency(), plans[1:])
-    assert trials.runner.block_forwards == before, "the latest plan's stream is cached"
+    before = evaluator.runner.block_forwards
+    evaluator.measure(RowSaliency(), plans[1:])
+    assert evaluator.runner.block_forwards == before, "the latest plan's stream is cached"
 
 
-def test_each_statistic_of_the_dense_model_is_cached_by_itself(trials):
+def test_each_statistic_of_the_dense_model_is_cached_by_itself(evaluator):
     for kind in (SquaredNorms, Hessian, SquaredNorms):
-        assert {type(norm) for norms in trials.dense(kind)[0] for norm in norms.values()} == {kind}
+        assert {type(norm) for norms in evaluator.dense(kind)[0] for norm in norms.values()} == {kind}
 
 
 def test_candidates_prune_starved_experts_by_magnitude(ids):
     """As the final pass does. Here all experts are starved."""
     model = make_model("mixtral")
     with inference(model):
-        trials = build_trials(find_decoder(model), Wanda(), ids, 4, min_expert_tokens=10**6)
-        plan, block = uniform(trials), trials.decoder.blocks[0]
-        (change_of,) = trials.changes(block, trials.dense()[0][0], [plan])
+        evaluator = build_evaluator(find_decoder(model), Wanda(), ids, 4, min_expert_tokens=10**6)
+        plan, block = uniform(evaluator), evaluator.decoder.blocks[0]
+        (change_of,) = evaluator.changes(block, evaluator.dense()[0][0], [plan])
         for p in (p for p in block.pruned if p.expert is not None):
             assert torch.equal(change_of(p).mask, mask_rows(p.weight.abs(), plan.row_counts(p.name, p.shape)))

@@ -44,7 +44,7 @@ def rise(blocks: int, schedule: str) -> torch.Tensor:
     return SCHEDULES[schedule](position)
 
 
-def spread_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> Plan:
+def distribute_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> Plan:
     """Return the plan with one sparsity per pruned block, see [`get_dist`]; values, shape (blocks,)."""
     blocks = pruned_blocks(decoder)
     return plan_of_blocks(blocks, get_dist(sparsity, lam, values, block_sizes(blocks)))

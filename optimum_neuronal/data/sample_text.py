@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..blocks.block_inputs import inference
+from ..common.inference import inference
 from ..common.progress import progress
-from ..common.randomness import untouched_randomness
+from ..common.randomness import preserve_rng_state
 from ..common.validation import check_count, check_number
 from ..compat.hf_private import execution_device
 from ..data.calibration import resolve_seq_length, text_tokenizer
 from ..files.records import Records
 
 
-TOGETHER = 32  # samples that are written at a time; another number would give other text
-APART = 2**20  # from one seed to the next, so that no two give the same batch
+BATCH_SIZE = 32  # samples that are written at a time; another number would give other text
+SEED_STRIDE = 2**20  # from one seed to the next, so that no two give the same batch
 NUM_SAMPLES, MAX_LENGTH, TEMPERATURE, TOP_P = 1000, 512, 1.0, 0.95  # defaults
 QUESTION = 128  # tokens of a user's turn, at most
-MARK = "QUESTION"  # in the place of the user's turn, to find what surrounds it
+PLACEHOLDER = "QUESTION"  # in the place of the user's turn, to find what surrounds it
 
 Row = dict[str, Any]  # of a dataset: `messages` or `text`
 
@@ -64,12 +64,12 @@ def sample_text(
     draw = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
     writer, records = Writer.of(model, text_tokenizer(tokenizer), max_length, draw), records or Records()
     empty = True
-    for start in progress(range(0, num_samples, TOGETHER), "writing text", "batch"):
+    for start in progress(range(0, num_samples, BATCH_SIZE), "writing text", "batch"):
 
         def write(first: int = start) -> tuple[list[Row], dict]:
-            with untouched_randomness(), inference(model):
-                torch.manual_seed((seed * APART + first) % 2**63)
-                return writer.write(min(TOGETHER, num_samples - first)), {}
+            with preserve_rng_state(), inference(model):
+                torch.manual_seed((seed * SEED_STRIDE + first) % 2**63)
+                return writer.write(min(BATCH_SIZE, num_samples - first)), {}
 
         rows, _ = records.recorded(f"samples-{start}", write)
         empty = empty and not rows
@@ -105,8 +105,8 @@ class Writer:
         frame = None
         if tokenizer.chat_template:
             before, mark, after = tokenizer.apply_chat_template(
-                [{"role": "user", "content": MARK}], tokenize=False
-            ).partition(MARK)
+                [{"role": "user", "content": PLACEHOLDER}], tokenize=False
+            ).partition(PLACEHOLDER)
             if not mark:
                 raise ValueError("The chat template leaves out the user's turn: set another tokenizer.chat_template.")
             frame = before, after.strip()

@@ -6,7 +6,7 @@ import pytest
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
-from optimum_neuronal.checkpoint.sparsity_config import read_sparsity_config
+from optimum_neuronal.model.sparsity_config import read_sparsity_config
 
 
 def pruned(family="llama", sparsity=0.7, fields=None, **overrides):

@@ -7,7 +7,7 @@ from by_hand import make_block, make_projection
 
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.topup import get_dist
-from optimum_neuronal.topup.spread import (
+from optimum_neuronal.topup.distribution import (
     bisect,
     block_sizes,
     plan_of_blocks,

@@ -60,8 +60,8 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Question(ABC):
-    """A question about plans, or about the dense model. A subclass is a frozen dataclass; its fields name the record.
+class Measurement(ABC):
+    """A measurement about plans, or about the dense model. A subclass is a frozen dataclass; its fields name the record.
 
     Class attributes:
         shares_plans (`bool`): True if the answer is one number per plan, so that processes can share the plans.
@@ -70,10 +70,10 @@ class Question(ABC):
     shares_plans: ClassVar[bool] = False
 
     @abstractmethod
-    def measure(self, trials: "Trials", plans: Sequence[Plan]) -> Finding:
+    def measure(self, evaluator: "PlanEvaluator", plans: Sequence[Plan]) -> Finding:
         """Measure the answer: a JSON value, and tensors by name."""
 
-    def answer(self, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    def result(self, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         """Return the answer that top-ups get, from what was measured or recorded."""
         return value
 
@@ -87,7 +87,7 @@ class Question(ABC):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trials:
+class PlanEvaluator:
     """Measures candidate plans on a model and its calibration sequences, without changing a weight. Top-ups receive it.
 
     Args:
@@ -98,7 +98,7 @@ class Trials:
         pattern ([`ColumnPattern`], *optional*): N:M pattern of the zeros.
         min_expert_tokens (`int`): tokens that an expert needs for activations of its own.
         records ([`Records`], *optional*): of finished steps and blocks.
-        cache ([`Cache`], *optional*): may be shared by trials of the same model and sequences.
+        cache ([`Cache`], *optional*): may be shared by evaluators of the same model and sequences.
         norms (`type[SquaredNorms]`): how activations are summed, for alignment errors, deviations and the final pass.
     """
 
@@ -137,23 +137,23 @@ class Trials:
         """True if measuring one candidate before the others is worth an extra pass over the weights."""
         return self.runner.loader is None and self.processes.count == 1
 
-    def measure(self, question: Question, plans: Sequence[Plan] = ()) -> Any:
-        """Return the answer to a question: recorded, or measured and then recorded.
+    def measure(self, measurement: Measurement, plans: Sequence[Plan] = ()) -> Any:
+        """Return the answer to a measurement: recorded, or measured and then recorded.
 
-        Processes share the plans if the question allows it. Otherwise each measures, and all take the first one's answer.
+        Processes share the plans if the measurement allows it. Otherwise each measures, and all take the first one's answer.
         """
-        name, processes = question.record_name(plans), self.processes
+        name, processes = measurement.record_name(plans), self.processes
         finding = processes.from_first(self.records.get(name))
         if finding is None:
-            share = processes.deal(plans) if question.shares_plans else plans
-            value, tensors = question.measure(self, share) if share or not plans else ([], {})
-            finding = (processes.collect(value) if question.shares_plans else value), tensors
+            share = processes.deal(plans) if measurement.shares_plans else plans
+            value, tensors = measurement.measure(self, share) if share or not plans else ([], {})
+            finding = (processes.collect(value) if measurement.shares_plans else value), tensors
             self.records.put(name, *finding)
-        return question.answer(*processes.from_first(finding))
+        return measurement.result(*processes.from_first(finding))
 
-    def measure_once(self, question: Question) -> Any:
-        """Return the answer to a question about the dense model, which all prunes that share the cache have in common."""
-        return self.cache.get(question.record_name(()), lambda: self.measure(question))
+    def measure_once(self, measurement: Measurement) -> Any:
+        """Return the answer to a measurement about the dense model, which all prunes that share the cache have in common."""
+        return self.cache.get(measurement.record_name(()), lambda: self.measure(measurement))
 
     def inputs(self, block: Block, norms: Norms) -> Inputs:
         """Return what a block's pruned projections receive. Raise `ValueError` if an activation is not finite."""
@@ -247,4 +247,4 @@ class Trials:
 
     def _splits(self, statistic: type[SquaredNorms]) -> bool:
         """Return True if the processes share the sequences. Sums of other statistics would depend on their number."""
-        return statistic is SquaredNorms and self.processes.shares(len(self.ids))
+        return statistic is SquaredNorms and self.processes.splits(len(self.ids))
