@@ -126,7 +126,7 @@ def prune(
     pruner.prune(model, calibration)
     if args.save:
         pruner.save(model, args.save / f"{sparsity:.0%}-{method.replace(':', '-')}")
-    texts = {"test": load_windows(model.config, tokenizer, args.evaluate, args.window, COMPARED)}
+    texts = {"test": load_windows(model.config, tokenizer, args.evaluate, args.window, COMPARED).ids}
     if calibration is not None:
         texts |= {"calibration": calibration.ids, "held out": calibration.held_out}
     dense = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(model.device)

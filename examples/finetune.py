@@ -27,7 +27,7 @@ model = load_model(args.model, dtype=torch.float32)  # AdamW's small steps need 
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
+windows = load_windows(model.config, tokenizer, args.train, args.length).ids  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

@@ -35,7 +35,7 @@ config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-l
 adapted = get_peft_model(model, neuronal.lora_for_packed(model, config))
 if not args.packed:
     neuronal.keep_lora_sparse(adapted)  # also after PeftModel.from_pretrained: adapters do not record the masks
-windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
+windows = load_windows(model.config, tokenizer, args.train, args.length).ids  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

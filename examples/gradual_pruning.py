@@ -28,7 +28,7 @@ model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  #
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-windows = load_windows(model.config, tokenizer, args.train, args.length)  # of Gemma models, each begins with BOS
+windows = load_windows(model.config, tokenizer, args.train, args.length).ids  # of Gemma models, each begins with BOS
 arguments = TrainingArguments(
     args.output,
     use_cache=True,  # Trainer would set it to false in config.json

@@ -16,9 +16,9 @@ from .common.notes import get_logger
 from .common.processes import Processes
 from .common.progress import announce
 from .config.neuronal_config import NeuronALConfig
-from .data.documents import check_datasets
+from .data.known_datasets import check_datasets
 from .evaluation.perplexity import name_test_sets
-from .evaluation.test_sets import TestSets
+from .evaluation.test_sets import TestWindows, digest, load_tests, measure, report_tests
 from .files.directories import check_writable
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
@@ -147,25 +147,25 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
-        check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
+        check_datasets([*(self.config.dataset_names if dataset is None else [dataset]), *tests.values()])
         format = check_saveable(model, format, save_dtype)
         check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
         check_replaceable(save_dir, overwrite)
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
-            sets = TestSets.load(tests, model, context.tokenizer, window, self.config.add_bos)
-            held_out = None if context.calibration is None else context.calibration.held_out
-            if not sets.windows and held_out is not None and model.can_generate():
-                sets = TestSets({CALIBRATION_TEST: held_out})
+            sets = load_tests(tests, model, context.tokenizer, window, None, self.config.add_bos)
+            calibration = context.calibration
+            if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+                sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
             dense = self._measure_dense(context, sets, batch_size)
             report, pruned = prune_model(context), {}
             self._remember(context, report)
             try:
-                pruned = sets.measure(model, batch_size)
+                pruned = measure(model, sets, batch_size)
             except ValueError as error:  # the pruned model is saved all the same
                 logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
             context.clock.lap("evaluation")
-            evaluation = sets.report(context.tokenizer, dense=dense, pruned=pruned)
+            evaluation = report_tests(sets, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
             self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model), overwrite)
             remove_records(folder)
@@ -222,12 +222,12 @@ class NeuronALPruner(OptimumQuantizer):
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
 
-    def _measure_dense(self, context: PruneContext, tests: TestSets, batch_size: int | None) -> dict[str, float]:
+    def _measure_dense(self, context: PruneContext, tests: TestWindows, batch_size: int | None) -> dict[str, float]:
         """Return the perplexities of the model before it is pruned, recorded for a prune that resumes."""
-        if not tests.windows:
+        if not tests:
             return {}
         dense, _ = context.records.recorded(
-            f"dense-{tests.digest}", lambda: (tests.measure(context.model, batch_size), {})
+            f"dense-{digest(tests)}", lambda: (measure(context.model, tests, batch_size), {})
         )
         context.clock.lap("evaluation")
         if context.records.processes.rank == 0:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..common.connection import TIMEOUT
 from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
-from ..data.documents import FILE_SUFFIXES
+from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity_config import KEY
 from ..report import PruningReport, training_text, window_text
@@ -111,7 +111,7 @@ def _command(report: PruningReport, base: str | None, remote_code: bool) -> list
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
     text = _calibration_text(report)
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
-    command += ["--dataset", text] if text else []
+    command += ["--dataset", *text] if text else []
     command += [word for module in _own_modules(report) for word in ("--import", module)]
     return command + (["--trust-remote-code"] if remote_code else [])
 
@@ -164,14 +164,18 @@ def _tuning_command(record: Mapping[str, Any], folder: str) -> list[str]:
     return [*command, "--output", folder]
 
 
-def _calibration_text(report: PruningReport) -> str | None:
-    """Return a placeholder for the calibration data; None if the config names it, or if none was needed."""
+def _calibration_text(report: PruningReport) -> list[str]:
+    """Return the calibration data, files as placeholders; none if the config is enough, or if none were needed."""
     if not report.calibration:
-        return None
-    name = (report.config["dataset"] or "").partition(":")[0]
-    if not name or not report.calibration["source"].startswith(name):  # it was passed to prune()
-        return TEXT
-    return f"path/to/{name}" if name.lower().endswith(FILE_SUFFIXES) else None
+        return []
+    given = report.config["dataset"]
+    names = [given] if isinstance(given, str) else given or []
+    if not names or not report.calibration["source"].startswith(
+        names[0].partition(":")[0]
+    ):  # it was passed to prune()
+        return [TEXT]
+    is_file = [name.partition(":")[0].lower().endswith(FILE_SUFFIXES) for name in names]
+    return [f"path/to/{name}" if own else name for name, own in zip(names, is_file)] if any(is_file) else []
 
 
 def _inherited(base: str) -> dict[str, Any]:

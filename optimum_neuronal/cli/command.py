@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..common.connection import check_connection
 from ..common.display import escaped
-from ..data.documents import check_datasets
+from ..data.known_datasets import check_datasets
 from ..files.atomic import finish_moves
 from ..model.auto_classes import loading_code
 from ..model.sources import GGUF, check_directory, find_gguf

@@ -108,6 +108,10 @@ class CompareCommand(Command):
                     continue
                 (value,) = value
             given[SEVERAL[name][0] if name in SEVERAL else name] = value
+        if isinstance(given.get("dataset"), list):  # in the file
+            raise ValueError(
+                "compare calibrates on one dataset at a time: name it with --dataset, or several for means."
+            )
         given |= {name: value for name in OTHERS if (value := getattr(self.args, name)) is not None}
         given["sweep"] = sweep
         return experiment(self.args.preset, **given) if preset else given

@@ -12,7 +12,7 @@ import torch
 from ..common.display import format_table
 from ..common.validation import check_count
 from ..config.config_fields import DATASETS
-from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows
+from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import evaluate_tasks, load_tasks
 from ..model.load_model import load_model
@@ -63,8 +63,8 @@ class EvaluateCommand(Command):
             tests = {name: load_windows(model.config, tokenizer, name, *sizes, bos) for name in datasets}
             for dataset, windows in tests.items():
                 perplexity = evaluate_perplexity(model, None, windows, batch_size=args.batch_size)
-                first = "yes" if begin_with_bos(windows, tokenizer) else "no"
-                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape), first])
+                first = "yes" if windows.begin_with_bos else "no"
+                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.ids.shape), first])
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:

@@ -12,7 +12,7 @@ from ..common.processes import process_group
 from ..common.validation import check_count
 from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS, replace_fields
-from ..data.documents import check_datasets
+from ..data.known_datasets import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
 from ..files.directories import is_same
@@ -69,7 +69,7 @@ class PruneCommand(Command):
         )
         flags.add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
-            flags.add_config_flags(group, names)
+            flags.add_config_flags(group, names, {"dataset": "c4"})
         flags.add_config_flags(rare, (name for name in flags.CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
         work_dir = "records of finished steps, which the same command resumes (default: hidden, next to the output)"
         rare.add_argument("--work-dir", help=work_dir)
@@ -112,7 +112,7 @@ class PruneCommand(Command):
         for given in (in_file, flags.given_fields(self.args)):
             fields = replace_fields(fields, flags.split_methods(given), self.args.preset)
         config = NeuronALConfig.from_dict(fields)
-        check_datasets([config.dataset])
+        check_datasets(config.dataset_names)
         return config
 
     def _prune(self, config: NeuronALConfig) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from ..data.calibration import text_tokenizer
+from ..data.documents import text_tokenizer
 from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable

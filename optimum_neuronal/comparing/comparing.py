@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..common.notes import get_logger
 from ..common.progress import progress
 from ..config.config_fields import as_json
-from ..data.documents import check_datasets
-from ..evaluation.perplexity import as_model, begin_with_bos, name_test_sets
+from ..data.known_datasets import check_datasets
+from ..evaluation.perplexity import as_model, name_test_sets
 from ..evaluation.tasks import load_tasks
 from ..files.identity import versions
 from ..files.records import Records, remove_records
@@ -116,9 +116,9 @@ def _run_all(
         remove_records(folder)
     records = Records(folder)
     dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
-    windows = {name: list(ids.shape) for name, ids in runs.windows.items()}
+    windows = {name: list(test.ids.shape) for name, test in runs.windows.items()}
     drawn = _in_common([one.to_dict() for one in runs.calibrations.values() if one is not None])
-    with_bos = [name for name, ids in runs.windows.items() if begin_with_bos(ids, runs.tokenizer)]
+    with_bos = [name for name, test in runs.windows.items() if test.begin_with_bos]
     comparison = Comparison(
         public_name(runs.model), dense, [], drawn, versions(), windows, with_bos, fields, accuracy_over
     )

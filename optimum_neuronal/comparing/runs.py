@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import CalibrationSet, as_token_ids
-from ..evaluation.perplexity import evaluate_perplexity, load_windows
+from ..data.token_ids import as_token_ids
+from ..data.token_windows import TokenWindows
 from ..evaluation.tasks import check_answers, evaluate_tasks
+from ..evaluation.test_sets import load_tests, measure
 from ..files.identity import versions
 from ..model.projections import Decoder
 from ..model.tokenizers import own_tokenizer
@@ -43,14 +43,14 @@ class Runs:
         self.model = model
         self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `prepare`
         self.task_files = _checksums(questions["include_path"])
-        self.windows: dict[str, torch.Tensor] = {}  # by test set
+        self.windows: dict[str, TokenWindows] = {}  # by test set
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
-        self.calibrations: dict[tuple, CalibrationSet | None] = {}
+        self.calibrations: dict[tuple, TokenWindows | None] = {}
         possible = [(result, config) for result, config in combinations if config is not None]
         self.decoder = _decoder(model, [config for _, config in possible], memory)
         for result, config in possible:  # before any long work
             if config.methods.needs_calibration and self.calibration_of(result, config) is None:
-                drawn = draw_calibration(model, config, tokenizer, result.setting.get("dataset", dataset))
+                drawn = draw_calibration(model, config, tokenizer, None if config.dataset else dataset)
                 self.calibrations[_data(result, config)] = drawn
                 tokenizer = tokenizer or (drawn and drawn.tokenizer)
         self.tokenizer = tokenizer
@@ -64,25 +64,21 @@ class Runs:
         needs_tokenizer = self.questions["tasks"] or any(as_token_ids(test) is None for test in tests.values())
         if self.tokenizer is None and needs_tokenizer:
             self.tokenizer = own_tokenizer(self.model)
-        for name, test in tests.items():
-            self.windows[name] = load_windows(self.model.config, self.tokenizer, test, window, max_windows, add_bos)
+        self.windows = load_tests(tests, self.model, self.tokenizer, window, max_windows, add_bos)
 
-    def calibration_of(self, result: Result, config: NeuronALConfig) -> CalibrationSet | None:
+    def calibration_of(self, result: Result, config: NeuronALConfig) -> TokenWindows | None:
         return self.calibrations.get(_data(result, config)) if config.methods.needs_calibration else None
 
-    def depends_on(self, calibration: CalibrationSet | None) -> dict[str, Any]:
+    def depends_on(self, calibration: TokenWindows | None) -> dict[str, Any]:
         """Return checksums of everything but the config that results depend on."""
-        tests = {
-            name: [list(ids.shape), hashlib.sha256(ids.numpy().tobytes()).hexdigest()]
-            for name, ids in self.windows.items()
-        }
+        tests = {name: [list(test.ids.shape), test.sha256] for name, test in self.windows.items()}
         others = {"versions": versions(), "tests": tests, "tasks": self.questions, "task files": self.task_files}
         return identity(self.decoder, ids_of(calibration)) | others
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
         size, accuracy = {"batch_size": self.memory["batch_size"]}, {}
-        perplexity = {name: evaluate_perplexity(self.model, None, ids, **size) for name, ids in self.windows.items()}
+        perplexity = measure(self.model, self.windows, **size)
         if self.questions["tasks"]:
             accuracy = evaluate_tasks(self.model, self.tokenizer, **self.questions, **size)
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}

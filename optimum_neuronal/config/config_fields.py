@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local text, .csv, "
-    ".json, .jsonl or .parquet file, or a folder with one kind of them (PATH or PATH:COLUMN), of text or conversations"
+    ".json, .jsonl or .parquet file (PATH or PATH:COLUMN), of text or conversations"
 )
 
 
@@ -50,7 +50,9 @@ class ConfigFields:
     )
     topup_args: dict[str, Any] = _hyper_parameters("top-up")
     _: KW_ONLY
-    dataset: str | None = config_field("c4", f"calibration text: {DATASETS}")
+    dataset: str | Sequence[str] | None = config_field(
+        "c4", f"calibration text, of several datasets in equal parts: {DATASETS}"
+    )
     num_samples: int = config_field(128, "calibration sequences", least=1)
     num_alignment_samples: int = config_field(
         8, "number of calibration sequences, from the first one on, that the top-up compares candidates on", least=1
@@ -119,10 +121,9 @@ def explain(entry: Field) -> str:
 
 
 def value_type(entry: Field) -> Any:
-    """Return the type of a field's values, without None."""
+    """Return the type of a field's values, without None; of one value, if there may be several."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
-    (kind,) = (part for part in parts if part is not NoneType)
-    return kind
+    return next(part for part in parts if part is not NoneType)
 
 
 def as_json(value: Any) -> Any:

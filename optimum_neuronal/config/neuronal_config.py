@@ -55,17 +55,25 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self) -> None:
-        if isinstance(self.dataset, os.PathLike):
-            self.dataset = os.fspath(self.dataset)
-        if not isinstance(self.dataset, str | None):
+        names = [self.dataset] if isinstance(self.dataset, str | os.PathLike | None) else self.dataset
+        if not isinstance(names, list | tuple) or not all(
+            isinstance(name, str | os.PathLike | None) for name in names
+        ):
             raise TypeError(
-                f"dataset is a {type(self.dataset).__name__}: expected a name or a path. Pass text or token ids in memory "
-                "to NeuronALPruner(config).prune(model, dataset=...)."
+                f"dataset is a {type(names).__name__}: expected names or paths. Pass text or token ids in memory to "
+                "NeuronALPruner(config).prune(model, dataset=...)."
             )
+        names = [os.fspath(name) for name in names if name is not None]
+        self.dataset = names[0] if len(names) == 1 else names or None
         self._check_fields()
         check_sparsity(self.sparsity)
         self.methods = self._make_methods()
         self._check_together()
+
+    @property
+    def dataset_names(self) -> list[str]:
+        """Names of the datasets, none if the text is passed to `prune`."""
+        return [self.dataset] if isinstance(self.dataset, str) else [*(self.dataset or ())]
 
     def _check_fields(self) -> None:
         """Check every field by itself, and make its value JSON-serializable."""
@@ -117,6 +125,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
         if self.refit_epochs and self.num_samples < REFIT_SAMPLES:
             raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {REFIT_SAMPLES}.")
+        if self.num_samples < (count := len(self.dataset_names)):
+            raise ValueError(
+                f"num_samples is {self.num_samples}: expected at least one for each of the {count} datasets."
+            )
         if pattern is not None and topup.decides:
             raise ValueError(
                 f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "

@@ -20,17 +20,12 @@ def are_conversations(entries: Iterable[Any]) -> bool:
 
 def find_template(tokenizer: Any, source: str) -> Any:
     """Return the processor or tokenizer that has a chat template, or raise `ValueError`."""
-    if tokenizer is None:
-        raise ValueError(
-            f"The dataset ({source}) holds conversations: pass a tokenizer with a chat template, or text."
-        )
     for one in (tokenizer, getattr(tokenizer, "tokenizer", None)):
         if getattr(one, "chat_template", None):
             return one
-    name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
     raise ValueError(
-        f"The dataset ({source}) holds conversations, but the tokenizer ({name}) has no chat template: pass text, or set "
-        "tokenizer.chat_template."
+        f"The dataset ({source}) holds conversations, but there is no tokenizer with a chat template: pass one, set "
+        "tokenizer.chat_template, or pass text."
     )
 
 
@@ -43,21 +38,19 @@ def render(entry: Any, template: Any, document: str) -> str:
     try:
         return template.apply_chat_template(messages, tokenize=False) if messages else ""
     except Exception as error:  # a template may raise anything
-        reason = textwrap.shorten(str(error), 300).rstrip(".") or type(error).__name__
         raise ValueError(
-            f"The chat template does not accept {document}: {reason}. Change or remove this conversation, or set another "
-            "tokenizer.chat_template."
+            f"The chat template does not accept {document}. Change or remove this conversation, or set another "
+            f"tokenizer.chat_template. ({error})"
         ) from error
 
 
 def _messages_of(entry: Any, document: str) -> list[dict[str, Any]]:
     if isinstance(entry, Mapping) and entry.keys() >= {*PAIR}:
-        parts = [(entry[name], role) for name, role in zip(PAIR, ("user", "assistant"))]
-        entry = [
-            message
-            for part, role in parts
-            for message in (part if isinstance(part, (list, tuple)) else [{"role": role, "content": part}])
+        turns = zip(("user", "assistant"), (entry[name] for name in PAIR))
+        parts = [
+            turn if isinstance(turn, (list, tuple)) else [{"role": role, "content": turn}] for role, turn in turns
         ]
+        entry = [message for part in parts for message in part]
     if not isinstance(entry, (list, tuple)):
         raise ValueError(f"Expected {MESSAGES}, but {document} is {_short(entry)}.")
     return [_message_of(message, f"Message {number} of {document}") for number, message in enumerate(entry)]

@@ -16,17 +16,9 @@ from ..common.inference import inference
 from ..common.progress import progress
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
-from ..data.calibration import (
-    Texts,
-    as_token_ids,
-    check_vocabulary,
-    padding_ids,
-    resolve_bos,
-    resolve_seq_length,
-    text_tokenizer,
-    with_bos,
-)
 from ..data.documents import load_documents
+from ..data.token_ids import as_token_ids, padding_ids
+from ..data.token_windows import TokenWindows, check_vocabulary, resolve_bos, resolve_seq_length, with_bos
 from ..model.load_model import load_model
 from ..model.tokenizers import find_tokenizer
 
@@ -50,8 +42,8 @@ def evaluate_perplexity(
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): not needed for token ids, or if `model` names a checkpoint.
-        dataset: any kind that [`load_documents`] takes, or token ids of shape (N, L), which are the windows. A Hub dataset
-            without a split gives its test split.
+        dataset: any kind that [`load_documents`] takes, token ids of shape (N, L), which are the windows, or the result of
+            [`load_windows`]. A Hub dataset without a split gives its test split.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
         max_windows (`int`): measure only the first windows, at most this many. None: all (c4: 256).
         batch_size (`int`): windows per forward. Changes the result by rounding at most. None: of about 2048 tokens.
@@ -66,7 +58,7 @@ def evaluate_perplexity(
     model, tokenizer = as_model(model, tokenizer)
     check_language_model(model)
     embeddings = model.get_input_embeddings()
-    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows, add_bos)
+    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows, add_bos).ids
     check_vocabulary(windows, embeddings.weight.shape[0])
     batch_size = batch_size or default_batch_size(windows.shape[1])
     with inference(model):
@@ -86,32 +78,28 @@ def load_windows(
     seq_length: int | None = None,
     max_windows: int | None = None,
     add_bos: bool | None = None,
-) -> torch.Tensor:
-    """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
+) -> TokenWindows:
+    """Return the windows of [`evaluate_perplexity`]."""
+    if isinstance(dataset, TokenWindows):
+        return dataset
     check_count("The length of test windows", 2 if seq_length is None else seq_length, 2)
     check_count("max_windows", 1 if max_windows is None else max_windows, 1)
     ids = as_token_ids(dataset, seq_length, padding_ids(config, tokenizer))
+    seq_length = resolve_seq_length(config, seq_length if ids is None else ids.shape[1])
     if ids is not None:
-        resolve_seq_length(config, ids.shape[1])
-        return ids[:max_windows]
-    seq_length = resolve_seq_length(config, seq_length)
+        return TokenWindows(ids[:max_windows], "token ids", "token ids", tokenizer=tokenizer)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
     documents, bos = load_documents(dataset, "test", tokenizer), resolve_bos(config, tokenizer, add_bos)
-    stream = torch.tensor(Texts(documents, tokenizer, bos).joined(), dtype=torch.int64)
+    stream = torch.tensor(documents.tokenize_joined(bos), dtype=torch.int64)
     length = seq_length - (bos is not None)
     if len(stream) < length:
         raise ValueError(
             f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
             "text, or a shorter window."
         )
-    return with_bos(stream.unfold(0, length, length)[: max_windows or documents.max_windows], bos)
-
-
-def begin_with_bos(windows: torch.Tensor, tokenizer: Any) -> bool:
-    """Return True if all windows, (N, L), begin with the BOS token of a tokenizer."""
-    bos = getattr(text_tokenizer(tokenizer), "bos_token_id", None)
-    return bos is not None and bool((windows[:, 0] == bos).all())
+    ids = with_bos(stream.unfold(0, length, length)[: max_windows or documents.max_windows], bos)
+    return TokenWindows(ids, documents.source, add_bos=bos is not None, tokenizer=tokenizer)
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:

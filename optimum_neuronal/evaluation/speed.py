@@ -14,7 +14,7 @@ from ..common.display import format_bytes, format_table
 from ..common.inference import inference
 from ..common.progress import progress
 from ..common.validation import check_count
-from ..data.calibration import resolve_seq_length
+from ..data.token_windows import resolve_seq_length
 from ..model.public_names import public_name
 
 

@@ -11,7 +11,7 @@ from ..common.device import multiplies_bfloat16
 from ..common.validation import check_count
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import resolve_seq_length
+from ..data.token_windows import resolve_seq_length
 from ..model.find_blocks import check_kind, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
 from ..model.sparsity_config import KEY

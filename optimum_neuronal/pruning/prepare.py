@@ -1,6 +1,6 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a prune share."""
 
-import os
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,9 @@ from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..compat import hf_private
 from ..config.neuronal_config import Methods, NeuronALConfig
-from ..data.calibration import (
-    CalibrationSet,
-    as_token_ids,
-    draw_windows,
-    padding_ids,
-    resolve_bos,
-    resolve_seq_length,
-    take_sequences,
-)
-from ..data.documents import load_documents
+from ..data.calibration import EXTRA_WINDOWS, draw_windows, take_sequences
+from ..data.token_ids import as_token_ids, padding_ids
+from ..data.token_windows import TokenWindows, interleave, resolve_bos, resolve_seq_length
 from ..files.identity import checksum, checksum_ids, versions
 from ..files.records import Records
 from ..model.projections import Block, Decoder
@@ -70,7 +63,7 @@ class PruneContext:
 
     decoder: Decoder
     config: NeuronALConfig
-    calibration: CalibrationSet | None  # None if saliency and top-up look at weights alone
+    calibration: TokenWindows | None  # None if saliency and top-up look at weights alone
     tokenizer: PreTrainedTokenizerBase | None
     runner: BlockRunner
     records: Records
@@ -154,7 +147,7 @@ def prepare(
         records=Records(folder, started_with, processes),
         cache=cache,
         clock=clock,
-        dataset=None if isinstance(dataset, CalibrationSet) else dataset,
+        dataset=None if isinstance(dataset, TokenWindows) else dataset,
     )
 
 
@@ -172,7 +165,7 @@ def without_skipped(decoder: Decoder, called: Sequence[Block], note: bool = True
     return decoder
 
 
-def ids_of(calibration: CalibrationSet | None) -> torch.Tensor:
+def ids_of(calibration: TokenWindows | None) -> torch.Tensor:
     return torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
 
 
@@ -182,32 +175,37 @@ def draw_calibration(
     tokenizer: PreTrainedTokenizerBase | None = None,
     dataset: Any = None,
     revision: str | None = None,
-) -> CalibrationSet | None:
-    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone."""
+) -> TokenWindows | None:
+    """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone.
+
+    Several datasets of a config have equal parts, in turn, so that the first sequences hold all of them.
+    """
     if not config.methods.needs_calibration:
         return None
-    if isinstance(dataset, CalibrationSet):  # drawn before the weights were loaded
+    if isinstance(dataset, TokenWindows):  # drawn before the weights were loaded
         return dataset
-    dataset = config.dataset if dataset is None else dataset
-    if dataset is None:
+    datasets = config.dataset_names if dataset is None else [dataset]
+    if not datasets:
         raise ValueError(
             "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
             "text or token ids."
         )
-    options = {"num_samples": config.num_samples, "vocab_size": model.get_input_embeddings().weight.shape[0]}
+    vocab_size = model.get_input_embeddings().weight.shape[0]
     ids = as_token_ids(dataset, config.seq_length, padding_ids(model.config, tokenizer))
-    seq_length = resolve_seq_length(model.config, config.seq_length if ids is None else ids.shape[1])
     if ids is not None:
-        return take_sequences(ids, **options)
-    try:
-        tokenizer = tokenizer or own_tokenizer(model, revision)
-    except ValueError:
-        if not isinstance(dataset, (str, os.PathLike)):
-            load_documents(dataset)  # what is wrong with the data comes first
-        raise
-    bos = resolve_bos(model.config, tokenizer, config.add_bos)
-    options |= {"seed": config.seed, "sampling": config.sampling, "bos": bos}
-    return draw_windows(dataset, tokenizer, seq_length=seq_length, **options)
+        resolve_seq_length(model.config, ids.shape[1])
+        return take_sequences(ids, config.num_samples, vocab_size)
+    tokenizer = tokenizer or own_tokenizer(model, revision)
+    how = {
+        "num_samples": math.ceil(config.num_samples / len(datasets)),
+        "seq_length": resolve_seq_length(model.config, config.seq_length),
+        "seed": config.seed,
+        "vocab_size": vocab_size,
+        "sampling": config.sampling,
+        "bos": resolve_bos(model.config, tokenizer, config.add_bos),
+    }
+    parts = [draw_windows(dataset, tokenizer, **how) for dataset in datasets]
+    return interleave(parts, config.num_samples, EXTRA_WINDOWS)
 
 
 @contextmanager

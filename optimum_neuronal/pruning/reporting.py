@@ -39,8 +39,9 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions
     values = config.to_dict()
-    dataset = config.dataset if context.dataset is None else context.dataset
-    values["dataset"] = display_name(os.fspath(dataset)) if isinstance(dataset, str | os.PathLike) else None
+    passed = [context.dataset] if isinstance(context.dataset, str | os.PathLike) else []  # other data have no name
+    names = [display_name(os.fspath(one)) for one in (config.dataset_names if context.dataset is None else passed)]
+    values["dataset"] = names[0] if len(names) == 1 else names or None
     size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
     return PruningReport(
         config=values,

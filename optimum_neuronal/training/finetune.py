@@ -24,9 +24,9 @@ from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.randomness import preserve_rng_state
 from ..compat import hf_private
-from ..data.documents import check_datasets
+from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import name_test_sets
-from ..evaluation.test_sets import TestSets
+from ..evaluation.test_sets import digest, load_tests, measure, report_tests
 from ..files.identity import versions
 from ..files.records import hidden_directory, remove_records, work_directory
 from ..model.load_model import checkpoint_dtype
@@ -108,12 +108,12 @@ def finetune(
     check_other_directory(teacher if dense is None else dense.config.name_or_path, path)
     with work_directory(work_dir or hidden_directory(path)) as folder, preserve_rng_state():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
-        sets = TestSets.load(tests, student, tokenizer, window, config.add_bos)
-        before, _ = setup.records.recorded(f"before-{sets.digest}", lambda: (sets.measure(student), {}))
+        sets = load_tests(tests, student, tokenizer, window, None, config.add_bos)
+        before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
         record = _train(setup)
         if dataset is not None:
             record["config"]["dataset"] = None  # it was passed
-        record["evaluation"] = sets.report(tokenizer, before=before, after=sets.measure(student))
+        record["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
         if report is not None:
             report = replace(report, training=[*report.training, record])
         if setup.processes.rank == 0:
@@ -134,7 +134,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         hf_private.on_one_gpu(_arguments(setup)),
         teacher=setup.teacher,
         kl_weight=config.kl_weight,
-        train_dataset=_examples(text.windows),
+        train_dataset=_examples(text.ids),
         eval_dataset=_examples(text.held_out),
         callbacks=[FinetuneProgress(setup.processes.rank == 0)],
     )

@@ -14,7 +14,7 @@ from transformers.utils import is_accelerate_available, is_peft_available
 from ..checkpoint.saving import check_saveable
 from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
-from ..data.calibration import resolve_bos, resolve_seq_length
+from ..data.token_windows import TokenWindows, resolve_bos, resolve_seq_length
 from ..files.identity import checksum, versions
 from ..files.records import Records
 from ..model.load_model import load_model
@@ -25,7 +25,7 @@ from ..packed.sparsify import densify
 from ..pruning.prepare import identity
 from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
-from .packing import TrainingText, mix_texts
+from .packing import mix_texts
 from .sparse_trainer import check_vocabularies
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
@@ -42,7 +42,7 @@ class Setup:
     student: PreTrainedModel
     teacher: PreTrainedModel | None
     config: FinetuneConfig
-    text: TrainingText
+    text: TokenWindows
     records: Records
     checkpoints: Path
     steps: int
@@ -191,11 +191,11 @@ def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int
 
 
 def _check_same(
-    records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TrainingText
+    records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TokenWindows
 ) -> None:
     """Raise `ValueError` if the records belong to a fine-tune of other models, with other text or versions."""
     decoder, _ = find_sparse_decoder(student)
-    made_from = {**identity(decoder, text.windows), "versions": versions()}
+    made_from = {**identity(decoder, text.ids), "versions": versions()}
     made_from["training data"] = made_from.pop("calibration data")
     if teacher is not None:
         made_from["teacher"] = checksum(teacher)

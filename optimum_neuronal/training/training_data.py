@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from ..common.randomness import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
-from ..data.calibration import resolve_bos, resolve_seq_length, with_bos
+from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
 
 
 def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
