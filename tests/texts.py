@@ -1,6 +1,6 @@
 """Texts of known words, for the tests of calibration data."""
 
-from optimum_neuronal.data.calibration import as_token_ids, draw_windows, take_sequences
+from optimum_neuronal.data.calibration import draw_windows
 
 
 VOCAB = 256
@@ -11,9 +11,6 @@ def document(start, length):
 
 
 def draw(dataset, tokenizer, num_samples=4, seq_length=8, seed=0, vocab_size=VOCAB, **how):
-    ids = as_token_ids(dataset, seq_length)
-    if ids is not None:
-        return take_sequences(ids, num_samples, vocab_size)
     sizes = {"num_samples": num_samples, "seq_length": seq_length, "seed": seed, "vocab_size": vocab_size}
     return draw_windows(dataset, tokenizer, **sizes, **how)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -61,10 +61,9 @@ def sample_text(
         `ValueError`: an argument is out of its range, or the model writes nothing.
     """
     check_sampling(num_samples, temperature, top_p)
-    max_length = resolve_seq_length(model.config, max_length)
     draw = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
-    writer, records = Writer.of(model, text_tokenizer(tokenizer), max_length, draw), records or Records()
-    empty = True
+    writer = Writer(model, text_tokenizer(tokenizer), resolve_seq_length(model.config, max_length), draw)
+    records, empty = records or Records(), True
     for start in progress(range(0, num_samples, BATCH_SIZE), "writing text", "batch"):
 
         def write(first: int = start) -> tuple[list[Row], dict]:
@@ -88,73 +87,56 @@ def check_sampling(num_samples: int, temperature: float, top_p: float) -> None:
     check_number("top_p", top_p, 0, 1, above=True)
 
 
-@dataclass(frozen=True)
 class Writer:
-    """Writes samples. `frame` is the chat template's text before and after a user's turn, None without a template."""
+    """Writes samples: documents, or conversations if the tokenizer has a chat template."""
 
-    model: PreTrainedModel
-    tokenizer: Any
-    max_length: int
-    draw: dict[str, Any]
-    frame: tuple[str, str] | None
-    stops: list[int]  # tokens that end a turn or a document
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, tokenizer: Any, max_length: int, draw: dict[str, Any]) -> "Writer":
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, max_length: int, draw: dict[str, Any]):
+        self.model, self.tokenizer, self.max_length, self.draw = model, tokenizer, max_length, draw
         ends = model.generation_config.eos_token_id
-        stops = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        frame = None
+        # Tokens that end a turn or a document.
+        self.stops = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         if tokenizer.chat_template:
-            before, mark, after = tokenizer.apply_chat_template(
-                [{"role": "user", "content": PLACEHOLDER}], tokenize=False
-            ).partition(PLACEHOLDER)
-            if not mark:
-                raise ValueError("The chat template leaves out the user's turn: set another tokenizer.chat_template.")
-            frame = before, after.strip()
-            stops |= {*tokenizer(frame[1], add_special_tokens=False)["input_ids"][:1]} & {*tokenizer.all_special_ids}
-        return cls(model, tokenizer, max_length, draw, frame, sorted(stops))
+            self.before, self.after = self._frame()
+            self.stops |= {*self._ids(self.after)[:1]} & {*tokenizer.all_special_ids}
+        self.first = next(i for i in (tokenizer.bos_token_id, *sorted(self.stops), 0) if i is not None)
+
+    def _frame(self) -> tuple[str, str]:
+        """Return the chat template's text before and after a user's turn."""
+        messages = [{"role": "user", "content": PLACEHOLDER}]
+        before, mark, after = self.tokenizer.apply_chat_template(messages, tokenize=False).partition(PLACEHOLDER)
+        if not mark:
+            raise ValueError("The chat template leaves out the user's turn: set another tokenizer.chat_template.")
+        return before, after.strip()
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def write(self, count: int) -> list[Row]:
         """Return up to `count` samples that are not empty."""
-        first = next(i for i in (self.tokenizer.bos_token_id, *self.stops, 0) if i is not None)
-        if self.frame is None:
-            texts = self._continue([[first]] * count, self.max_length - 1)
-            return [{"text": text} for text in texts if text]
-        before, after = self.frame
-        start = self.tokenizer(before, add_special_tokens=False)["input_ids"] or [first]
-        turns = self._continue([start] * count, min(QUESTION, self.max_length // 2))
-        questions = [question for turn in turns if (question := (turn.split(after)[0] if after else turn).strip())]
-        prompts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-            )
-            for question in questions
-        ]
-        if not prompts:
+        if not self.tokenizer.chat_template:
+            return [{"text": text} for text in self._continue([[self.first]] * count, self.max_length - 1) if text]
+        turns = self._continue([self._ids(self.before) or [self.first]] * count, min(QUESTION, self.max_length // 2))
+        turns = [(turn.split(self.after)[0] if self.after else turn).strip() for turn in turns]
+        asked = [[{"role": "user", "content": turn}] for turn in turns if turn]
+        if not asked:
             return []
+        prompts = self.tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         answers = self._continue(prompts, max(1, self.max_length - max(map(len, prompts))))
-        return [
-            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-            for question, answer in zip(questions, answers)
-            if answer
-        ]
+        rows = zip(asked, answers)
+        return [{"messages": [*user, {"role": "assistant", "content": answer}]} for user, answer in rows if answer]
 
     def _continue(self, prompts: list[list[int]], most: int) -> list[str]:
         """Return what follows each prompt, up to the first token that ends it, without special tokens."""
-        longest = max(map(len, prompts))
-        padding = self.tokenizer.pad_token_id
-        padding = self.stops[0] if padding is None and self.stops else padding or 0
+        longest, stops = max(map(len, prompts)), sorted(self.stops)
+        padding = next(i for i in (self.tokenizer.pad_token_id, *stops, 0) if i is not None)
         ids = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
         used = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device = execution_device(self.model.get_input_embeddings())
-        how = GenerationConfig(**self.draw, max_new_tokens=most, eos_token_id=self.stops or None, pad_token_id=padding)
+        how = GenerationConfig(**self.draw, max_new_tokens=most, eos_token_id=stops or None, pad_token_id=padding)
         own, self.model.generation_config = self.model.generation_config, GenerationConfig()  # it would complete `how`
         try:
             written = self.model.generate(ids.to(device), attention_mask=used.to(device), generation_config=how)
         finally:
             self.model.generation_config = own
-        texts = []
-        for row in written[:, longest:].tolist():
-            end = next((place for place, token in enumerate(row) if token in self.stops), None)
-            texts.append(self.tokenizer.decode(row[:end], skip_special_tokens=True).strip())
-        return texts
+        texts = [takewhile(lambda token: token not in self.stops, row) for row in written[:, longest:].tolist()]
+        return [self.tokenizer.decode([*text], skip_special_tokens=True).strip() for text in texts]

@@ -237,7 +237,10 @@ def test_the_pruned_model_that_is_replaced_is_named(run, dense, tmp_path, caplog
 
 
 def test_conversations(run, dense, tmp_path, monkeypatch):
-    """A dry run, a prune and an evaluation render them. Without a chat template, an error says so before the work."""
+    """A dry run, a prune and an evaluation render them. Without a chat template, an error says so before the work.
+
+    Text in another file makes up half of the calibration sequences.
+    """
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     chat = [
         [{"role": role, "content": f"w{20 + 2 * i} w{21 + 2 * i}"} for role in ("user", "assistant")]
@@ -245,9 +248,20 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     ]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chat))
     data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
-    prune = ("prune", *data, "--sparsity", 0.5, "--saliency", "wanda", "--topup", "uniform", *SMALL)
+    prune = (
+        "prune",
+        *data,
+        tmp_path / "text.txt",
+        "--sparsity",
+        0.5,
+        "--saliency",
+        "wanda",
+        "--topup",
+        "uniform",
+        *SMALL,
+    )
     with pytest.raises(
-        SystemExit, match=r"chat.jsonl\) holds conversations, but the tokenizer .* has no chat template"
+        SystemExit, match=r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
     ):
         run(*prune, "--output", tmp_path / "sparse")
     tokenizer = AutoTokenizer.from_pretrained(dense)
@@ -255,8 +269,9 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     tokenizer.save_pretrained(dense)
     assert "dry run" in run(*prune, "--evaluate", tmp_path / "chat.jsonl", "--dry-run")
     run(*prune, "--output", tmp_path / "sparse")
-    assert (
-        json.loads((tmp_path / "sparse" / "neuronal_report.json").read_text())["calibration"]["source"] == "chat.jsonl"
-    )
+    report = json.loads((tmp_path / "sparse" / "neuronal_report.json").read_text())
+    assert report["calibration"]["source"] == "chat.jsonl and text.txt"
+    assert report["config"]["dataset"] == ["chat.jsonl", "text.txt"]
+    assert "--dataset path/to/chat.jsonl path/to/text.txt" in (tmp_path / "sparse" / "README.md").read_text()
     shown = run("evaluate", *data, "--window", 16).splitlines()[-1].split()
     assert shown[2:4] == [str(60 * 6 // 16), "16"]

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ BAD_TYPES = [
     ({"sparsity": "0.7"}, "sparsity is '0.7': expected a share"),
     ({"sparsity": None}, "sparsity is None: expected a share"),
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
-    ({"dataset": ["text"]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
+    ({"dataset": [["text"]]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
     ({"ignore": "lm_head"}, "ignore is 'lm_head': expected a list, such as"),
     ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyperparameters"),
     ({"topup_args": {"block_lambdas": [Decimal("0.1")]}}, "topup_args is .*block_lambdas.*expected numbers, text"),
@@ -198,3 +199,12 @@ def test_files_that_are_not_configs(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         NeuronALConfig.from_json_file(tmp_path / "a.json")
+
+
+def test_one_dataset_or_several():
+    for given, kept in ((["c4"], "c4"), ([], None), (("c4", Path("own.jsonl")), ["c4", "own.jsonl"])):
+        config = NeuronALConfig(0.5, dataset=given)
+        assert config.to_dict()["dataset"] == kept and NeuronALConfig.from_dict(config.to_dict()) == config
+    assert config.dataset_names == ["c4", "own.jsonl"] and NeuronALConfig(0.5, dataset=None).dataset_names == []
+    with pytest.raises(ValueError, match="num_samples is 1: expected at least one for each of the 2 datasets"):
+        NeuronALConfig(0.5, dataset=["c4", "ptb"], num_samples=1)

@@ -1,26 +1,15 @@
 import random
-from types import SimpleNamespace
 
-import datasets
-import numpy as np
 import pytest
 import torch
 from conftest import make_tokenizer
-from texts import MIXED, VOCAB, document, draw
-from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, RobertaConfig
+from texts import MIXED, document, draw
 
-from optimum_neuronal.data.calibration import (
-    Texts,
-    as_token_ids,
-    draw_as_authors,
-    padding_ids,
-    resolve_bos,
-    resolve_seq_length,
-)
+from optimum_neuronal.data.calibration import draw_as_authors
 from optimum_neuronal.data.documents import Documents
 
 
-class TestDocuments:
+class TestDistinct:
     def test_windows_lie_inside_distinct_long_documents(self, tokenizer):
         result = draw(MIXED, tokenizer, num_samples=10)
         assert result.ids.shape == (10, 8) and result.ids.dtype == torch.int64 and result.drawn_from == "documents"
@@ -99,121 +88,35 @@ class TestTheAuthorsDraw:
 
     def test_lines_are_joined_by_a_space(self, tokenizer):
         lines = [document(7 * i, 5) for i in range(20)]
-        joined = Documents(lines, "lines", separator="\n\n", joined=True)
-        found = draw_as_authors(Texts(joined, tokenizer, None), 6, 8, seed=1)
+        found = draw_as_authors(Documents(lines, "lines", tokenizer, joined=True), 6, 8, seed=1)
         assert found == authors_loop(" ".join(lines), tokenizer, 6, 1, 8).tolist()
 
     def test_a_document_of_just_the_length_is_too_short(self, tokenizer):
         texts = [document(0, 8), document(50, 9)]
         assert set(draw(texts, tokenizer, num_samples=6, sampling="authors").ids[:, 0].tolist()) == {50}
-        with pytest.raises(ValueError, match="No document .* has more than 8 tokens.*set sampling='distinct'"):
-            draw(texts[:1] * 2, tokenizer, sampling="authors")
-        with pytest.raises(ValueError, match="holds 8 tokens, but sampling='authors' needs more than 8"):
-            draw(texts[:1], tokenizer, sampling="authors")
+        for too_short in (texts[:1], texts[:1] * 2):
+            with pytest.raises(ValueError, match="No text .* has more than 8 tokens.*set sampling='distinct'"):
+                draw(too_short, tokenizer, sampling="authors")
 
 
-class TestBos:
+@pytest.mark.parametrize("sampling", ["distinct", "authors"])
+def test_every_window_begins_with_bos_once(sampling):
     """With the id 255 as BOS, which occurs in no text."""
-
-    @pytest.mark.parametrize("sampling", ["distinct", "authors"])
-    def test_every_window_begins_with_it_once(self, sampling):
-        tokenizer = make_tokenizer(bos_token="<unk>")
-        for dataset in (MIXED, [document(0, 300)]):
-            found = draw(dataset, tokenizer, num_samples=12, bos=255, sampling=sampling)
-            assert found.ids.shape == (12, 8) and found.to_dict()["add_bos"] is True
-            for ids in (found.ids, found.held_out):
-                assert (ids[:, 0] == 255).all() and (ids[:, 1:] != 255).all()
-            # The other tokens are those of shorter windows of the same text without it.
-            plain = draw(dataset, make_tokenizer(), num_samples=12, seq_length=7, sampling=sampling)
-            assert torch.equal(found.ids[:, 1:], plain.ids) and plain.to_dict()["add_bos"] is False
-
-    def test_gemma_models_get_it_unless_told_otherwise(self):
-        tokenizer, without = make_tokenizer(bos_token="w9"), make_tokenizer()
-        llama, gemma, gemma3 = LlamaConfig(), GemmaConfig(), Gemma3Config()
-        for config, given, add_bos, expected in (
-            (llama, tokenizer, None, None),
-            (llama, tokenizer, True, 9),
-            (gemma, tokenizer, None, 9),
-            (gemma, tokenizer, False, None),
-            (gemma3, tokenizer, None, 9),
-            (gemma, without, None, None),
-            (gemma, None, None, gemma.bos_token_id),
-        ):
-            assert resolve_bos(config, given, add_bos) == expected
-        with pytest.raises(ValueError, match="add_bos is True, but the tokenizer has no BOS token"):
-            resolve_bos(llama, without, True)
+    tokenizer = make_tokenizer(bos_token="<unk>")
+    for dataset in (MIXED, [document(0, 300)]):
+        found = draw(dataset, tokenizer, num_samples=12, bos=255, sampling=sampling)
+        assert found.ids.shape == (12, 8) and found.to_dict()["add_bos"] is True and found.begin_with_bos
+        for ids in (found.ids, found.held_out):
+            assert (ids[:, 0] == 255).all() and (ids[:, 1:] != 255).all()
+        # The other tokens are those of shorter windows of the same text without it.
+        plain = draw(dataset, make_tokenizer(), num_samples=12, seq_length=7, sampling=sampling)
+        assert torch.equal(found.ids[:, 1:], plain.ids) and plain.to_dict()["add_bos"] is False
 
 
-class TestMistakes:
-    def test_text(self, tokenizer):
-        with pytest.raises(ValueError, match=r"holds 20 tokens, but 4 sequences of 8 need 32: give more text"):
-            draw([document(0, 20)], tokenizer)
-        for dataset in ([], ["", " \n"]):
-            with pytest.raises(ValueError, match="holds no text"):
-                draw(dataset, tokenizer)
-        with pytest.raises(TypeError, match="Document 1 of a list of 3 strings is a int"):
-            draw(["text", 3, "text"], tokenizer)
-        with pytest.raises(ValueError, match="range from 0 to 99, but the model's vocabulary has 50"):
-            draw([document(0, 100)], tokenizer, num_samples=1, seq_length=100, vocab_size=50)
-
-    @pytest.mark.parametrize(
-        ("ids", "message"),
-        [
-            (torch.zeros(3, 8, dtype=torch.int64), "num_samples=4, but there are 3 sequences"),
-            (torch.zeros(4, 9, dtype=torch.int64), "seq_length=8, but the sequences of token ids have 9 tokens"),
-            (torch.zeros(4, 8), "integers"),
-            (torch.zeros(4, 8, dtype=torch.bool), "integers"),
-            (torch.zeros(8, dtype=torch.int64), "shape"),
-            (np.zeros((0, 8), int), "shape"),
-            ([[1, 2], [3]], "rows of equal length"),
-            ([[0] * 7 + [-1]] * 4, f"vocabulary has {VOCAB} entries"),
-            ([[0] * 7 + [VOCAB]] * 4, f"vocabulary has {VOCAB} entries"),
-        ],
-    )
-    def test_token_ids(self, ids, message):
-        with pytest.raises(ValueError, match=message):
-            draw(ids, None)
-
-
-def test_token_ids():
-    ids = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    readonly = np.array(ids)
-    readonly.setflags(write=False)
-    dataset = datasets.Dataset.from_dict({"input_ids": ids})
-    columns = (dataset["input_ids"], dataset.with_format("torch")["input_ids"])
-    rows = [torch.tensor(row) for row in ids]
-    for given in (torch.tensor(ids), np.array(ids, np.uint16), readonly, ids, rows, *columns):
-        result = draw(given, None, num_samples=2, seq_length=None)
-        assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
-        assert result.drawn_from == "token ids" and result.seed is None
-
-
-def test_padded_token_ids_raise():
-    """Two tokens of padding, or of the end of a text, at an end of a row. One ends a text."""
-    row, config = [5, 6, 7, 8], LlamaConfig(pad_token_id=0, eos_token_id=[2, 3])
-    own = SimpleNamespace(pad_token_id=9, eos_token_id=None)
-    assert padding_ids(config) == {0, 2, 3} and padding_ids(config, own) == {0, 2, 3, 9}
-    for padded, token in (([5, 6, 0, 0], 0), ([3, 3, 3, 8], 3), ([9, 9, 5, 6], 9)):
-        with pytest.raises(
-            ValueError, match=f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
-        ):
-            as_token_ids([row, padded], padding=padding_ids(config, own))
-        assert as_token_ids([row, padded]).tolist() == [row, padded]
-    for good in (row, [5, 6, 7, 2], [0, 6, 0, 0, 7, 8]):
-        assert as_token_ids([good], padding=padding_ids(config, own)).tolist() == [good]
-
-
-def test_resolve_seq_length():
-    """Positions that start after the padding leave fewer tokens."""
-    roberta = RobertaConfig(max_position_embeddings=66, pad_token_id=1)
-    for config, given, length in (
-        (LlamaConfig(max_position_embeddings=4096), None, 2048),
-        (LlamaConfig(max_position_embeddings=512), None, 512),
-        (GPT2Config(n_positions=1024), None, 1024),
-        (LlamaConfig(max_position_embeddings=4096), 4096, 4096),
-        (roberta, None, 64),
-    ):
-        assert resolve_seq_length(config, given) == length
-    for config, bad, most in ((LlamaConfig(max_position_embeddings=512), 0, 512), (roberta, 65, 64)):
-        with pytest.raises(ValueError, match=f"of {bad} tokens do not fit: this model allows 2 to {most} tokens"):
-            resolve_seq_length(config, bad)
+def test_unsuitable_text(tokenizer):
+    with pytest.raises(ValueError, match=r"holds 20 tokens, but 4 sequences of 8 need 32: give more text"):
+        draw([document(0, 20)], tokenizer)
+    with pytest.raises(TypeError, match="Document 1 of a list of 3 strings is a int"):
+        draw(["text", 3, "text"], tokenizer)
+    with pytest.raises(ValueError, match="range from 0 to 99, but the model's vocabulary has 50"):
+        draw([document(0, 100)], tokenizer, num_samples=1, seq_length=100, vocab_size=50)

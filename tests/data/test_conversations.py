@@ -6,7 +6,7 @@ from conftest import make_tokenizer
 from texts import draw
 from transformers import LlamaConfig, ProcessorMixin
 
-from optimum_neuronal.data.documents import iterate_documents, load_documents
+from optimum_neuronal.data.documents import load_documents
 from optimum_neuronal.evaluation.perplexity import load_windows
 
 
@@ -54,15 +54,16 @@ def chat_tokenizer():
 )
 def test_columns(columns, chat_tokenizer, tmp_path):
     dataset = datasets.Dataset.from_dict(columns)
-    for suffix in ("jsonl", "parquet"):
-        (tmp_path / suffix).mkdir()
-    dataset.to_json(tmp_path / "jsonl" / "chat.jsonl")
-    dataset.to_parquet(tmp_path / "parquet" / "chat.parquet")
+    dataset.to_json(tmp_path / "chat.jsonl")
+    dataset.to_parquet(tmp_path / "chat.parquet")
     (tmp_path / "chat.json").write_text(json.dumps(dataset.to_list()))
-    files = [tmp_path / name for name in ("jsonl/chat.jsonl", "parquet", "chat.json")]
+    files = [tmp_path / name for name in ("chat.jsonl", "chat.parquet", "chat.json")]
     for given in (dataset, dataset.to_iterable_dataset(), *files):
         documents = load_documents(given, "test", chat_tokenizer)
-        assert list(documents) == TEXTS and documents.rendered and documents.join() == "".join(TEXTS)
+        assert list(documents) == TEXTS
+        assert documents.tokenize_joined(None) == IDS
+        documents = load_documents(given, "train", chat_tokenizer, streaming=True)
+        assert sorted(documents.shuffled(0)) == TEXTS
 
 
 def test_named_columns_and_lists(chat_tokenizer, tmp_path, monkeypatch):
@@ -90,10 +91,10 @@ def test_windows_have_the_templates_own_bos_alone(chat_tokenizer):
 
 def test_test_windows(chat_tokenizer):
     config = LlamaConfig(vocab_size=256, max_position_embeddings=64)
-    assert load_windows(config, chat_tokenizer, CHAT, 6).tolist() == [IDS[:6], IDS[6:]]
+    assert load_windows(config, chat_tokenizer, CHAT, 6).ids.tolist() == [IDS[:6], IDS[6:]]
     rest = [token for token in IDS if token != 9]
     with_bos = load_windows(config, chat_tokenizer, CHAT, 6, add_bos=True)
-    assert with_bos.tolist() == [[9, *rest[:5]], [9, *rest[5:]]]
+    assert with_bos.ids.tolist() == [[9, *rest[:5]], [9, *rest[5:]]]
 
 
 def test_processors(chat_tokenizer):
@@ -110,10 +111,9 @@ def test_processors(chat_tokenizer):
     assert list(load_documents(parts, tokenizer=chat_tokenizer)) == ["w9 w1 w4 w5 "]
 
 
-def test_nulls_are_empty_and_other_roles_are_kept(chat_tokenizer, caplog):
+def test_nulls_are_empty_and_other_roles_are_kept(chat_tokenizer):
     chat = [None, [], [*SHAREGPT[0], {"from": "tool", "value": "w40"}]]
     assert list(load_documents(chat, tokenizer=chat_tokenizer)) == ["", "", "w9 w1 w20 w21 w2 w22 w3 w40 "]
-    assert caplog.messages == ["1 of 3 documents of a list of 3 conversations are null: they count as empty."]
 
 
 def with_second(entry):
@@ -142,7 +142,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
         ),
         (
             with_second([{"role": "system", "content": "w1"}]),
-            "template does not accept document 1 .*: No system messages. C",
+            "template does not accept document 1 of .* tokenizer.chat_template. .No system messages",
         ),
         (CHAT[0], r"^Expected a list of messages, .*, but document 0 of a list of 2 conversations is {'role'"),
         (
@@ -153,7 +153,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
 )
 def test_malformed_conversations(dataset, message, chat_tokenizer):
     with pytest.raises(ValueError, match=message):
-        load_documents(dataset, tokenizer=chat_tokenizer).join()
+        list(load_documents(dataset, tokenizer=chat_tokenizer))
 
 
 def test_lists_of_other_things(chat_tokenizer):
@@ -163,30 +163,14 @@ def test_lists_of_other_things(chat_tokenizer):
         draw([["w1"]], chat_tokenizer)
 
 
-def test_without_a_template(tokenizer):
-    with pytest.raises(
-        ValueError, match="a list of 2 conversations. holds conversations: pass a tokenizer with a chat"
-    ):
-        load_documents(CHAT)
-    tokenizer.name_or_path = "me/base"
+@pytest.mark.parametrize("streaming", [False, True])
+def test_without_a_template(tokenizer, streaming):
     message = (
-        r"conversations, but the tokenizer \(me/base\) has no chat template: pass text, or set tokenizer.chat_template"
+        "a list of 2 conversations. holds conversations, but there is no tokenizer with a chat template: pass one"
     )
-    for read in (load_documents, lambda dataset, tokenizer: iterate_documents(dataset, 0, tokenizer)):
+    for given in (None, tokenizer):
         with pytest.raises(ValueError, match=message):
-            read(CHAT, tokenizer=tokenizer)
-
-
-def test_training_text(chat_tokenizer):
-    dataset = datasets.Dataset.from_dict({"messages": CHAT})
-    for given in (CHAT, dataset, dataset.to_iterable_dataset()):
-        found = iterate_documents(given, 0, chat_tokenizer)
-        assert sorted(found.texts) == TEXTS and found.rendered
-    assert not iterate_documents(["a", "b"], 0, chat_tokenizer).rendered
-    with pytest.raises(
-        ValueError, match="Message 0 of document 1 .* expected a role and content"
-    ):  # before the first text
-        iterate_documents([CHAT[0], [{"role": "user"}]], 0, chat_tokenizer)
+            load_documents(CHAT, "train", given, streaming)
 
 
 def test_a_message_that_calls_tools_may_have_no_text(chat_tokenizer):

@@ -10,16 +10,10 @@ from texts import VOCAB
 from transformers import GemmaConfig, LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import densify, save_pretrained, sparsify
-from optimum_neuronal.data.calibration import with_bos
 from optimum_neuronal.data.documents import Documents
+from optimum_neuronal.data.token_windows import with_bos
 from optimum_neuronal.evaluation import perplexity as evaluation
-from optimum_neuronal.evaluation.perplexity import (
-    as_model,
-    begin_with_bos,
-    evaluate_perplexity,
-    load_windows,
-    name_test_sets,
-)
+from optimum_neuronal.evaluation.perplexity import as_model, evaluate_perplexity, load_windows, name_test_sets
 
 
 CONFIG = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -44,8 +38,10 @@ def test_windows_that_begin_with_bos(model):
     found = evaluate_perplexity(model, tokenizer, [text(ids.tolist())], seq_length=8, add_bos=True)
     assert found == pytest.approx(expected, rel=1e-5)
     loaded = [load_windows(GemmaConfig(), tokenizer, [text(ids.tolist())], 8, add_bos=bos) for bos in (None, False)]
-    assert torch.equal(loaded[0], windows) and [begin_with_bos(ids, tokenizer) for ids in loaded] == [True, False]
-    assert not begin_with_bos(windows, make_tokenizer())
+    assert torch.equal(loaded[0].ids, windows) and [found.begin_with_bos for found in loaded] == [True, False]
+    passed = [load_windows(GemmaConfig(), given, windows) for given in (tokenizer, make_tokenizer())]
+    assert [found.begin_with_bos for found in passed] == [True, False]
+    assert load_windows(GemmaConfig(), None, loaded[0]) is loaded[0]
 
 
 def random_ids(*shape, seed=0):
@@ -98,7 +94,7 @@ class TestValue:
         assert forwards == [(1, 32)] * 2, "the model's length"
 
     def test_the_datasets_own_number_of_windows(self, model, tokenizer, forwards, monkeypatch):
-        documents = Documents([text(random_ids(100))], "c4", separator=" ", max_windows=4)
+        documents = Documents([text(random_ids(100))], "c4", tokenizer, separator=" ", max_windows=4)
         roles = []
         monkeypatch.setattr(evaluation, "load_documents", lambda _name, role, *_: roles.append(role) or documents)
         evaluate_perplexity(model, tokenizer, "c4", 10)

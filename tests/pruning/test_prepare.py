@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.compat import hf_private
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prepare as preparing
-from optimum_neuronal.pruning.prepare import exclusive, identity, prepare
+from optimum_neuronal.pruning.prepare import draw_calibration, exclusive, identity, prepare
 
 
 def config(**fields):
@@ -40,10 +41,21 @@ def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
             attempt()
 
 
-@pytest.mark.parametrize("dataset", [{"input_ids": [[1]]}, (row for row in ()), [b"a"], [["a"]]])
-def test_data_that_cannot_serve_are_named_before_a_tokenizer_is_missed(dataset, llama):
-    with pytest.raises(TypeError, match="is not supported|expected a string"):
-        prepare(llama, config(), dataset)
+def test_several_datasets_have_equal_parts_from_the_first_sequence_on(llama, tokenizer, tmp_path):
+    """Each gives the windows that it gives alone."""
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for name, start in zip(names, (0, 100)):
+        Path(name).write_text(" ".join(f"w{start + i % 100}" for i in range(400)))
+
+    def draw(dataset, num_samples):
+        own = config(num_samples=num_samples, num_alignment_samples=2, seq_length=8, dataset=dataset)
+        return draw_calibration(llama, own, tokenizer)
+
+    both, (first, second) = draw(names, 5), [draw(name, 3) for name in names]
+    assert torch.equal(both.ids[::2], first.ids) and torch.equal(both.ids[1::2], second.ids[:2])
+    assert torch.equal(both.held_out, torch.cat([first.held_out[:2], second.held_out[:2]]))
+    assert torch.equal(draw(names, 4).ids, both.ids[:4]) and both.to_dict()["source"] == "a.txt and b.txt"
+    assert torch.equal(draw(names[:1], 3).ids, first.ids)
 
 
 def test_the_config_of_the_report_names_data_that_replace_its_own(ids, tokenizer, tmp_path):

@@ -10,7 +10,7 @@ from by_hand import make_block
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.display import display_name
-from optimum_neuronal.data.calibration import CalibrationSet
+from optimum_neuronal.data.token_windows import TokenWindows
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.change import NewWeight, Zeros
 from optimum_neuronal.model.projections import Block
@@ -58,8 +58,9 @@ def test_what_was_requested_and_what_was_found():
 def test_what_is_published_names_no_folder(tmp_path):
     own = tmp_path / "own.jsonl"
     own.write_text("{}")
-    report = report_of({}, CalibrationSet(torch.zeros(3, 16, dtype=torch.int64), "own.jsonl", "documents"), str(own))
+    report = report_of({}, TokenWindows(torch.zeros(3, 16, dtype=torch.int64), "own.jsonl", "documents"), str(own))
     assert report.config["dataset"] == "own.jsonl" and report.calibration["num_samples"] == 3
+    assert report_of({}, dataset=["c4", str(own)]).config["dataset"] == ["c4", "own.jsonl"]
     assert str(tmp_path) not in str(report.to_dict())
     for folder, column in product([tmp_path, "/no/such/folder"], ["", ":text"]):
         assert display_name(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"

@@ -1,0 +1,109 @@
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from conftest import make_tokenizer
+from texts import VOCAB
+from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, RobertaConfig
+
+from optimum_neuronal.data.calibration import take_sequences
+from optimum_neuronal.data.token_ids import as_token_ids, padding_ids
+from optimum_neuronal.data.token_windows import TokenWindows, interleave, resolve_bos, resolve_seq_length
+
+
+def test_windows_of_several_datasets_take_turns():
+    """Each has an equal part; the first ones have one more if it does not come out even. Short ones are repeated."""
+    long, short = (torch.arange(start, start + 2 * count).view(count, 2) for start, count in ((0, 5), (100, 1)))
+    parts = [
+        TokenWindows(long, "a", "documents", 0, held_out=long[3:]),
+        TokenWindows(short, "b", "stream", 0, held_out=short),
+        TokenWindows(long + 50, "c", "documents", 0),
+    ]
+    found = interleave(parts, 5, 4)
+    assert found.ids[:, 0].tolist() == [0, 100, 50, 2, 100]
+    assert torch.equal(found.held_out, torch.cat([long[3:], short]))
+    assert (found.source, found.drawn_from, found.seed) == ("a and b and c", "documents and stream", 0)
+    assert torch.equal(interleave(parts, 3, 4).ids, found.ids[:3]) and interleave(parts[:1], 5, 4) is parts[0]
+
+
+def test_gemma_models_get_bos_unless_told_otherwise():
+    tokenizer, without = make_tokenizer(bos_token="w9"), make_tokenizer()
+    llama, gemma, gemma3 = LlamaConfig(), GemmaConfig(), Gemma3Config()
+    for config, given, add_bos, expected in (
+        (llama, tokenizer, None, None),
+        (llama, tokenizer, True, 9),
+        (gemma, tokenizer, None, 9),
+        (gemma, tokenizer, False, None),
+        (gemma3, tokenizer, None, 9),
+        (gemma, without, None, None),
+        (gemma, None, None, gemma.bos_token_id),
+    ):
+        assert resolve_bos(config, given, add_bos) == expected
+    with pytest.raises(ValueError, match="add_bos is True, but the tokenizer has no BOS token"):
+        resolve_bos(llama, without, True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(3, 8, dtype=torch.int64), "num_samples=4, but there are 3 sequences"),
+        (torch.zeros(4, 9, dtype=torch.int64), "seq_length=8, but the sequences of token ids have 9 tokens"),
+        (torch.zeros(4, 8), "integers"),
+        (torch.zeros(4, 8, dtype=torch.bool), "integers"),
+        (torch.zeros(8, dtype=torch.int64), "shape"),
+        (np.zeros((0, 8), int), "shape"),
+        ([[1, 2], [3]], "rows of equal length"),
+        ([[0] * 7 + [-1]] * 4, f"vocabulary has {VOCAB} entries"),
+        ([[0] * 7 + [VOCAB]] * 4, f"vocabulary has {VOCAB} entries"),
+    ],
+)
+def test_unsuitable_token_ids(ids, message):
+    with pytest.raises(ValueError, match=message):
+        take_sequences(as_token_ids(ids, 8), 4, VOCAB)
+
+
+def test_token_ids():
+    ids = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    readonly = np.array(ids)
+    readonly.setflags(write=False)
+    dataset = datasets.Dataset.from_dict({"input_ids": ids})
+    columns = (dataset["input_ids"], dataset.with_format("torch")["input_ids"])
+    rows = [torch.tensor(row) for row in ids]
+    for given in (torch.tensor(ids), np.array(ids, np.uint16), readonly, ids, rows, *columns):
+        result = take_sequences(as_token_ids(given), 2, VOCAB)
+        assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
+        assert result.drawn_from == "token ids" and result.seed is None
+    assert as_token_ids(np.array(["a text"])) is None
+
+
+def test_padded_token_ids_raise():
+    """Two tokens of padding, or of the end of a text, at an end of a row. One ends a text."""
+    row, config = [5, 6, 7, 8], LlamaConfig(pad_token_id=0, eos_token_id=[2, 3])
+    own = SimpleNamespace(pad_token_id=9, eos_token_id=None)
+    assert padding_ids(config) == {0, 2, 3} and padding_ids(config, own) == {0, 2, 3, 9}
+    for padded, token in (([5, 6, 0, 0], 0), ([3, 3, 3, 8], 3), ([9, 9, 5, 6], 9)):
+        with pytest.raises(
+            ValueError, match=f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
+        ):
+            as_token_ids([row, padded], padding=padding_ids(config, own))
+        assert as_token_ids([row, padded]).tolist() == [row, padded]
+    for good in (row, [5, 6, 7, 2], [0, 6, 0, 0, 7, 8]):
+        assert as_token_ids([good], padding=padding_ids(config, own)).tolist() == [good]
+
+
+def test_resolve_seq_length():
+    """Positions that start after the padding leave fewer tokens."""
+    roberta = RobertaConfig(max_position_embeddings=66, pad_token_id=1)
+    for config, given, length in (
+        (LlamaConfig(max_position_embeddings=4096), None, 2048),
+        (LlamaConfig(max_position_embeddings=512), None, 512),
+        (GPT2Config(n_positions=1024), None, 1024),
+        (LlamaConfig(max_position_embeddings=4096), 4096, 4096),
+        (roberta, None, 64),
+    ):
+        assert resolve_seq_length(config, given) == length
+    for config, bad, most in ((LlamaConfig(max_position_embeddings=512), 0, 512), (roberta, 65, 64)):
+        with pytest.raises(ValueError, match=f"of {bad} tokens do not fit: this model allows 2 to {most} tokens"):
+            resolve_seq_length(config, bad)
