@@ -23,7 +23,7 @@ from markdown_files import BLOCK, DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, convert_checkpoint
-from optimum_neuronal.data import documents
+from optimum_neuronal.data.known_datasets import KnownDataset
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.training import finetune_setup
@@ -81,16 +81,17 @@ def cheap(monkeypatch):
         check(config)
 
     def load_dataset(path, *args, **kwargs):
-        if kwargs.get("data_files"):
+        if kwargs.get("data_files") not in (None, "hub.json"):
             return load(path, *args, **kwargs)
-        return datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
+        made = datasets.Dataset.from_dict({"text": [TEXT], "sentence": [TEXT]})
+        return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
     small = {"seq_length": 16, "bf16": False}  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
     monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 2)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(documents, "_download", lambda *_: None)
+    monkeypatch.setattr(KnownDataset, "download", lambda *_: "hub.json")
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)
     for owner in (NeuronALPruner, transformers.PreTrainedModel):
         monkeypatch.setattr(owner, "push_to_hub", lambda *_, **__: None)

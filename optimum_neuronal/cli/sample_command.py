@@ -5,8 +5,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from ..data.documents import text_tokenizer
 from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
+from ..data.token_windows import text_tokenizer
 from ..files.atomic import write_atomically
 from ..files.directories import check_writable
 from ..files.identity import checksum

@@ -11,8 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..config.neuronal_config import NeuronALConfig
-from ..data.token_ids import as_token_ids
-from ..data.token_windows import TokenWindows
+from ..data.token_windows import TokenWindows, as_token_ids
 from ..evaluation.tasks import check_answers, evaluate_tasks
 from ..evaluation.test_sets import load_tests, measure
 from ..files.identity import versions

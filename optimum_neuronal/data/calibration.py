@@ -1,4 +1,4 @@
-"""Calibration sequences: drawn from text with a seed, or taken from token ids."""
+"""Draws calibration windows from text with a seed."""
 
 import random
 from typing import Any
@@ -11,14 +11,6 @@ from .token_windows import TokenWindows, check_vocabulary, with_bos
 
 EXTRA_WINDOWS = 4  # further windows that are drawn, to measure the model on
 SPAN = 16  # windows overlap if one holds the other's first or last 16 tokens (a quarter of them, if that is less)
-
-
-def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> TokenWindows:
-    """Return the first `num_samples` of the caller's token ids, int64 of shape (N, L)."""
-    if len(ids) < num_samples:
-        raise ValueError(f"num_samples={num_samples}, but there are {len(ids)} sequences of token ids.")
-    check_vocabulary(ids[:num_samples], vocab_size)
-    return TokenWindows(ids[:num_samples], f"token ids of shape {tuple(ids.shape)}", "token ids")
 
 
 def draw_windows(

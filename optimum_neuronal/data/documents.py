@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import is_offline_mode
-from transformers import ProcessorMixin
 
 from ..common.connection import check_connection
 from .conversations import PAIR, are_conversations, find_template, render
 from .known_datasets import BUILDERS, KNOWN_DATASETS, parse_name
+from .token_windows import text_tokenizer
 
 
 STREAM_DOCUMENTS = 10_000  # read from a stream, to draw calibration sequences or to test
@@ -92,11 +92,6 @@ class Documents:
         return [token for text in self for token in self.tokenize(text, bos)]
 
 
-def text_tokenizer(tokenizer: Any) -> Any:
-    """Return the tokenizer of a processor, or the given tokenizer."""
-    return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
-
-
 def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, streaming: bool = False) -> Documents:
     """Open a text dataset of any kind that this module's docstring lists; raise if it holds no text.
 
@@ -116,10 +111,8 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, st
     else:
         documents = _column_of(dataset)
     if documents.is_stream and not streaming:
-        entries = list(islice(documents.entries, STREAM_DOCUMENTS))
-        documents = replace(
-            documents, entries=entries, source=f"the first {len(entries)} documents of {documents.source}"
-        )
+        first = list(islice(documents.entries, STREAM_DOCUMENTS))
+        documents = Documents(first, f"the first {len(first)} documents of {documents.source}")
     documents = replace(documents, tokenizer=tokenizer)
     if are_conversations(documents.entries):
         documents = replace(documents, separator="", template=find_template(tokenizer, documents.source))

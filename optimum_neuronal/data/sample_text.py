@@ -14,8 +14,7 @@ from ..common.randomness import preserve_rng_state
 from ..common.validation import check_count, check_number
 from ..compat.hf_private import execution_device
 from ..files.records import Records
-from .documents import text_tokenizer
-from .token_windows import resolve_seq_length
+from .token_windows import resolve_seq_length, text_tokenizer
 
 
 BATCH_SIZE = 32  # samples that are written at a time; another number would give other text

@@ -1,16 +1,15 @@
-"""`TokenWindows`: what models read. And what fits a model: BOS tokens, vocabularies and sequence lengths."""
+"""`TokenWindows`: what models read; how BOS, vocabulary and length fit a model; and token ids that the caller passes."""
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
-
-from .documents import text_tokenizer
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
 # Families (`model_type`) whose position ids start after the padding id.
@@ -67,6 +66,11 @@ def interleave(parts: Sequence[TokenWindows], count: int, held_out: int) -> Toke
     )
 
 
+def text_tokenizer(tokenizer: Any) -> Any:
+    """Return the tokenizer of a processor, or the given tokenizer."""
+    return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+
+
 def resolve_bos(model_config: Any, tokenizer: Any, add_bos: bool | None = None) -> int | None:
     """Return the BOS token to put at the start of every window, or None.
 
@@ -110,3 +114,52 @@ def resolve_seq_length(model_config: Any, seq_length: int | None = None) -> int:
         allowed = f"2 to {most}" if most else "at least 2"
         raise ValueError(f"Sequences of {seq_length} tokens do not fit: this model allows {allowed} tokens.")
     return seq_length
+
+
+def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> TokenWindows:
+    """Return the first `num_samples` of the caller's token ids, int64 of shape (N, L)."""
+    if len(ids) < num_samples:
+        raise ValueError(f"num_samples={num_samples}, but there are {len(ids)} sequences of token ids.")
+    check_vocabulary(ids[:num_samples], vocab_size)
+    return TokenWindows(ids[:num_samples], f"token ids of shape {tuple(ids.shape)}", "token ids")
+
+
+def as_token_ids(dataset: Any, seq_length: int | None = None, padding: Collection[int] = ()) -> torch.Tensor | None:
+    """Return a tensor, array or sequence of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets.
+
+    Raise `ValueError` if a row begins or ends with two tokens of `padding`, see [`padding_ids`].
+    """
+    is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
+    if not _holds_token_ids(next(iter(dataset), None) if is_list else dataset):
+        return None
+    # np.array copies: torch would warn about a read-only array
+    rows = [row if isinstance(row, torch.Tensor) else torch.from_numpy(np.array(row)) for row in dataset]
+    if not rows or any(row.shape != rows[0].shape for row in rows):
+        raise ValueError(f"Token ids need shape (N, L), but are {len(rows)} rows, not of equal length.")
+    ids = torch.stack(rows).cpu()
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.dim() != 2 or not ids.numel():
+        raise ValueError(f"Token ids need to be integers of shape (N, L), but are {ids.dtype} of {tuple(ids.shape)}.")
+    if seq_length not in (None, ids.shape[1]):
+        raise ValueError(f"seq_length={seq_length}, but the sequences of token ids have {ids.shape[1]} tokens.")
+    for token in padding:
+        padded = (ids[:, :2] == token).all(dim=1) | (ids[:, -2:] == token).all(dim=1)
+        if bool(padded.any()):
+            raise ValueError(
+                f"{int(padded.sum())} of {len(ids)} rows of token ids are padded with token {token}: pass rows without padding, "
+                "or the text itself."
+            )
+    return ids.to(torch.int64)
+
+
+def _holds_token_ids(row: Any) -> bool:
+    """Return False for a text, a list or array of texts, and a conversation."""
+    if isinstance(row, (list, tuple)):
+        return len(row) > 0 and not isinstance(row[0], (str, Mapping))
+    return isinstance(row, torch.Tensor) or isinstance(row, np.ndarray) and row.dtype.kind not in "OSU"
+
+
+def padding_ids(model_config: Any, tokenizer: Any = None) -> set[int]:
+    """Return the ids that rows may be padded with: padding and end-of-text tokens."""
+    sources = (model_config.get_text_config(), text_tokenizer(tokenizer))
+    found = [getattr(source, name, None) for source in sources for name in ("pad_token_id", "eos_token_id")]
+    return {i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None}

@@ -17,8 +17,15 @@ from ..common.progress import progress
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
 from ..data.documents import load_documents
-from ..data.token_ids import as_token_ids, padding_ids
-from ..data.token_windows import TokenWindows, check_vocabulary, resolve_bos, resolve_seq_length, with_bos
+from ..data.token_windows import (
+    TokenWindows,
+    as_token_ids,
+    check_vocabulary,
+    padding_ids,
+    resolve_bos,
+    resolve_seq_length,
+    with_bos,
+)
 from ..model.load_model import load_model
 from ..model.tokenizers import find_tokenizer
 

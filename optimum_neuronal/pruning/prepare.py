@@ -22,9 +22,16 @@ from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..compat import hf_private
 from ..config.neuronal_config import Methods, NeuronALConfig
-from ..data.calibration import EXTRA_WINDOWS, draw_windows, take_sequences
-from ..data.token_ids import as_token_ids, padding_ids
-from ..data.token_windows import TokenWindows, interleave, resolve_bos, resolve_seq_length
+from ..data.calibration import EXTRA_WINDOWS, draw_windows
+from ..data.token_windows import (
+    TokenWindows,
+    as_token_ids,
+    interleave,
+    padding_ids,
+    resolve_bos,
+    resolve_seq_length,
+    take_sequences,
+)
 from ..files.identity import checksum, checksum_ids, versions
 from ..files.records import Records
 from ..model.projections import Block, Decoder

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ..common.notes import get_logger
-from ..data.documents import load_documents, text_tokenizer
-from ..data.token_windows import TokenWindows, check_vocabulary, interleave, with_bos
+from ..data.documents import load_documents
+from ..data.token_windows import TokenWindows, check_vocabulary, interleave, text_tokenizer, with_bos
 
 
 logger = get_logger(__name__)

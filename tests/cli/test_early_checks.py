@@ -10,7 +10,10 @@ COMMANDS = (
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
-    ((*PRUNE, "--dry-run", "--evaluate", "notes.xyz"), "'notes.xyz' does not exist, or does not end in .txt"),
+    (
+        (*PRUNE, "--dry-run", "--evaluate", "notes.xyz"),
+        "'notes.xyz' does not exist, or is not a single file that ends in .txt",
+    ),
     ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone does not exist"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),

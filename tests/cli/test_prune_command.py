@@ -59,9 +59,9 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
     measured, measure = [], test_sets.evaluate_perplexity
 
-    def first_is_made_up(model, tokenizer, ids, batch_size):
-        measured.append(ids)
-        return dense_value if len(measured) == 1 else measure(model, tokenizer, ids)
+    def first_is_made_up(model, tokenizer, windows, batch_size):
+        measured.append(windows.ids)
+        return dense_value if len(measured) == 1 else measure(model, tokenizer, windows)
 
     monkeypatch.setattr(test_sets, "evaluate_perplexity", first_is_made_up)
     given = (

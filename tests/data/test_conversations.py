@@ -116,51 +116,36 @@ def test_nulls_are_empty_and_other_roles_are_kept(chat_tokenizer):
     assert list(load_documents(chat, tokenizer=chat_tokenizer)) == ["", "", "w9 w1 w20 w21 w2 w22 w3 w40 "]
 
 
-def with_second(entry):
-    return [CHAT[0], entry]
-
-
 IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
 
 
 @pytest.mark.parametrize(
-    ("dataset", "message"),
+    ("second", "message"),
     [
-        (
-            with_second([{"role": "user"}]),
-            r"^Message 0 of document 1 of a list of 2 conversations is {'role': 'user'}: exp",
-        ),
-        (
-            with_second([*CHAT[0], "w1"]),
-            r"^Message 2 of document 1 of .* is 'w1': expected a role and content, both text",
-        ),
-        (with_second([{"role": "user", "content": None}]), "^Message 0 of document 1 .* expected a role and content"),
-        (with_second(IMAGE), "^Message 0 of document 1 .* expected a role and content, both text"),
-        (
-            with_second("w1"),
-            r"^Expected a list of messages, such as .*, but document 1 of a list of 2 conversations is 'w1'\.$",
-        ),
-        (
-            with_second([{"role": "system", "content": "w1"}]),
-            "template does not accept document 1 of .* tokenizer.chat_template. .No system messages",
-        ),
-        (CHAT[0], r"^Expected a list of messages, .*, but document 0 of a list of 2 conversations is {'role'"),
-        (
-            datasets.Dataset.from_dict({"prompt": ["w1"], "completion": [None]}),
-            "^Message 1 of document 0 of a datasets",
-        ),
+        ([{"role": "user"}], r"^Message 0 of document 1 of a list of 2 conversations is {'role': 'user'}: exp"),
+        ([*CHAT[0], "w1"], r"^Message 2 of document 1 of .* is 'w1': expected a role and content, both text"),
+        ([{"role": "user", "content": None}], "^Message 0 of document 1 .* expected a role and content"),
+        (IMAGE, "^Message 0 of document 1 .* expected a role and content, both text"),
+        ("w1", r"^Expected a list of messages, such as .*, but document 1 of a list of 2 conversations is 'w1'\.$"),
+        ([{"role": "system", "content": "w1"}], "does not accept document 1 of .* .No system messages"),
     ],
 )
-def test_malformed_conversations(dataset, message, chat_tokenizer):
+def test_malformed_conversations(second, message, chat_tokenizer):
     with pytest.raises(ValueError, match=message):
-        list(load_documents(dataset, tokenizer=chat_tokenizer))
+        list(load_documents([CHAT[0], second], tokenizer=chat_tokenizer))
 
 
-def test_lists_of_other_things(chat_tokenizer):
-    with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
-        load_documents(datasets.Dataset.from_dict({"messages": [["w1"]]}), tokenizer=chat_tokenizer)
-    with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
-        draw([["w1"]], chat_tokenizer)
+def test_other_malformed_data(chat_tokenizer):
+    nothing = datasets.Dataset.from_dict({"prompt": ["w1"], "completion": [None]})
+    for given, message in (
+        (CHAT[0], "^Expected a list of messages, "),
+        (nothing, "^Message 1 of document 0 of a dat"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_documents(given, tokenizer=chat_tokenizer)
+    for given in (datasets.Dataset.from_dict({"messages": [["w1"]]}), [["w1"]]):
+        with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
+            load_documents(given, tokenizer=chat_tokenizer)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

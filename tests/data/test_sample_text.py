@@ -111,13 +111,10 @@ def test_bad_arguments(given, message, model, tokenizer):
         next(sample_text(model, tokenizer, **given))
 
 
-def test_a_template_with_nothing_around_the_users_turn(model):
-    """As DialoGPT's: the first token is that of a document."""
+def test_unusual_templates(model):
+    """With nothing around the user's turn, as DialoGPT's, the first token is that of a document."""
     template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     rows = [*sample_text(model, make_tokenizer(chat_template=template, eos_token="w250"), 4, max_length=16)]
     assert rows and all(message["content"] for row in rows for message in row["messages"])
-
-
-def test_a_template_without_the_users_turn(model):
     with pytest.raises(ValueError, match="leaves out the user's turn"):
         next(sample_text(model, make_tokenizer(chat_template="w1"), 1, max_length=8))

@@ -8,9 +8,15 @@ from conftest import make_tokenizer
 from texts import VOCAB
 from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, RobertaConfig
 
-from optimum_neuronal.data.calibration import take_sequences
-from optimum_neuronal.data.token_ids import as_token_ids, padding_ids
-from optimum_neuronal.data.token_windows import TokenWindows, interleave, resolve_bos, resolve_seq_length
+from optimum_neuronal.data.token_windows import (
+    TokenWindows,
+    as_token_ids,
+    interleave,
+    padding_ids,
+    resolve_bos,
+    resolve_seq_length,
+    take_sequences,
+)
 
 
 def test_windows_of_several_datasets_take_turns():
@@ -54,7 +60,7 @@ def test_gemma_models_get_bos_unless_told_otherwise():
         (torch.zeros(4, 8, dtype=torch.bool), "integers"),
         (torch.zeros(8, dtype=torch.int64), "shape"),
         (np.zeros((0, 8), int), "shape"),
-        ([[1, 2], [3]], "rows of equal length"),
+        ([[1, 2], [3]], "2 rows, not of equal length"),
         ([[0] * 7 + [-1]] * 4, f"vocabulary has {VOCAB} entries"),
         ([[0] * 7 + [VOCAB]] * 4, f"vocabulary has {VOCAB} entries"),
     ],

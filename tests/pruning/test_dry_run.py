@@ -95,7 +95,6 @@ CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
     ("dataset", "options", "error"),
     [
         ("chats.json", {}, ValueError),
-        ("chats", {}, ValueError),
         ("short.txt", {}, ValueError),
         ("text.txt", {"num_samples": 1000}, ValueError),  # enough for some sequences
         ("missing.txt", {}, (ValueError, OSError)),
@@ -106,9 +105,7 @@ CHATS = [{"messages": [{"role": "user", "content": "w1 w2"}]}]
 @pytest.mark.usefixtures("text")
 def test_what_a_prune_refuses_is_refused(dataset, options, error, tmp_path):
     """With the same message."""
-    (tmp_path / "chats").mkdir()
-    for path in ("chats.json", "chats/chats.json"):
-        (tmp_path / path).write_text(json.dumps(CHATS))
+    (tmp_path / "chats.json").write_text(json.dumps(CHATS))
     (tmp_path / "short.txt").write_text("w1 w2")
     own, messages = config(dataset=str(tmp_path / dataset), topup="uniform", **options), []
     directory = saved(tmp_path)

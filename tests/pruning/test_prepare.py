@@ -44,8 +44,9 @@ def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
 def test_several_datasets_have_equal_parts_from_the_first_sequence_on(llama, tokenizer, tmp_path):
     """Each gives the windows that it gives alone."""
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
-    for name, start in zip(names, (0, 100)):
-        Path(name).write_text(" ".join(f"w{start + i % 100}" for i in range(400)))
+    for seed, name in enumerate(names):
+        words = torch.randint(60, (400,), generator=torch.Generator().manual_seed(seed))
+        Path(name).write_text(" ".join(f"w{word}" for word in words))
 
     def draw(dataset, num_samples):
         own = config(num_samples=num_samples, num_alignment_samples=2, seq_length=8, dataset=dataset)
