@@ -77,9 +77,11 @@ def test_means_have_no_figures_and_no_model(run, tmp_path):
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comparison.md").write_text("mine")
+    (tmp_path / "own.json").write_text('{"dataset": ["c4", "ptb"]}')
     for arguments, message in (
         (("--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
         (("--sparsity", "70"), "sparsities is 70"),
+        (("--config", "own.json"), "compare calibrates on one dataset at a time"),
         (("--output", "."), "comparison.md was not written by a comp.* --overwrite"),
     ):
         with pytest.raises(SystemExit, match=message):
