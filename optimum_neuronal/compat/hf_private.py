@@ -45,29 +45,15 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
     return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
 
 
-# Loading: the hooks of a quantizer.
+# Loading.
 
 
-class EarlyQuantizer(HfQuantizer):
-    """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
+class PlainQuantizer(HfQuantizer):
+    """A quantizer of models that can be saved and trained."""
 
-    transformers 5.17 calls the first hook, 5.18 to 5.20 both, 5.23 the second. The model can be saved and trained.
-    """
-
-    def see_config(self, config: PreTrainedConfig) -> None:
-        raise NotImplementedError
-
-    def update_tp_plan(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        self.see_config(config)
-        return config
-
-    update_attn_implementation = update_tp_plan
+    is_trainable = True
 
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
         return True
 
 
@@ -206,6 +192,11 @@ def chooses_experts_function(module: nn.Module) -> bool:
     """Return True for experts, all of them in this process, whose forward is looked up in the registry at every call."""
     looks_up = hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
     return looks_up and not getattr(module, "_is_expert_parallel", False)
+
+
+def own_experts_forward(experts: nn.Module) -> Callable:
+    """Return the forward that the family itself has for its experts."""
+    return type(experts).forward.__wrapped__
 
 
 def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig | None:

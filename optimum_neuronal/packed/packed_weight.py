@@ -13,7 +13,7 @@ import torch
 
 from ..model.change import PackedMask
 from ..native.library import find_kernel, warn_without_kernel
-from .row_blocks import BLOCK, SCRATCH_ROWS, multiply_by_blocks, row_blocks
+from .sparse_matrix import BLOCK, SCRATCH_ROWS, SparseMatrix, row_blocks
 
 
 FORMAT = "sparse"  # the name of this format in files
@@ -25,30 +25,6 @@ WORD = 64  # elements whose bits are read together
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
 MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
-
-
-class SparseMatrix:
-    """What the layouts of a sparse weight share."""
-
-    values: torch.Tensor
-    shape: tuple[int, ...]  # of the dense weight
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return sum(part.nbytes for part in vars(self).values() if isinstance(part, torch.Tensor))
-
-    @property
-    def row_count(self) -> int:
-        return math.prod(self.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -110,11 +86,9 @@ class PackedWeight(SparseMatrix):
         return {STORED + "mask": self.mask, STORED + "values": self.values}
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return mask, values and offsets, as operations take them."""
         return self.mask, self.values, self.offsets
 
     def check_tensors(self) -> None:
-        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
         _check_tensors({"mask": self.mask, "values": self.values, "offsets": self.offsets}, self.shape, self.dtype)
 
     def check(self) -> None:
@@ -133,33 +107,22 @@ class PackedWeight(SparseMatrix):
                 f"its offsets don't fit the number of values that its bitmask keeps in row {int(wrong[0])}"
             )
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, for W (rows, in), x (count, in) and bias (rows,), which share dtype and device.
-
-        x and bias must be contiguous. Sums are taken in float32, in a fixed order.
-        """
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         kernel = find_kernel() if x.device.type == "cpu" else None
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
         if kernel is not None and len(x) <= most:
-            return kernel.linear(x, *self.tensors(), bias)
+            return kernel.multiply(x, *self.tensors(), bias)
         if kernel is None and x.device.type == "cpu":
             warn_without_kernel()
         # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
         together = SCRATCH_ROWS if kernel else BLOCK // max(1, x.shape[1])
-        return multiply_by_blocks(x, self.row_count, bias, self.fill, together)
-
-    def unpack(self) -> torch.Tensor:
-        """Return the dense weight, of its shape and dtype, on its device."""
-        dense = torch.empty(self.row_count, self.shape[-1], dtype=self.dtype, device=self.device)
-        self.fill(slice(0, len(dense)), dense)
-        return dense.view(self.shape)
+        return self.multiply_by_blocks(x, bias, together)
 
     def fill(self, rows: slice, dense: torch.Tensor) -> None:
-        """Unpack rows into a contiguous tensor of shape (rows of the slice, in)."""
         mask, offsets = self.mask[rows], self.offsets[rows.start : rows.stop + 1]
         kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
         if kernel is not None:
-            kernel.unpack(mask, self.values, offsets, dense)
+            kernel.to_dense(mask, self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
         source = self.values.view(integers)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
+from ..compat.buffer_module import inherit_hooks
 from .packed_experts import is_packable, put_stack, stack_names, take_stack
 from .packed_linear import PackedLinear, is_linear
-from .packed_module import PackedModule, inherit_hooks
+from .packed_module import PackedModule
 from .packed_weight import FORMAT, PackedWeight, check_shape, swapped
 
 
@@ -113,10 +114,9 @@ def keeps_transposed(model: nn.Module, path: str) -> bool:
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace a module with another one wherever the model holds it."""
-    for parent in model.modules():
-        for key, child in parent._modules.items():
-            if child is old:
-                parent._modules[key] = new
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is old]
+    for name in names:
+        model.set_submodule(name, new)
 
 
 def _find(model: nn.Module, path: str) -> tuple[nn.Module, str, nn.Module | nn.Parameter]:

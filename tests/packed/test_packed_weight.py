@@ -11,7 +11,7 @@ from profiles import examples
 
 from optimum_neuronal.packed import packed_weight
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
-from optimum_neuronal.packed.row_blocks import row_blocks
+from optimum_neuronal.packed.sparse_matrix import row_blocks
 
 
 def test_known_layout():
@@ -36,7 +36,7 @@ def test_weights_of_any_bits_come_back(shape, dtype, density, seed):
     packed = PackedWeight.pack(weight)
     if weight.numel() and dtype in DTYPES:
         packed.check()
-    assert torch.equal(bits(packed.unpack()), bits(weight)) and len(packed.values) == count_kept(weight)
+    assert torch.equal(bits(packed.to_dense()), bits(weight)) and len(packed.values) == count_kept(weight)
 
 
 def test_more_than_one_block(monkeypatch):
@@ -46,7 +46,7 @@ def test_more_than_one_block(monkeypatch):
     again = PackedWeight.pack(weight)
     again.check()
     assert torch.equal(again.mask, whole.mask) and torch.equal(bits(again.values), bits(whole.values))
-    assert torch.equal(bits(again.unpack()), bits(weight))
+    assert torch.equal(bits(again.to_dense()), bits(weight))
 
 
 @pytest.mark.parametrize("rows, columns", [(150, 70), (128, 64), (1, 1), (3, 200)])
@@ -56,11 +56,11 @@ def test_parts_of_rows_come_back(rows, columns):
     parts = [weight.rows(first, last) for first, last in zip(bounds, bounds[1:])]
     for part, first, last in zip(parts, bounds, bounds[1:]):
         part.check()
-        assert torch.equal(part.unpack(), dense[first:last])
-        assert torch.equal(weight.window(first, last).unpack(), dense[first:last])
+        assert torch.equal(part.to_dense(), dense[first:last])
+        assert torch.equal(weight.window(first, last).to_dense(), dense[first:last])
     joined = PackedWeight.joined(parts)
     joined.check()
-    assert torch.equal(joined.unpack(), dense)
+    assert torch.equal(joined.to_dense(), dense)
 
 
 def test_stored_and_converted():
@@ -68,10 +68,10 @@ def test_stored_and_converted():
     weight = PackedWeight.pack(dense)
     again = PackedWeight.of_stored(weight.stored(), weight.shape, weight.dtype)
     again.check()
-    assert torch.equal(again.unpack(), dense) and again.nbytes == weight.nbytes
+    assert torch.equal(again.to_dense(), dense) and again.nbytes == weight.nbytes
     half = weight.to(dtype=torch.float16)
     half.check()
-    assert torch.equal(half.unpack(), dense.half())
+    assert torch.equal(half.to_dense(), dense.half())
     with pytest.raises(ValueError, match="it has no values"):
         PackedWeight.of_stored({"packed_mask": weight.mask}, weight.shape, weight.dtype)
 
@@ -80,8 +80,8 @@ def test_without_kernels(monkeypatch):
     x, dense = torch.randn(3, 130), finite((70, 130))
     monkeypatch.setattr(packed_weight, "find_kernel", lambda: None)
     weight = PackedWeight.pack(dense)
-    assert torch.equal(weight.unpack(), dense)
-    check_product(weight.linear(x), x, dense)
+    assert torch.equal(weight.to_dense(), dense)
+    check_product(weight.multiply(x), x, dense)
 
 
 @pytest.mark.parametrize("capability, dtype", [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
@@ -91,7 +91,7 @@ def test_many_rows_of_x_are_multiplied_in_the_dtype_that_is_fast(capability, dty
     multiply, seen = torch.addmm, []
     monkeypatch.setattr(torch, "addmm", lambda *args, out: seen.append(args[2].dtype) or multiply(*args, out=out))
     x, bias, dense = torch.randn(40, 130).bfloat16(), torch.randn(70).bfloat16(), finite((70, 130), torch.bfloat16)
-    check_product(PackedWeight.pack(dense).linear(x, bias), x, dense, bias)
+    check_product(PackedWeight.pack(dense).multiply(x, bias), x, dense, bias)
     assert set(seen) == {dtype}
 
 
