@@ -8,7 +8,7 @@ import torch
 from ..model.change import PackedMask
 from .accelerator import find_kernels
 from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
-from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, row_blocks
+from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
 
 
 GROUP = 32  # slots
@@ -72,16 +72,11 @@ class GroupedWeight(SparseMatrix):
         return self.values, self.index, self.base, self.starts
 
     def check_tensors(self) -> None:
-        slots, rows = len(self.values), self.shape[0]
-        groups = _dtype_of_base(self.shape[1]), slots // GROUP
-        expected = (self.dtype, slots), (torch.uint8, slots), groups, (torch.int32, rows + 1)
-        for tensor, (dtype, size) in zip(self.tensors(), expected):
-            fits = (tensor.dtype, tensor.shape, tensor.device) == (dtype, (size,), self.device)
-            if not fits or not tensor.is_contiguous():
-                raise ValueError(
-                    f"a grouped weight has {tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}: expected contiguous "
-                    f"{dtype} of shape [{size}] on {self.device}"
-                )
+        slots, device = len(self.values), self.device
+        check_tensor("values", self.values, self.dtype, slots, device=device)
+        check_tensor("index", self.index, torch.uint8, slots, device=device)
+        check_tensor("base", self.base, _dtype_of_base(self.shape[1]), slots // GROUP, device=device)
+        check_tensor("starts", self.starts, torch.int32, self.shape[0] + 1, device=device)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if len(x) <= MAX_FUSED_ROWS:

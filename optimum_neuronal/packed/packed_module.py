@@ -58,9 +58,7 @@ class PackedModule(HoldsPackedWeight, BufferModule):
         """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
         self.restore_layout()
         try:
-            matrix = PackedWeight.of_stored(self.held, (self.row_count, self.columns), self.dtype)
-            if not matrix.values.is_meta:
-                matrix.check()
+            matrix = PackedWeight.from_stored(self.held, (self.row_count, self.columns), self.dtype)
         except ValueError as error:
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
         self.held[OFFSETS] = matrix.offsets

@@ -38,11 +38,11 @@ class PackedHeader:
             )
 
     def matrix(self, device: str | None = None) -> PackedWeight:
-        """Return the weight as a matrix, its values not checked yet. Raise `ValueError` if the tensors don't fit."""
+        """Return the weight as a matrix. Raise `ValueError` if it is damaged, as far as the device tells."""
         check_shape(self.shape, self.dtype)
         *lead, columns = swapped(self.shape, self.transposed)
         tensors = {name: part.to(device) for name, part in self.tensors.items()}
-        return PackedWeight.of_stored(tensors, (math.prod(lead), columns), self.dtype)
+        return PackedWeight.from_stored(tensors, (math.prod(lead), columns), self.dtype)
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:

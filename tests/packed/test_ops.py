@@ -61,7 +61,7 @@ def test_what_does_not_fit_raises():
         ((mask, values.bfloat16(), offsets), "but the weight torch.bfloat16"),
         ((mask, values.double(), offsets), "its dtype is torch.float64: expected one of torch.bfloat16"),
         ((mask, values, offsets[1:]), r"expected torch.uint8 and \[3, 16\]"),
-        ((values, mask, offsets, offsets), "a grouped weight has torch.uint8 of shape"),
+        ((values, mask, offsets, offsets), r"its index have dtype torch.uint8 and shape \[4, 16\]"),
     ):
         with pytest.raises(ValueError, match=message):
             known.packed_linear(x, tensors, None)
