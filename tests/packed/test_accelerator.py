@@ -44,12 +44,8 @@ def test_triton_that_does_not_work(monkeypatch, warnings):
     assert len(warnings) == 1 and "RuntimeError: Failed to find C compiler" in warnings[0]
 
 
-def test_devices_that_triton_does_not_know(warnings):
-    assert find("mps") is None
-    assert "there are no kernels for mps" in warnings[0]
-
-
-def test_torch_can_be_forced(monkeypatch, warnings):
+def test_devices_without_kernels(monkeypatch, warnings):
+    assert find("mps") is None and "there are no kernels for mps" in warnings.pop()
     monkeypatch.setenv("OPTIMUM_NEURONAL_KERNEL", "torch")
     assert find("cuda") is None and not warnings
 
