@@ -22,8 +22,9 @@ from torch.nn.functional import linear
 from benchmarks.shared import milliseconds
 from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.display import format_markdown
-from optimum_neuronal.packed import accelerator, ops
+from optimum_neuronal.packed.accelerator import find_kernels
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
+from optimum_neuronal.packed.ops import sparse_linear
 from optimum_neuronal.packed.packed_weight import PackedWeight
 
 
@@ -53,7 +54,7 @@ def random_weight(rows: int, columns: int, sparsity: float, device: torch.device
 
 
 def compiled(vectors: int, architecture: int | str, dtype: torch.dtype = torch.bfloat16, fixed: Mapping = PLAIN):
-    """Compile the kernel of a product with so many vectors, or of unpacking for 0, as for a call with a large weight.
+    """Compile the kernel of a product with so many vectors, or of a dense copy for 0, as for a call with a large weight.
 
     `architecture`: a number for NVIDIA, a name for AMD. `fixed`: arguments that are None or 1, which Triton compiles in.
     """
@@ -63,7 +64,7 @@ def compiled(vectors: int, architecture: int | str, dtype: torch.dtype = torch.b
 
     from optimum_neuronal.packed import triton_kernels
 
-    kernel = triton_kernels._multiply if vectors else triton_kernels._unpack
+    kernel = triton_kernels._multiply if vectors else triton_kernels._fill
     types = dict.fromkeys(("values", "y", "dense", "x", "bias"), f"*{TYPES[dtype]}")
     types |= {"index": "*u8", "base": "*u16", "starts": "*i32", "chosen": "*i64"}
     types |= dict.fromkeys(("count", "rows", "columns", "experts"), "i32")
@@ -170,15 +171,15 @@ def measure(
     weight = random_weight(*shape, sparsity, device).to(dtype)
     packed, copies = PackedWeight.pack(weight), min(64, max(2, COPIES_BYTES // weight.nbytes))
     dense_weights = [weight.clone() for _ in range(copies)]
-    packed_weights = [accelerator.arrange(packed) for _ in range(copies)]
+    packed_weights = [GroupedWeight.from_packed(packed) for _ in range(copies)]
     result = {"share of the dense size": packed_weights[0].nbytes / weight.nbytes}
     for tokens in (1, 2, 4, 8, 64, PROMPT):
         x = torch.randn(tokens, shape[1], device=device).to(dtype)
-        torch.testing.assert_close(ops.linear(packed_weights[0], x), linear(x, weight), rtol=2e-2, atol=0.5)
+        torch.testing.assert_close(packed_weights[0].multiply(x), linear(x, weight), rtol=2e-2, atol=0.5)
         dense = in_graph([partial(linear, x, one) for one in dense_weights], device)
-        sparse = in_graph([partial(ops.linear, one, x) for one in packed_weights], device)
+        sparse = in_graph([partial(sparse_linear, one, x) for one in packed_weights], device)
         result |= {f"dense ms, {tokens}": dense, f"ratio, {tokens}": dense / sparse}
-    result["unpack ms"] = in_graph([partial(ops.unpack, one) for one in packed_weights], device)
+    result["unpack ms"] = in_graph([one.to_dense for one in packed_weights], device)
     return result
 
 
@@ -194,7 +195,7 @@ def main() -> None:
             print(table, end="\n\n", flush=True)
         return
     device = default_device()
-    if device.type != "cuda" or accelerator.find_kernels(device) is None:
+    if device.type != "cuda" or find_kernels(device) is None:
         parser.error(f"the device is {device}: expected a GPU with Triton, or --count, which needs none")
     print(torch.cuda.get_device_name(device))
     rows = []

@@ -50,7 +50,7 @@ def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace) -
         x = torch.randn(tokens, shape[1]).bfloat16()
         times = []
         for _ in range(args.rounds + 1):  # the first warms up
-            times.append((seconds(linear, x, next(dense_weights)), seconds(next(packed_weights).linear, x)))
+            times.append((seconds(linear, x, next(dense_weights)), seconds(next(packed_weights).multiply, x)))
         dense, sparse = (1e3 * statistics.median(column) for column in zip(*times[1:]))
         table.append([str(tokens), f"{dense:.3f}", f"{sparse:.3f}", f"{dense / sparse:.2f}"])
     return table

@@ -65,9 +65,9 @@ def _put_in_place(weights: Weights, stack: ExitStack) -> None:
         stack.enter_context(replaced_forward(module, hf_private.own_forward(module)))  # which reads no weights
         for name, tensor in tensors.items():
             parent, _, last = name.rpartition(".")
-            parameters = module.get_submodule(parent)._parameters
-            stack.callback(parameters.__setitem__, last, parameters[last])
-            parameters[last] = nn.Parameter(tensor, requires_grad=False)
+            owner = module.get_submodule(parent)
+            stack.callback(setattr, owner, last, getattr(owner, last))
+            setattr(owner, last, nn.Parameter(tensor, requires_grad=False))
 
 
 class ChangedWeights(Mapping):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..common.device import full_precision
+from ..compat import hf_private
 from .block_inputs import hooked
 
 
@@ -124,14 +125,14 @@ def observe_inputs(
         def observe(_module, args) -> None:
             inputs = args[0]
             for reference, version, shared in seen:
-                if reference() is inputs and version == inputs._version:
+                if reference() is inputs and version == hf_private.content_version(inputs):
                     observed[name] = shared
                     return
             if inputs.shape[:-1].numel() != batch[0] * batch[1]:
                 return  # only some of the tokens, and it is unknown which
             sums = observed.setdefault(name, statistic())
             sums.update(inputs, batch[0])
-            seen.append((weakref.ref(inputs), inputs._version, sums))
+            seen.append((weakref.ref(inputs), hf_private.content_version(inputs), sums))
 
         return observe
 

@@ -151,7 +151,7 @@ def inspect_checkpoint(
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         dense = weight
         if header is not None:
-            dense = weight.unpack().view(swapped(header.shape, header.transposed))
+            dense = weight.to_dense().view(swapped(header.shape, header.transposed))
         _count(weight, dense, places.find(name) if places else _guess(name, dense.ndim), result)
     if about is not None:
         shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]

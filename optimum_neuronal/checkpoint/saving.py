@@ -113,7 +113,7 @@ def save_pruned(
     or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The
     card's title is the directory's name unless you pass one.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = hf_private.uncompiled(model)
     format = check_saveable(model, format, dtype)
     path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
@@ -182,7 +182,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtyp
         raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
     if format == "packed" and dtype not in (None, *DTYPES):
         raise ValueError(f"The packed format does not support {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-    check_writable_model(getattr(model, "_orig_mod", model))  # of torch.compile
+    check_writable_model(hf_private.uncompiled(model))
     return format
 
 

@@ -46,7 +46,7 @@ def write_model(
     dtype: torch.dtype | None,
 ) -> None:
     """Write the configs and weights of a model, which [`check_writable_model`] has passed, into an empty folder."""
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = hf_private.uncompiled(model)
     dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
     if format == "packed":
         return _write_packed(model, folder, max_shard_size, dtype)
@@ -74,9 +74,9 @@ def check_writable_model(model: PreTrainedModel) -> None:
             "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
         )
     for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod"):
+        if hf_private.uncompiled(module) is not module:
             raise ValueError(f"torch.compile wraps {name}, whose weights would be lost: put its _orig_mod back first.")
-        if is_linear(type(module)) and "weight" not in module._parameters:
+        if is_linear(type(module)) and "weight" not in dict(module.named_parameters(recurse=False)):
             raise ValueError(
                 f"A hook or parametrization computes the weight of {name}, which would be lost: make it permanent first, as "
                 "with torch.nn.utils.prune.remove."

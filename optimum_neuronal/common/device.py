@@ -1,9 +1,8 @@
 """The device that computes, and the precision of its matrix products."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import torch
 from transformers.utils import is_torch_bf16_available_on_device
@@ -11,10 +10,6 @@ from transformers.utils import is_torch_bf16_available_on_device
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
-
-_precision_lock = threading.Lock()
-_precision_users = 0  # of `full_precision`
-_user_precision = ExitStack()  # restores the user's settings
 
 
 def default_device() -> torch.device:
@@ -60,26 +55,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards.
-
-    The settings apply to the process: the first of several threads changes them, and the last one restores them.
-    """
-    global _precision_users
-    with _precision_lock:
-        if _precision_users == 0:
-            _user_precision.enter_context(_highest_precision())
-        _precision_users += 1
-    try:
-        yield
-    finally:
-        with _precision_lock:
-            _precision_users -= 1
-            if _precision_users == 0:
-                _user_precision.close()
-
-
-@contextmanager
-def _highest_precision() -> Iterator[None]:
+    """Compute float32 matrix products without TensorFloat-32 or bfloat16; restore the user's settings afterwards."""
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     by_backend, of_all = [backend.fp32_precision for backend in backends], None
     with suppress(RuntimeError):  # one backend differs

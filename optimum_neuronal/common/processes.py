@@ -32,12 +32,16 @@ class Processes:
         """Return every `count`-th item, starting with this process's number."""
         return list(items[self.rank :: self.count])
 
+    def _gather(self, value: Any) -> list:
+        values: list = [None] * self.count
+        distributed.all_gather_object(values, value)
+        return values
+
     def collect(self, dealt: list) -> list:
         """Return the results of all dealt items in order, in every process."""
         if self.count == 1:
             return dealt
-        hands: list[list] = [[] for _ in range(self.count)]
-        distributed.all_gather_object(hands, dealt)
+        hands = self._gather(dealt)
         return [hands[index % self.count][index // self.count] for index in range(sum(map(len, hands)))]
 
     def part(self, length: int) -> slice:
@@ -52,15 +56,7 @@ class Processes:
 
     def join(self, rows: torch.Tensor, length: int) -> torch.Tensor:
         """Return the rows of all processes' parts in order, shape (length, ...)."""
-        if not self.splits(length):
-            return rows
-        longest = -(-length // self.count)
-        padded = rows.new_zeros(longest, *rows.shape[1:])  # gloo gathers tensors of one shape
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in range(self.count)]
-        distributed.all_gather(gathered, padded)
-        sizes = (Processes(rank, self.count).part(length) for rank in range(self.count))
-        return torch.cat([part[: size.stop - size.start] for part, size in zip(gathered, sizes)])
+        return torch.cat(self._gather(rows.cpu())).to(rows.device) if self.splits(length) else rows
 
     def from_first(self, value: Any) -> Any:
         """Return process 0's value in every process."""

@@ -45,29 +45,28 @@ def attention_names(config: PreTrainedConfig) -> set[str]:
     return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
 
 
-# Loading: the hooks of a quantizer.
+# Tensors.
 
 
-class EarlyQuantizer(HfQuantizer):
-    """A quantizer whose `see_config(config)` may change the config before loading. It is called once or twice.
+def content_version(tensor: torch.Tensor) -> int:
+    """Return a number that changes when a tensor is changed in place."""
+    return tensor._version
 
-    transformers 5.17 calls the first hook, 5.18 to 5.20 both, 5.23 the second. The model can be saved and trained.
-    """
 
-    def see_config(self, config: PreTrainedConfig) -> None:
-        raise NotImplementedError
+def wrapper_tensor(kind: type[torch.Tensor], like: Any) -> torch.Tensor:
+    """Return a tensor of a subclass without memory, of the shape, dtype and device of `like`."""
+    return torch.Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)
 
-    def update_tp_plan(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        self.see_config(config)
-        return config
 
-    update_attn_implementation = update_tp_plan
+# Loading.
+
+
+class PlainQuantizer(HfQuantizer):
+    """A quantizer of models that can be saved and trained."""
+
+    is_trainable = True
 
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
         return True
 
 
@@ -163,10 +162,17 @@ def remove_hook(module: nn.Module, hook: Any) -> None:
             del hooks[key]
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrapper of torch.compile, or any other model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def compiled_parts(model: nn.Module) -> list[str]:
     """Return the names of modules inside a model that torch.compile has compiled, in place or in a wrapper."""
     parts = [(name, module) for name, module in model.named_modules() if name]
-    return [name for name, module in parts if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]
+    return [
+        name for name, module in parts if uncompiled(module) is not module or module._compiled_call_impl is not None
+    ]
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:
@@ -206,6 +212,11 @@ def chooses_experts_function(module: nn.Module) -> bool:
     """Return True for experts, all of them in this process, whose forward is looked up in the registry at every call."""
     looks_up = hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
     return looks_up and not getattr(module, "_is_expert_parallel", False)
+
+
+def own_experts_forward(experts: nn.Module) -> Callable:
+    """Return the forward that the family itself has for its experts."""
+    return type(experts).forward.__wrapped__
 
 
 def choose_experts_function(experts: nn.Module, name: str) -> PreTrainedConfig | None:

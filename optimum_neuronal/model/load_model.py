@@ -12,15 +12,12 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
 from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind
+from .packed_marker import count_packed
 from .sources import locate
 from .tokenizers import TOKENIZER_KWARGS
 
@@ -35,15 +32,16 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
 
     Attributes of the model say what transformers does not keep: `checkpoint_dtype`, see [`checkpoint_dtype`], and
     `checkpoint_place`, the `revision` and `cache_dir` if given. A GGUF file becomes a dense model, with the name of the file as
-    its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up. With `whole`, so is
-    one that holds weights without a place.
+    its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up. With `whole`, and
+    if it is packed, so is one that holds weights without a place.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
-    loader, config = _checked_loader(model_or_path, model_kwargs)
-    named_dtype = _named_dtype(config)
+    config = _read_config(model_or_path, model_kwargs)
+    loader = _find_loader(config, model_kwargs)
     gguf_file = model_kwargs.get("gguf_file")
     if gguf_file is not None:
         model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
+    dtype = _named_dtype(config)
     try:
         model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
     except SafetensorError as error:
@@ -51,19 +49,27 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
             f"A weights file of {model_or_path} is damaged: {error}. Download or save it again."
         ) from error
     check_complete(info["missing_keys"], model_or_path)
-    if left := [name for name in info["unexpected_keys"] if whole or ".packed_" in name]:
+    left = info["unexpected_keys"]
+    if left and (whole or count_packed(model)):
         raise ValueError(
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
-    model.checkpoint_dtype = named_dtype
+    model.checkpoint_dtype = dtype
     model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir"))
     if gguf_file is not None:
         model.gguf_file = gguf_file
     return model
 
 
-def _named_dtype(config: PreTrainedConfig) -> torch.dtype | None:
-    return config.dtype or config.get_text_config(decoder=True).dtype
+def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
+    """Return the model on the meta device. Only its config is read. `dtype="auto"`: the config's, or else float32."""
+    model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
+    config = _read_config(model_or_path, config_kwargs)
+    if dtype == "auto":
+        dtype = _named_dtype(config) or torch.float32
+    with torch.device("meta"):
+        loader = _find_loader(config, config_kwargs)
+        return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
 def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:
@@ -86,11 +92,8 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
         return
     config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
-    text_config = config.get("text_config") or {}
-    quantized = config.get("quantization_config") or text_config.get("quantization_config") or {}
-    if not isinstance(quantized, Mapping):
-        raise ValueError(f"{model_or_path} is damaged: its quantization_config is not a JSON object.")
-    method = quantized.get("quant_method", "a quantization_config")
+    quantized = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
     if quantized and method not in DENSE_WHEN_LOADED:
         raise ValueError(
             f"{model_or_path} is already quantized ({method}): prune the original model in 16 or 32 bits, and "
@@ -98,44 +101,41 @@ def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
         )
 
 
-def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
-    """Return the class that loads a checkpoint's model, and its config."""
-    config = kwargs.get("config")
-    if config is None:
-        attention = _chosen(kwargs, ("attn_implementation",))
-        try:
-            config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
-        except (AttributeError, StrictDataclassError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"The config of {model_or_path} is damaged: {reason}. Download or save it again."
-            ) from error
-        layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
-        if layers > MAX_LAYERS:
-            raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
-        named = hf_private.attention_names(config) - {str(name) for name in attention.values()}
-        if kernels := sorted(name for name in named if "/" in name):
-            raise ValueError(
-                f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and "
-                "pass it as attn_implementation if you trust it."
-            )
+def _read_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the config that was given, or that of a checkpoint. Raise `ValueError` if it is damaged or hostile."""
+    if kwargs.get("config") is not None:
+        return kwargs["config"]
+    attention = _chosen(kwargs, ("attn_implementation",))
+    try:
+        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
+    except (AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"The config of {model_or_path} is damaged: {reason}. Download or save it again.") from error
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if layers > MAX_LAYERS:
+        raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
+    named = hf_private.attention_names(config) - {str(name) for name in attention.values()}
+    if kernels := sorted(name for name in named if "/" in name):
+        raise ValueError(
+            f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and "
+            "pass it as attn_implementation if you trust it."
+        )
+    return config
+
+
+def _find_loader(config: PreTrainedConfig, kwargs: Mapping[str, Any]) -> type:
+    """Return the class that loads the model of a config, after checking that it is a kind that can be pruned."""
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     check_kind(hf_private.model_class_for(loader.__name__, config), config)
-    return loader, config
+    return loader
+
+
+def _named_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    return config.dtype or config.get_text_config(decoder=True).dtype
 
 
 def _chosen(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: kwargs[name] for name in names if name in kwargs}
-
-
-def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
-    """Return the model on the meta device. Only its config is read. `dtype="auto"`: the config's, or else float32."""
-    model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
-    loader, config = _checked_loader(model_or_path, config_kwargs)
-    if dtype == "auto":
-        dtype = _named_dtype(config) or torch.float32
-    with torch.device("meta"):
-        return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
 
 
 def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:

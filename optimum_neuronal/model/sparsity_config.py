@@ -50,11 +50,6 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
             f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}. If another tool wrote it, "
             f"remove it from config.json, or in Python del model.config.{KEY}."
         )
-    if value.get("bits_per_weight") is not None or value.get("embedding_bits") is not None:
-        raise ValueError(
-            "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize the "
-            "result with llm-compressor, torchao or llama.cpp."
-        )
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
     projections = value.get("projections", {})

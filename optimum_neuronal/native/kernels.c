@@ -115,9 +115,9 @@ static void multiply_rows(void *context, int64_t first, int64_t last) {
 }
 
 /* y = x W^T + bias for `taken` rows of x, a few at a time; x (taken, columns), y (taken, rows), all of one dtype. */
-EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
-                           const void *values, int64_t kept, const int64_t *offsets, const void *bias, void *y,
-                           int64_t rows, int64_t columns, int threads) {
+EXPORT int neuronal_multiply(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
+                             const void *values, int64_t kept, const int64_t *offsets, const void *bias, void *y,
+                             int64_t rows, int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
     if (taken == 0 || rows == 0)
@@ -151,8 +151,8 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
     free(arranged);
     x = (const char *)x + few * columns * size_of(dtype);
     y = (char *)y + few * rows * size_of(dtype);
-    return neuronal_linear(kernel, dtype, x, taken - few, bits, values, kept, offsets, bias, y, rows, columns,
-                           threads);
+    return neuronal_multiply(kernel, dtype, x, taken - few, bits, values, kept, offsets, bias, y, rows, columns,
+                             threads);
 }
 
 /* A dense copy for each_chunk. */

@@ -29,7 +29,7 @@ _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 FUNCTIONS = {
     "neuronal_has_threads": [],
     "neuronal_supports": [_INT],
-    "neuronal_linear": [
+    "neuronal_multiply": [
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
@@ -54,11 +54,11 @@ class Kernel:
     def __init__(self, library: Library, name: str):
         self.name, self._code, self._functions = name, KERNELS[name], library.functions
 
-    def linear(self, x: Tensor, mask: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Tensor, mask: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         """Return `x @ W.T + bias`: x (count, in), result (count, out). All tensors are contiguous and on the CPU."""
         y = x.new_empty(x.shape[0], mask.shape[0])
         _check(
-            self._functions.neuronal_linear(
+            self._functions.neuronal_multiply(
                 self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], mask.data_ptr(), values.data_ptr(),
                 values.shape[0], offsets.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
                 mask.shape[0], x.shape[1], torch.get_num_threads(),
@@ -66,7 +66,7 @@ class Kernel:
         )  # fmt: skip
         return y
 
-    def unpack(self, mask: Tensor, values: Tensor, offsets: Tensor, dense: Tensor) -> None:
+    def to_dense(self, mask: Tensor, values: Tensor, offsets: Tensor, dense: Tensor) -> None:
         """Fill `dense`, shape (rows, columns), from the mask of these rows, their offsets (rows + 1) and all `values`."""
         _check(
             self._functions.neuronal_unpack(

@@ -3,9 +3,9 @@
 
 #include "job.h"
 
-/* Spreads the values of 64 columns, whose kept ones begin at `p`, to dense (64) floats. Returns where the next ones
+/* Expands the values of 64 columns, whose kept ones begin at `p`, to dense (64) floats. Returns where the next ones
  * begin. */
-INLINE const void *spread(uint64_t mask, const void *p, int dtype, float *dense) {
+INLINE const void *expand(uint64_t mask, const void *p, int dtype, float *dense) {
     memset(dense, 0, 64 * sizeof(float));
     int64_t used = 0;
     for (; mask; mask &= mask - 1)
@@ -23,7 +23,7 @@ INLINE void portable_step(const SparseJob *job, int64_t row, int64_t apart, floa
     const float *x = job->x;
     (void)R, (void)apart, (void)careful;
     for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {
-        p = spread(load_word(bits + byte), p, dtype, dense);
+        p = expand(load_word(bits + byte), p, dtype, dense);
         for (int m = 0; m < M; m++)
             for (int block = 0; block < 64; block += 16)
                 for (int i = 0; i < 16; i++)

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..model.change import PackedMask
-from .packed_weight import INTEGERS, PackedWeight, SparseMatrix, row_stride, unpack_bits
-from .row_blocks import row_blocks
+from .accelerator import find_kernels
+from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
+from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
 
 
 GROUP = 32  # slots
 SPAN = 256  # columns
 BLOCK = 2**22  # elements of a weight that are converted at a time, each of which takes about 50 bytes
+MAX_FUSED_ROWS = 8  # rows of x up to which kernels multiply groups; for more, blocks of the weight are made dense
+SCRATCH = 2**23  # elements that are dense at a time: 16 MiB in bfloat16, which caches of large GPUs hold
 
 
 @dataclass(frozen=True)
@@ -66,21 +69,24 @@ class GroupedWeight(SparseMatrix):
         return PackedWeight(mask, self.values[kept.flatten()], offsets, self.shape)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return values, index, base and starts, as operations take them."""
         return self.values, self.index, self.base, self.starts
 
     def check_tensors(self) -> None:
-        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
-        slots, rows = len(self.values), self.shape[0]
-        groups = _dtype_of_base(self.shape[1]), slots // GROUP
-        expected = (self.dtype, slots), (torch.uint8, slots), groups, (torch.int32, rows + 1)
-        for tensor, (dtype, size) in zip(self.tensors(), expected):
-            fits = (tensor.dtype, tensor.shape, tensor.device) == (dtype, (size,), self.device)
-            if not fits or not tensor.is_contiguous():
-                raise ValueError(
-                    f"a grouped weight has {tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}: expected contiguous "
-                    f"{dtype} of shape [{size}] on {self.device}"
-                )
+        slots, device = len(self.values), self.device
+        check_tensor("values", self.values, self.dtype, slots, device=device)
+        check_tensor("index", self.index, torch.uint8, slots, device=device)
+        check_tensor("base", self.base, _dtype_of_base(self.shape[1]), slots // GROUP, device=device)
+        check_tensor("starts", self.starts, torch.int32, self.shape[0] + 1, device=device)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if len(x) <= MAX_FUSED_ROWS:
+            return find_kernels(self.device).multiply(self, x, bias)
+        return self.multiply_by_blocks(
+            x, bias, max(1, SCRATCH // max(1, self.shape[1]) // SCRATCH_ROWS) * SCRATCH_ROWS
+        )
+
+    def fill(self, rows: slice, dense: torch.Tensor) -> None:
+        find_kernels(self.device).fill(self.window(rows.start, rows.stop), dense)
 
     def window(self, first: int, last: int) -> "GroupedWeight":
         """Return the rows from `first` up to `last` to compute with. They share all slots, so no number is read."""

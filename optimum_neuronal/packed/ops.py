@@ -5,14 +5,12 @@ An operation takes a weight as its tensors: mask, values and offsets, or values,
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from . import accelerator
 from .grouped_weight import GroupedWeight
 from .packed_weight import PackedWeight
-from .row_blocks import SCRATCH_ROWS, row_blocks
+from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, row_blocks
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
@@ -31,7 +29,7 @@ for _schema in (
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def sparse_linear(weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked weight W (out, in). Gradients reach x only."""
     differentiated = x.requires_grad and torch.is_grad_enabled()
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
@@ -40,12 +38,7 @@ def linear(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Te
     return _multiply(weight, x, bias).view(*x.shape[:-1], weight.row_count)
 
 
-def unpack(weight: PackedWeight | GroupedWeight) -> torch.Tensor:
-    """Return the dense form of a checked weight, of its shape and dtype, on its device."""
-    return weight.unpack() if isinstance(weight, PackedWeight) else accelerator.unpack(weight)
-
-
-def weight_of(tensors: Sequence[torch.Tensor], columns: int) -> PackedWeight | GroupedWeight:
+def weight_of(tensors: Sequence[torch.Tensor], columns: int) -> SparseMatrix:
     """Return the weight of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
     layout = PackedWeight if len(tensors) == 3 else GroupedWeight
     weight = layout(*tensors, (row_count(tensors), columns))
@@ -58,7 +51,7 @@ def row_count(tensors: Sequence[torch.Tensor]) -> int:
     return tensors[-1].shape[0] - 1
 
 
-def _multiply(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply(weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return the product as a new matrix (tokens, out), after checking x and the bias."""
     shape, columns, rows = x.shape, weight.shape[-1], weight.row_count
     if not shape or shape[-1] != columns:
@@ -70,9 +63,7 @@ def _multiply(weight: PackedWeight | GroupedWeight, x: torch.Tensor, bias: torch
             raise ValueError(f"the bias is {bias.dtype} of shape {list(bias.shape)}: expected {x.dtype} and [{rows}]")
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
-    is_plain = x.device.type == "cpu" and isinstance(weight, PackedWeight)
-    multiply = weight.linear if is_plain else partial(accelerator.linear, weight)
-    return multiply(flat.contiguous(), bias)
+    return weight.multiply(flat.contiguous(), bias)
 
 
 def _packed_linear(x, tensors, bias):
@@ -82,7 +73,7 @@ def _packed_linear(x, tensors, bias):
 
 
 def _packed_gradient(gradient, tensors, columns):
-    """Return `gradient @ W`, shapes (..., out) and (out, in). Unpack W by blocks of rows, and sum in float32."""
+    """Return `gradient @ W`, shapes (..., out) and (out, in). Make W dense by blocks of rows, and sum in float32."""
     *lead, rows = gradient.shape
     weight = weight_of(tensors, columns)
     flat = gradient.reshape(math.prod(lead), rows)
@@ -90,7 +81,7 @@ def _packed_gradient(gradient, tensors, columns):
     # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
     dtype = torch.float32 if flat.device.type == "cpu" else flat.dtype
     for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
-        total += flat[:, block].to(dtype) @ unpack(weight.window(block.start, block.stop)).to(dtype)
+        total += flat[:, block].to(dtype) @ weight.window(block.start, block.stop).to_dense().to(dtype)
     return total.to(gradient.dtype).view(*lead, columns)
 
 

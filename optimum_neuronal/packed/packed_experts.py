@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
-from .accelerator import MAX_FUSED_ROWS, find_kernels
-from .grouped_weight import GroupedWeight
-from .ops import linear, row_count, weight_of
+from .accelerator import find_kernels
+from .grouped_weight import MAX_FUSED_ROWS, GroupedWeight
+from .ops import row_count, sparse_linear, weight_of
 from .packed_module import PackedModule
 from .packed_weight import PackedWeight
+from .sparse_matrix import SparseMatrix
 
 
 FUNCTION = "optimum_neuronal_packed"  # name in the registry
@@ -63,15 +64,15 @@ def _(x, chosen, weight, experts):
     return x.new_empty(x.shape[0], row_count(weight) // experts)
 
 
-def _by_expert(
-    stack: PackedWeight | GroupedWeight, x: torch.Tensor, chosen: torch.Tensor, experts: int
-) -> torch.Tensor:
+def _by_expert(stack: SparseMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
     out = stack.row_count // experts
     is_differentiated = torch.is_grad_enabled() and x.requires_grad
     if isinstance(stack, GroupedWeight) and len(x) <= MAX_FUSED_ROWS * experts and not is_differentiated:
         # A kernel reads which expert a row has: below, the host waits for the device to count them.
         return find_kernels(x.device).multiply_experts(stack, x.contiguous(), chosen, experts)
-    return _for_each(lambda e, part: linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out)
+    return _for_each(
+        lambda e, part: sparse_linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out
+    )
 
 
 def _for_each(
@@ -92,7 +93,7 @@ def packed_forward(
     """Compute an experts module, hidden (tokens, size), for the k experts of each token and their weights, (tokens, k)."""
     names = stack_names(experts)
     if not any(isinstance(getattr(experts, name), PackedStack) for name in names):
-        return type(experts).forward.__wrapped__(experts, hidden, indices, weights)
+        return hf_private.own_experts_forward(experts)(experts, hidden, indices, weights)
     (tokens, count), dtype = indices.shape, hidden.dtype
     chosen, order = indices.flatten().sort(stable=True)
     first = _project(experts, names[0], hidden[order // count], chosen)

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
+from ..compat.buffer_module import inherit_hooks
 from .ops import ADVICE
-from .packed_module import PackedModule, inherit_hooks
+from .packed_module import PackedModule
 from .packed_weight import PackedWeight
 
 
@@ -46,7 +47,7 @@ class PackedLinear(PackedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`, (..., in) -> (..., out), of the weight's dtype or, under autocast, of autocast's."""
-        output = self.linear(x, self._buffers["bias"])  # skips nn.Module.__getattr__
+        output = self.multiply(x, self.held["bias"])
         device = output.device.type
         return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
 

@@ -1,7 +1,7 @@
 """The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +10,20 @@ import torch
 from torch import nn
 
 from ..common.device import may_use_triton
-from . import accelerator
+from ..compat.buffer_module import BufferModule
+from ..model.packed_marker import HoldsPackedWeight
+from .accelerator import find_kernels
 from .grouped_weight import GroupedWeight
-from .ops import linear, unpack
+from .ops import sparse_linear
 from .packed_weight import FORMAT, STORED, PackedWeight, swapped
+from .sparse_matrix import SparseMatrix
 
 
 MASK, VALUES, OFFSETS = BUFFERS = ("packed_mask", "packed_values", "packed_offsets")
 GROUPED = (VALUES, "packed_index", "packed_base", "packed_starts")
 
 
-class PackedModule(nn.Module):
+class PackedModule(HoldsPackedWeight, BufferModule):
     """A module that holds a packed weight (rows, columns) in the buffers `packed_mask`, `packed_values`, `packed_offsets`.
 
     Where Triton works, a checked weight is held in `packed_values`, `packed_index`, `packed_base` and `packed_starts`
@@ -37,94 +40,77 @@ class PackedModule(nn.Module):
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
         self.trainable = True  # the dense parameter, `requires_grad`
-        self._checked: PackedWeight | GroupedWeight | None = None
+        self._checked: SparseMatrix | None = None
         self._hold(matrix)
         if not self.packed_values.is_meta:
             self.check()
 
     @property
-    def matrix(self) -> PackedWeight | GroupedWeight:
+    def matrix(self) -> SparseMatrix:
         """The packed weight, which shares the buffers. They are checked first if they were replaced."""
-        checked, buffers = self._checked, self._buffers
+        checked, buffers = self._checked, self.held
         if checked is None or checked.values is not buffers[VALUES]:
             return self.check()
         return checked if getattr(checked, "mask", None) is buffers.get(MASK) else self.check()
 
     @torch.compiler.disable
-    def check(self) -> PackedWeight | GroupedWeight:
+    def check(self) -> SparseMatrix:
         """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
         self.restore_layout()
         try:
-            matrix = PackedWeight.of_stored(self._buffers, (self.row_count, self.columns), self.dtype)
-            if not matrix.values.is_meta:
-                matrix.check()
+            matrix = PackedWeight.from_stored(self.held, (self.row_count, self.columns), self.dtype)
         except ValueError as error:
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
-        self._buffers[OFFSETS] = matrix.offsets
-        arranged = accelerator.arrange(matrix)
-        if arranged is not matrix:
-            self._hold(arranged)
-        self.__dict__["_checked"] = arranged
-        return arranged
+        self.held[OFFSETS] = matrix.offsets
+        if find_kernels(matrix.device) is not None:
+            matrix = GroupedWeight.from_packed(matrix)
+            self._hold(matrix)
+        self.__dict__["_checked"] = matrix
+        return matrix
 
     def restore_layout(self) -> None:
         """Hold the weight as files do, until the next [`check`]."""
-        if MASK not in self._buffers:
+        if MASK not in self.held:
             self._hold(self._ungrouped())
 
     def _ungrouped(self) -> PackedWeight:
-        tensors = (self._buffers[name] for name in GROUPED)
+        tensors = (self.held[name] for name in GROUPED)
         return GroupedWeight(*tensors, (self.row_count, self.columns)).packed()
 
-    def _hold(self, weight: PackedWeight | GroupedWeight) -> None:
+    def stored(self) -> dict[str, torch.Tensor]:
+        return {} if MASK in self.held else self._ungrouped().stored()
+
+    def _hold(self, weight: SparseMatrix) -> None:
         """Replace the buffers with the tensors of a weight that is not checked yet."""
-        for name in {*BUFFERS, *GROUPED} & self._buffers.keys():
+        for name in {*BUFFERS, *GROUPED} & self.held.keys():
             delattr(self, name)
         for name, tensor in zip(BUFFERS if isinstance(weight, PackedWeight) else GROUPED, weight.tensors()):
             self.register_buffer(name, tensor, persistent=name in (MASK, VALUES))
         self.__dict__["_checked"] = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in BUFFERS and VALUES in self._buffers:
+        if name in BUFFERS and VALUES in self.held:
             self.restore_layout()
             self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedModule":
-        self.restore_layout()
-        super()._apply(fn, recurse)
+    def after_move(self) -> None:
         # Arrange it now, since a graph of torch.compile or of the device cannot.
         if may_use_triton(self.device) or (self._checked is None and not self.packed_values.is_meta):
             with suppress(ValueError):  # the next use raises it
                 self.check()
-        return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._apply(lambda tensor: tensor)  # `torch.load` may have moved the tensors
+    def after_load(self) -> None:
+        self.__dict__["_checked"] = None
+        self.check()
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if MASK not in self._buffers:
-            destination.update({prefix + name: tensor for name, tensor in self._ungrouped().stored().items()})
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        self.restore_layout()
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        if prefix + MASK in state_dict or prefix + VALUES in state_dict:
-            try:
-                self.check()
-            except ValueError as error:
-                self.__dict__["_checked"] = None
-                errors.append(f"{prefix.removesuffix('.')}: {error}")
-
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
         if torch.compiler.is_compiling():
             x = self.forbid_backward(x.to(self.dtype))
             return torch.ops.optimum_neuronal.packed_linear(x, self.tensors(), bias)
         matrix = self.matrix
-        return linear(matrix, self.forbid_backward(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
+        return sparse_linear(matrix, self.forbid_backward(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
 
     def forbid_backward(self, x: torch.Tensor) -> torch.Tensor:
         """Return an input through which a backward raises an error, unless adapters are trained."""
@@ -136,7 +122,7 @@ class PackedModule(nn.Module):
         """Return the tensors of the weight for a graph of torch.compile."""
         if self._checked is None:
             self.check()
-        return tuple(self._buffers[name] for name in (BUFFERS if MASK in self._buffers else GROUPED))
+        return tuple(self.held[name] for name in (BUFFERS if MASK in self.held else GROUPED))
 
     @property
     @abstractmethod
@@ -145,11 +131,11 @@ class PackedModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._buffers[VALUES].dtype
+        return self.held[VALUES].dtype
 
     @property
     def device(self) -> torch.device:
-        return self._buffers[VALUES].device
+        return self.held[VALUES].device
 
     @property
     def weight(self) -> "WeightInfo":
@@ -164,11 +150,11 @@ class PackedModule(nn.Module):
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weight in memory."""
-        return sum(buffer.nbytes for name, buffer in self._buffers.items() if name.startswith(STORED))
+        return sum(buffer.nbytes for name, buffer in self.held.items() if name.startswith(STORED))
 
     def dense(self) -> torch.Tensor:
         """Return the dense parameter, bit-equal, in its layout."""
-        dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
+        dense = self.matrix.to_dense().view(swapped(self.dense_shape, self.transposed))
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
     def dense_parameter(self) -> nn.Parameter:
@@ -205,7 +191,7 @@ def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
 
 
 def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state dict of the dense model. Packed weights are unpacked, one after the other."""
+    """Return the state dict of the dense model. Packed weights are made dense one after the other."""
     state = model.state_dict()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, PackedModule):
@@ -219,14 +205,3 @@ def allow_gradients(model: nn.Module) -> None:
     """Let gradients flow through packed weights to their inputs, so that adapters can be trained."""
     for _, module in packed_modules(model):
         module.passes_gradients = True
-
-
-HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
-
-
-def inherit_hooks(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Give a module the mode and the hooks of the module that it replaces, and return it."""
-    new.train(old.training)
-    for name in HOOKS:
-        setattr(new, name, getattr(old, name))
-    return new

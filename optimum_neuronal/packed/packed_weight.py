@@ -13,7 +13,7 @@ import torch
 
 from ..model.change import PackedMask
 from ..native.library import find_kernel, warn_without_kernel
-from .row_blocks import BLOCK, SCRATCH_ROWS, multiply_by_blocks, row_blocks
+from .sparse_matrix import BLOCK, SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
 
 
 FORMAT = "sparse"  # the name of this format in files
@@ -25,30 +25,6 @@ WORD = 64  # elements whose bits are read together
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
 MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
-
-
-class SparseMatrix:
-    """What the layouts of a sparse weight share."""
-
-    values: torch.Tensor
-    shape: tuple[int, ...]  # of the dense weight
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return sum(part.nbytes for part in vars(self).values() if isinstance(part, torch.Tensor))
-
-    @property
-    def row_count(self) -> int:
-        return math.prod(self.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -85,81 +61,68 @@ class PackedWeight(SparseMatrix):
             mask[block] = PackedMask.pack(padded).bits.view(len(part), stride)
             values.append(_kept_numbers(part, kept))
         joined = torch.cat(values) if values else numbers.new_empty(0)
-        return cls.of_parts(mask, joined.view(weight.dtype), weight.shape)
+        return cls.from_parts(mask, joined.view(weight.dtype), weight.shape)
 
     @classmethod
-    def of_parts(cls, mask: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> "PackedWeight":
+    def from_parts(cls, mask: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> "PackedWeight":
         """Return the weight of a mask and values, whose dtypes and shapes must be right."""
         offsets = torch.nn.functional.pad(_count_by_row(mask).cumsum(0), (1, 0))
         return cls(mask, values, offsets, tuple(shape))
 
     @classmethod
-    def of_stored(
+    def from_stored(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "PackedWeight":
-        """Return the weight of what [`stored`] returns. Raise `ValueError` if dtypes or shapes don't fit."""
+        """Return the weight of what [`stored`] returns. Raise `ValueError` unless everything that kernels rely on holds.
+
+        On the meta device, only dtypes and shapes are checked.
+        """
         for name in ("mask", "values"):
             if tensors.get(STORED + name) is None:
                 raise ValueError(f"it has no {name}")
         mask, values = tensors[STORED + "mask"], tensors[STORED + "values"]
-        _check_tensors({"mask": mask, "values": values}, shape, dtype)
-        return cls.of_parts(mask, values, shape)
+        _check_stored(mask, values, shape, dtype)
+        weight = cls.from_parts(mask, values, shape)
+        if not mask.is_meta:
+            weight._check_bits()
+        return weight
 
     def stored(self) -> dict[str, torch.Tensor]:
         """Return what files and modules hold, by the names there."""
         return {STORED + "mask": self.mask, STORED + "values": self.values}
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return mask, values and offsets, as operations take them."""
         return self.mask, self.values, self.offsets
 
     def check_tensors(self) -> None:
-        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
-        _check_tensors({"mask": self.mask, "values": self.values, "offsets": self.offsets}, self.shape, self.dtype)
+        _check_stored(self.mask, self.values, self.shape, self.dtype)
+        check_tensor("offsets", self.offsets, torch.int64, self.row_count + 1, device=self.device)
 
-    def check(self) -> None:
-        """Raise `ValueError` unless everything that kernels rely on holds. They check nothing themselves."""
-        self.check_tensors()
+    def _check_bits(self) -> None:
+        """Raise `ValueError` unless the mask keeps as many elements as there are values, and none past a row's end."""
         columns = self.shape[-1]
         whole, rest = divmod(columns, 8)
         if (rest and (self.mask[:, whole] >> rest).any()) or self.mask[:, whole + bool(rest) :].any():
             raise ValueError(f"its bitmask has bits set past a row's {columns} elements")
-        first, last = int(self.offsets[0]), int(self.offsets[-1])
-        if (first, last) != (0, len(self.values)):
-            raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
-        wrong = torch.nonzero(self.offsets.diff() != _count_by_row(self.mask))
-        if len(wrong):
-            raise ValueError(
-                f"its offsets don't fit the number of values that its bitmask keeps in row {int(wrong[0])}"
-            )
+        if (kept := int(self.offsets[-1])) != len(self.values):
+            raise ValueError(f"its bitmask keeps {kept} values, but {len(self.values)} are stored")
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, for W (rows, in), x (count, in) and bias (rows,), which share dtype and device.
-
-        x and bias must be contiguous. Sums are taken in float32, in a fixed order.
-        """
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         kernel = find_kernel() if x.device.type == "cpu" else None
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
         if kernel is not None and len(x) <= most:
-            return kernel.linear(x, *self.tensors(), bias)
+            return kernel.multiply(x, *self.tensors(), bias)
         if kernel is None and x.device.type == "cpu":
             warn_without_kernel()
         # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
         together = SCRATCH_ROWS if kernel else BLOCK // max(1, x.shape[1])
-        return multiply_by_blocks(x, self.row_count, bias, self.fill, together)
-
-    def unpack(self) -> torch.Tensor:
-        """Return the dense weight, of its shape and dtype, on its device."""
-        dense = torch.empty(self.row_count, self.shape[-1], dtype=self.dtype, device=self.device)
-        self.fill(slice(0, len(dense)), dense)
-        return dense.view(self.shape)
+        return self.multiply_by_blocks(x, bias, together)
 
     def fill(self, rows: slice, dense: torch.Tensor) -> None:
-        """Unpack rows into a contiguous tensor of shape (rows of the slice, in)."""
         mask, offsets = self.mask[rows], self.offsets[rows.start : rows.stop + 1]
         kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
         if kernel is not None:
-            kernel.unpack(mask, self.values, offsets, dense)
+            kernel.to_dense(mask, self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
         source = self.values.view(integers)
@@ -188,7 +151,7 @@ class PackedWeight(SparseMatrix):
     def joined(cls, parts: Sequence["PackedWeight"]) -> "PackedWeight":
         """Concatenate rows of weights with the same columns, dtype and device."""
         mask, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
-        return cls.of_parts(mask, values, (len(mask), parts[0].shape[-1]))
+        return cls.from_parts(mask, values, (len(mask), parts[0].shape[-1]))
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedWeight":
         """Return this weight on another device, or with another dtype."""
@@ -196,25 +159,11 @@ class PackedWeight(SparseMatrix):
         return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
 
 
-def _check_tensors(tensors: Mapping[str, torch.Tensor], shape: Any, dtype: Any) -> None:
-    """Raise `ValueError` unless these tensors, by name, can make a weight, as far as dtypes and shapes tell."""
+def _check_stored(mask: torch.Tensor, values: torch.Tensor, shape: Any, dtype: Any) -> None:
+    """Raise `ValueError` unless these tensors can make a weight, as far as dtypes and shapes tell."""
     check_shape(shape, dtype)
-    rows, columns = math.prod(shape[:-1]), shape[-1]
-    expected = {
-        "mask": (torch.uint8, (rows, row_stride(columns))),
-        "values": (dtype, (tensors["values"].numel(),)),
-        "offsets": (torch.int64, (rows + 1,)),
-    }
-    for name, tensor in tensors.items():
-        if (tensor.dtype, tensor.shape) != expected[name]:
-            came, wanted = f"dtype {tensor.dtype} and shape {list(tensor.shape)}", expected[name]
-            raise ValueError(
-                f"its {name} have {came}: expected {wanted[0]} and {list(wanted[1])} for a weight of shape {list(shape)}"
-            )
-        if tensor.device != tensors["mask"].device:
-            raise ValueError(f"its {name} are on {tensor.device}, but its mask is on {tensors['mask'].device}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"its {name} are not contiguous")
+    check_tensor("values", values, dtype, values.numel(), device=values.device)
+    check_tensor("mask", mask, torch.uint8, math.prod(shape[:-1]), row_stride(shape[-1]), device=values.device)
 
 
 def check_shape(shape: Any, dtype: Any) -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
+from ..compat.buffer_module import inherit_hooks
 from .packed_experts import is_packable, put_stack, stack_names, take_stack
 from .packed_linear import PackedLinear, is_linear
-from .packed_module import PackedModule, inherit_hooks
+from .packed_module import PackedModule
 from .packed_weight import FORMAT, PackedWeight, check_shape, swapped
 
 
@@ -30,23 +31,18 @@ class PackedHeader:
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
 
     def __post_init__(self):
-        if self.format == "quantized":
-            raise ValueError(
-                "The checkpoint holds low-bit weights, which are not supported: prune the dense model again, and quantize "
-                "the result with llm-compressor, torchao or llama.cpp."
-            )
         if self.format != FORMAT:
             raise ValueError(
-                f"The checkpoint has a weight in the format {self.format!r}: expected {FORMAT!r}. Install a later version of "
-                "optimum_neuronal, or download the checkpoint again."
+                f"The checkpoint has a weight in the format {self.format!r}: expected {FORMAT!r}. Read it with the "
+                "version of optimum_neuronal that wrote it, or prune the dense model again."
             )
 
     def matrix(self, device: str | None = None) -> PackedWeight:
-        """Return the weight as a matrix, its values not checked yet. Raise `ValueError` if the tensors don't fit."""
+        """Return the weight as a matrix. Raise `ValueError` if it is damaged, as far as the device tells."""
         check_shape(self.shape, self.dtype)
         *lead, columns = swapped(self.shape, self.transposed)
         tensors = {name: part.to(device) for name, part in self.tensors.items()}
-        return PackedWeight.of_stored(tensors, (math.prod(lead), columns), self.dtype)
+        return PackedWeight.from_stored(tensors, (math.prod(lead), columns), self.dtype)
 
 
 def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
@@ -113,10 +109,9 @@ def keeps_transposed(model: nn.Module, path: str) -> bool:
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace a module with another one wherever the model holds it."""
-    for parent in model.modules():
-        for key, child in parent._modules.items():
-            if child is old:
-                parent._modules[key] = new
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is old]
+    for name in names:
+        model.set_submodule(name, new)
 
 
 def _find(model: nn.Module, path: str) -> tuple[nn.Module, str, nn.Module | nn.Parameter]:

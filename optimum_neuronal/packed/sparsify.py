@@ -115,7 +115,7 @@ class PackingSummary:
         return text
 
 
-class DenseSaving(hf_private.EarlyQuantizer):
+class DenseSaving(hf_private.PlainQuantizer):
     """The `hf_quantizer` of a packed model, which transformers' `save_pretrained` asks for tensors: dense ones."""
 
     is_compileable = True  # by `generate`, with a static cache
@@ -178,7 +178,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return f"no kernels for {next(iter(weights.values())).dtype}"
     if "forward" in vars(module):  # as by accelerate, to move inputs between devices
         return "its forward was replaced"
-    if is_linear(type(module)) and "weight" not in module._parameters:
+    if is_linear(type(module)) and "weight" not in dict(module.named_parameters(recurse=False)):
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module, or the config says so"

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .grouped_weight import GroupedWeight
-from .packed_weight import INTEGERS
+from .packed_weight import INTEGERS, PackedWeight
 
 
 MOST_SLOTS = 1024  # of a row that a program takes at a time: 8 for each thread
@@ -18,7 +18,7 @@ WIDTH, WIDTH_OF_MANY = 4, 8
 
 
 def multiply(weight: GroupedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for 1 to 8 rows of x, without unpacking W."""
+    """Return `x @ W.T + bias` for 1 to 8 rows of x, without a dense copy of W."""
     y = x.new_empty(len(x), weight.row_count)
     count = 1 if len(x) == 1 else 4 if len(x) <= 4 else 8
     if count > 1:
@@ -37,11 +37,17 @@ def multiply_experts(weight: GroupedWeight, x: torch.Tensor, chosen: torch.Tenso
 
 
 def fill(weight: GroupedWeight, dense: torch.Tensor) -> None:
-    """Unpack a weight, or a window of one, into a tensor of its shape."""
+    """Copy a weight, or a window of one, into a dense tensor of its shape."""
     values, *others = _tensors(weight)
     integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
     dense.zero_()
-    _launch(_unpack, weight, 1, values.view(integers), *others, dense.view(integers), dense.shape[1], WIDTH_OF_MANY)
+    _launch(_fill, weight, 1, values.view(integers), *others, dense.view(integers), dense.shape[1], WIDTH_OF_MANY)
+
+
+def try_out(device: torch.device) -> None:
+    """Run a kernel on the smallest weight. Raise what compilers and drivers do if kernels don't work on the device."""
+    dense = torch.zeros(1, 1, device=device)
+    fill(GroupedWeight.from_packed(PackedWeight.pack(dense)), dense)
 
 
 def _tensors(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
@@ -146,7 +152,7 @@ def _multiply(
 
 
 @triton.jit
-def _unpack(values, index, base, starts, dense, columns, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+def _fill(values, index, base, starts, dense, columns, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
     values, index, base, groups = _find(values, index, base, starts, tl.program_id(0), True)
     dense += tl.program_id(0).to(tl.int64) * columns
     first = tl.arange(0, SLOTS // WIDTH)[:, None] * WIDTH

@@ -13,6 +13,7 @@ from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
 from ..model.find_blocks import check_kind, find_decoder
+from ..model.packed_marker import count_packed
 from ..model.projections import Decoder, Projection, patterns_of
 from ..model.sparsity_config import KEY
 from ..saliency.plan import ColumnPattern
@@ -48,7 +49,7 @@ def check_prunable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
-    if hasattr(model, "_orig_mod"):
+    if hf_private.uncompiled(model) is not model:
         raise TypeError("The model is compiled: prune the original model, and compile it afterwards.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
@@ -74,8 +75,7 @@ def check_prunable(model: PreTrainedModel) -> None:
 
 def check_dense(model: nn.Module, purpose: str) -> None:
     """Raise `ValueError` if a model holds packed modules. `purpose`, such as `"to prune it"`, ends the message."""
-    count = sum(name.rpartition(".")[2] == "packed_values" for name, _ in model.named_buffers())
-    if count:
+    if count := count_packed(model):
         raise ValueError(
             f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first {purpose}."
         )

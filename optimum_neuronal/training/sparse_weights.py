@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..common.notes import get_logger
-from ..compat import peft
+from ..compat import hf_private, peft
 from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
@@ -96,8 +96,8 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
         )
     if kind in ("DistributedDataParallel", "DataParallel"):
         return unwrap(model.module)
-    if hasattr(model, "_orig_mod"):
-        return unwrap(model._orig_mod)
+    if (inner := hf_private.uncompiled(model)) is not model:
+        return unwrap(inner)
     model = peft.base_model(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {kind}.")

@@ -34,12 +34,13 @@ class PackedConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(QUANT_METHOD)
-class PackedQuantizer(hf_private.EarlyQuantizer):
+class PackedQuantizer(hf_private.PlainQuantizer):
     """The quantizer of a packed checkpoint, until the model is loaded."""
 
-    def see_config(self, config: PreTrainedConfig) -> None:
+    def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Name the file that transformers looks for. Plain transformers does not find it, and raises an error."""
         hf_private.look_for_weights(config, PACKED_INDEX)
+        return config
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
         """Raise `ValueError` for a device map that offloads weights."""

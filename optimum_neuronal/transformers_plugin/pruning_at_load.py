@@ -28,7 +28,7 @@ class PruningConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(METHOD)
-class PruningQuantizer(hf_private.EarlyQuantizer):
+class PruningQuantizer(hf_private.PlainQuantizer):
     """Prunes a model after transformers has loaded it. The result is a plain model."""
 
     def __init__(self, quantization_config, **kwargs):
@@ -39,7 +39,8 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
                 "from_pretrained(..., quantization_config=NeuronALConfig(...))."
             )
 
-    def see_config(self, config: PreTrainedConfig) -> None:
+    def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Raise `ValueError` for a model that is pruned already."""
         from ..model.sparsity_config import read_sparsity_config
 
         if read_sparsity_config(config) is not None:
@@ -47,6 +48,7 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
                 f"{config.name_or_path or 'The model'} is pruned already: its config has a sparsity_config. Load the dense "
                 "model, or pass sparsity_config=None to from_pretrained to prune it further."
             )
+        return config
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""

@@ -6,7 +6,7 @@ stands for the parameter and keeps what is copied to it.
 
 import torch
 
-from ..packed.ops import unpack
+from ..compat import hf_private
 from ..packed.packed_weight import DTYPES, PackedWeight
 from ..packed.sparsify import pack_weight
 
@@ -16,13 +16,13 @@ SAME = {aten.detach.default, aten.alias.default}
 
 
 class PackedRows(torch.Tensor):
-    """A tensor of shape (rows, columns) that stays packed when rows are sliced, and is unpacked for anything else."""
+    """A tensor of shape (rows, columns) that stays packed when rows are sliced, and becomes dense for anything else."""
 
     packed: PackedWeight
 
     @staticmethod
     def __new__(cls, packed: PackedWeight):
-        return torch.Tensor._make_wrapper_subclass(cls, packed.shape, dtype=packed.dtype, device=packed.device)
+        return hf_private.wrapper_tensor(cls, packed)
 
     def __init__(self, packed: PackedWeight):
         self.packed = packed
@@ -33,8 +33,8 @@ class PackedRows(torch.Tensor):
             return cls(args[0].packed)
         if function is aten.slice.Tensor and (part := _slice_rows(*args)) is not None:
             return cls(part)
-        unpacked = [unpack(value.packed) if isinstance(value, cls) else value for value in args]
-        return function(*unpacked, **(kwargs or {}))
+        dense = [value.packed.to_dense() if isinstance(value, cls) else value for value in args]
+        return function(*dense, **(kwargs or {}))
 
 
 def _slice_rows(
@@ -92,7 +92,7 @@ class ArrivingRows:
                 packed = rows.packed.to(self.device, self.dtype)
                 self.parts[self.first] = PackedWeight(*map(_copy_of_part, packed.tensors()), packed.shape)
                 return
-            rows = rows.packed.unpack()
+            rows = rows.packed.to_dense()
         dense = _copy_of_part(rows.detach().to(self.device, self.dtype))
         packed = pack_weight(dense) if dense.dtype in DTYPES else None
         self.parts[self.first] = dense if packed is None else packed

@@ -14,7 +14,6 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.names import QUANT_METHOD
 from ..checkpoint.packed_files import is_packed, read_weights
-from ..packed.ops import unpack
 from .arriving import PackedRows
 
 
@@ -35,5 +34,5 @@ class PackedLoader(DefaultModelLoader):
         folder = find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
         for name, weight, header in read_weights(folder, packed=True):
             if header is not None:
-                weight = unpack(weight).mT if header.transposed else PackedRows(weight)
+                weight = weight.to_dense().mT if header.transposed else PackedRows(weight)
             yield name, weight

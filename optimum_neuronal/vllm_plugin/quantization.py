@@ -105,4 +105,4 @@ class PackedLinearMethod(LinearMethodBase):
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias`, shape (..., rows)."""
-        return layer.packed.linear(x, bias)
+        return layer.packed.multiply(x, bias)

@@ -14,49 +14,29 @@ def test_a_cpu_with_matrix_units(monkeypatch):
     assert not multiplies_bfloat16(cpu), "torch 2.9 cannot tell"
 
 
+BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
 @pytest.fixture
 def precisions():
-    """The precision of products of each backend that has its own; both are set back."""
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    before, for_all = [backend.fp32_precision for backend in backends], torch.get_float32_matmul_precision()
-    yield lambda: tuple(backend.fp32_precision for backend in backends)
-    torch.set_float32_matmul_precision(for_all)
-    for backend, precision in zip(backends, before):
+    """Return a function that gives the precision of products of each backend that has its own; both are set back."""
+    before, of_all = [backend.fp32_precision for backend in BACKENDS], torch.get_float32_matmul_precision()
+    yield lambda: tuple(backend.fp32_precision for backend in BACKENDS)
+    torch.set_float32_matmul_precision(of_all)
+    for backend, precision in zip(BACKENDS, before):
         backend.fp32_precision = precision
 
 
 def test_the_precision_that_the_user_has_set_is_put_back(precisions):
+    """For all backends or, as torch has it since 2.9, for one of them."""
     for chosen in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(chosen)
-        with full_precision(), full_precision():
-            assert torch.get_float32_matmul_precision() == "highest"
         with pytest.raises(KeyboardInterrupt), full_precision():
+            assert torch.get_float32_matmul_precision() == "highest" and precisions() == ("ieee", "ieee")
             raise KeyboardInterrupt
         assert torch.get_float32_matmul_precision() == chosen
-
-
-def test_threads_share_the_full_precision(precisions):
-    """The second thread is still in it when the first one leaves."""
-    torch.set_float32_matmul_precision("medium")
-    first, second = full_precision(), full_precision()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.get_float32_matmul_precision() == "highest"
-    second.__exit__(None, None, None)
-    assert torch.get_float32_matmul_precision() == "medium"
-
-
-def test_a_precision_that_was_set_for_one_backend_is_put_back(precisions):
-    """As torch has it since 2.9; it then raises an error for what holds for all."""
-    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     for chosen in (("tf32", "ieee"), ("ieee", "bf16"), ("tf32", "bf16"), ("none", "none")):
-        cuda.fp32_precision, mkldnn.fp32_precision = chosen
+        BACKENDS[0].fp32_precision, BACKENDS[1].fp32_precision = chosen
         with full_precision():
             assert precisions() == ("ieee", "ieee")
         assert precisions() == chosen
-    torch.set_float32_matmul_precision("high")
-    mkldnn.fp32_precision = "ieee"
-    with full_precision():
-        assert precisions() == ("ieee", "ieee")
-    assert precisions() == ("tf32", "ieee")

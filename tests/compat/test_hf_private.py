@@ -1,25 +1,11 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
 from conftest import make_model
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from optimum_neuronal.compat import hf_private
-
-
-def test_an_early_quantizer_sees_the_config_in_every_release():
-    class Quantizer(hf_private.EarlyQuantizer):
-        is_serializable = is_trainable = False
-
-        def see_config(self, config):
-            config.seen = True
-
-    for hook in ("update_tp_plan", "update_attn_implementation"):
-        assert getattr(Quantizer(QuantizationConfigMixin("none")), hook)(SimpleNamespace()).seen
 
 
 def test_look_for_weights(tmp_path):

@@ -62,15 +62,6 @@ def test_what_cannot_be_read_raises(written, value):
         read_sparsity_config({"sparsity_config": whole})
 
 
-def test_low_bit_weights_raise_an_error_that_names_other_tools(written):
-    """Earlier versions wrote null for weights that were not quantized."""
-    nulls = written | {"bits_per_weight": None, "embedding_bits": None}
-    assert read_sparsity_config({"sparsity_config": nulls}) == nulls
-    for field, value in (("bits_per_weight", 2.4), ("embedding_bits", 8)):
-        with pytest.raises(ValueError, match="holds low-bit weights.*llm-compressor, torchao or llama.cpp"):
-            read_sparsity_config({"sparsity_config": written | {field: value}})
-
-
 def test_that_of_another_tool_is_named():
     model = make_model("llama")
     model.config.sparsity_config = {"format": "sparse-bitmask", "global_sparsity": 0.5, "sparsity_structure": "0:0"}

@@ -63,8 +63,8 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
         store_number(x, i, dtype, number());
     for (int64_t i = 0; i < rows; i++)
         store_number(bias, i, dtype, number());
-    neuronal_linear(kernel, dtype, x, taken, bits, values, kept, offsets, bias, y, rows, columns,
-                    1 + (int)(draw() % 3));
+    neuronal_multiply(kernel, dtype, x, taken, bits, values, kept, offsets, bias, y, rows, columns,
+                      1 + (int)(draw() % 3));
     for (int64_t m = 0; m < taken; m++)
         for (int64_t row = 0; row < rows; row++) {
             double sum = load_number(bias, row, dtype), size_of = 1;

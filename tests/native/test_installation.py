@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 
@@ -56,21 +55,3 @@ def test_without_a_compiler_that_works_it_succeeds_and_says_so(sources, compiler
         assert done.returncode == 0 and not libraries, done.stderr[-2000:]
         assert "the kernels for packed weights are not compiled" in done.stderr + done.stdout
         assert why in done.stderr + done.stdout
-
-
-@pytest.mark.parametrize("pure", [True, False])
-def test_a_pure_wheel_is_for_all_platforms(sources, pure, monkeypatch, tmp_path):
-    """An index takes it. Any other wheel holds what this machine's compiler made."""
-    compiler = tmp_path / "compiler"
-    compiler.write_text(COMPILER)
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("OPTIMUM_NEURONAL_PURE", str(int(pure)))
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=sources, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = (sources / "dist").iterdir()
-    with ZipFile(wheel) as file:
-        libraries = [name for name in file.namelist() if name.endswith(".so")]
-    assert wheel.name.endswith("-py3-none-any.whl") == pure == (not libraries), (wheel.name, libraries)

@@ -52,7 +52,7 @@ def test_products(out, columns, count, dtype, density, with_bias, seed):
     x = make_weight(count, columns, dtype, 1, seed + 1)  # with a row of zeros
     bias = torch.randn(out).to(dtype) if with_bias else None
     for kernel in kernels():
-        check_product(kernel.linear(x, *parts(weight), bias), x, weight, bias)
+        check_product(kernel.multiply(x, *parts(weight), bias), x, weight, bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,11 +63,11 @@ def test_neither_threads_nor_other_rows_change_a_bit(dtype):
         torch.get_num_threads(),
     )
     for kernel in kernels():
-        results = [torch.cat([kernel.linear(row[None], *tensors, None) for row in x])]
+        results = [torch.cat([kernel.multiply(row[None], *tensors, None) for row in x])]
         try:
             for threads in (1, 2, (os.cpu_count() or 1) + 3):
                 torch.set_num_threads(threads)
-                results.append(kernel.linear(x, *tensors, None))
+                results.append(kernel.multiply(x, *tensors, None))
         finally:
             torch.set_num_threads(before)
         assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
@@ -86,7 +86,7 @@ def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
     weight = any_bits((out, columns), dtype, density, seed)
     for kernel in kernels():
         dense = torch.full_like(weight, 7)
-        kernel.unpack(*parts(weight), dense)
+        kernel.to_dense(*parts(weight), dense)
         assert torch.equal(bits(dense), bits(weight)), kernel.name
 
 
@@ -97,31 +97,28 @@ def test_values_behind_two_to_the_31(dtype, tmp_path):
     many = far_behind(values, tmp_path)
     for kernel in kernels():
         dense = torch.full_like(weight, 7)
-        kernel.unpack(mask, many, offsets + FAR, dense)
+        kernel.to_dense(mask, many, offsets + FAR, dense)
         assert torch.equal(bits(dense), bits(weight)), kernel.name
-        near = kernel.linear(x, mask, values, offsets, None)
-        assert torch.equal(bits(kernel.linear(x, mask, many, offsets + FAR, None)), bits(near)), kernel.name
+        near = kernel.multiply(x, mask, values, offsets, None)
+        assert torch.equal(bits(kernel.multiply(x, mask, many, offsets + FAR, None)), bits(near)), kernel.name
 
 
-@pytest.mark.parametrize("name", library.KERNELS)
-def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
-    monkeypatch.setenv(library.VARIABLE, name)
-    if name in {kernel.name for kernel in kernels()}:
-        assert library.find_kernel().name == name
-    else:
-        with pytest.raises(ValueError, match=f"is '{name}': expected one of portable, .*which this processor can run"):
-            library.find_kernel()
-
-
-def test_the_variable_may_name_torch_but_no_other_kernel(monkeypatch, choosing_anew):
+def test_the_variable_forces_a_kernel(monkeypatch, choosing_anew):
+    here = {kernel.name for kernel in kernels()}
+    for name in (*library.KERNELS, "sse"):
+        library.find_kernel.cache_clear()
+        monkeypatch.setenv(library.VARIABLE, name)
+        if name in here:
+            assert library.find_kernel().name == name
+        else:
+            message = f"is '{name}': expected one of portable, .*, torch, which this processor can run"
+            with pytest.raises(ValueError, match=message):
+                library.find_kernel()
+    library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "torch")
     monkeypatch.setattr(library.logger, "warning", pytest.fail)
     library.warn_without_kernel()
     assert library.find_kernel() is None
-    library.find_kernel.cache_clear()
-    monkeypatch.setenv(library.VARIABLE, "sse")
-    with pytest.raises(ValueError, match="OPTIMUM_NEURONAL_KERNEL is 'sse': expected one of portable, .*, torch"):
-        library.find_kernel()
 
 
 def test_one_warning_without_kernels(monkeypatch, choosing_anew):
@@ -158,9 +155,9 @@ from optimum_neuronal.packed.packed_weight import PackedWeight
 torch.set_num_threads(2)
 packed = PackedWeight.pack(torch.eye(600, 640))
 x, kernel = torch.randn(2, 640), find_kernel()
-before = kernel.linear(x, *packed.tensors(), None)
+before = kernel.multiply(x, *packed.tensors(), None)
 if os.fork() == 0:
-    os._exit(0 if torch.equal(kernel.linear(x, *packed.tensors(), None), before) else 1)
+    os._exit(0 if torch.equal(kernel.multiply(x, *packed.tensors(), None), before) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 

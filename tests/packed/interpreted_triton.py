@@ -16,7 +16,7 @@ from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite
 from profiles import by_day, examples
 
 from optimum_neuronal.common import device as devices
-from optimum_neuronal.packed import accelerator, ops
+from optimum_neuronal.packed import grouped_weight, packed_module
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_experts import PackedStack
 from optimum_neuronal.packed.packed_linear import PackedLinear
@@ -27,24 +27,18 @@ devices.TRITON_DEVICES = ("cpu",)
 
 
 def grouped(weight) -> GroupedWeight:
-    arranged = accelerator.arrange(PackedWeight.pack(weight))
-    assert type(arranged) is GroupedWeight
-    return arranged
+    return GroupedWeight.from_packed(PackedWeight.pack(weight))
 
 
 def check(x, weight, bias=None):
     """The interpreter cuts the last bits of a bfloat16 off, where compiled kernels round."""
-    y = accelerator.linear(grouped(weight), x, bias)
+    y = grouped(weight).multiply(x, bias)
     assert y.is_contiguous()
     check_product(y, x, weight, bias, roundings=2)
 
 
-def unpack(weight) -> torch.Tensor:
-    return accelerator.unpack(grouped(weight))
-
-
 def test_few_rows_of_x():
-    for dtype, count in product(DTYPES, range(1, accelerator.MAX_FUSED_ROWS + 1)):
+    for dtype, count in product(DTYPES, range(1, grouped_weight.MAX_FUSED_ROWS + 1)):
         check(finite((count, 133), dtype, 1, 2), finite((5, 133), dtype), finite((5,), dtype, 1))
 
 
@@ -56,7 +50,7 @@ def test_columns():
         weight = any_bits((6, columns), torch.float16, density)
         weight[1:5] = 0
         weight[1, :2500], weight[2, 0], weight[3, -1] = 1, 2, 3
-        assert torch.equal(bits(unpack(weight)), bits(weight))
+        assert torch.equal(bits(grouped(weight).to_dense()), bits(weight))
         for count in (1, 2):
             check(finite((count, columns), torch.float32, 1, 2), finite((3, columns), torch.float32, density, seed=1))
             check(finite((count, columns), torch.float16, 1, 2), weight[1:5])
@@ -66,8 +60,8 @@ def test_nothing_is_kept():
     for shape in [(0, 64), (4, 0), (0, 0), (4, 64)]:
         weight, x = torch.zeros(shape), torch.ones(2, shape[1])
         bias = torch.arange(shape[0]).float()
-        assert torch.equal(accelerator.linear(grouped(weight), x, bias), bias.expand(2, -1))
-        assert torch.equal(unpack(weight), weight)
+        assert torch.equal(grouped(weight).multiply(x, bias), bias.expand(2, -1))
+        assert torch.equal(grouped(weight).to_dense(), weight)
 
 
 @examples(10)
@@ -81,7 +75,7 @@ def test_nothing_is_kept():
 )
 def test_any_weight(out, columns, count, dtype, density, seed):
     weight = any_bits((out, columns), dtype, density, seed)
-    assert torch.equal(bits(unpack(weight)), bits(weight))
+    assert torch.equal(bits(grouped(weight).to_dense()), bits(weight))
     check(finite((count, columns), dtype, 1, seed), finite((out, columns), dtype, density, seed))
 
 
@@ -92,14 +86,14 @@ def test_infinite_and_undefined_numbers():
     for value in (1.0, torch.inf, torch.nan):
         x = torch.ones(2, 70)
         x[0, 66] = value
-        y = accelerator.linear(grouped(weight), x, None)
+        y = grouped(weight).multiply(x)
         assert not y[:, :2].isfinite().any() and not y[:, 3].any()
         assert y[1, 2] == 2 and (y[0, 2] == 2 if value == 1 else not y[0, 2].isfinite())
 
 
 def test_more_rows_go_by_blocks(monkeypatch):
-    monkeypatch.setattr(accelerator, "SCRATCH_ROWS", 8)
-    monkeypatch.setattr(accelerator, "SCRATCH", 0)
+    monkeypatch.setattr(grouped_weight, "SCRATCH_ROWS", 8)
+    monkeypatch.setattr(grouped_weight, "SCRATCH", 0)
     check(finite((20, 70), torch.bfloat16, 1, 2), finite((21, 70), torch.bfloat16), finite((21,), torch.bfloat16, 1))
 
 
@@ -107,9 +101,9 @@ def test_rows_of_a_larger_weight():
     """Starts of some rows beside all values: they do not begin at 0."""
     weight, x = finite((12, 70), torch.float32), finite((2, 70), torch.float32, 1, 2)
     part = grouped(weight).window(5, 9)
-    assert part.starts[0] > 0 and torch.equal(accelerator.unpack(part), weight[5:9])
-    for inputs in (x, finite((accelerator.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)):
-        check_product(accelerator.linear(part, inputs, None), inputs, weight[5:9])
+    assert part.starts[0] > 0 and torch.equal(part.to_dense(), weight[5:9])
+    for inputs in (x, finite((grouped_weight.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)):
+        check_product(part.multiply(inputs), inputs, weight[5:9])
 
 
 def test_values_behind_two_to_the_31(tmp_path):
@@ -119,9 +113,9 @@ def test_values_behind_two_to_the_31(tmp_path):
     values, index = (far_behind(tensor, tmp_path, 32 * groups) for tensor in (near.values, near.index))
     base = far_behind(near.base, tmp_path, groups)
     far = replace(near, values=values, index=index, base=base, starts=near.starts + groups)
-    assert torch.equal(accelerator.unpack(far), weight)
+    assert torch.equal(far.to_dense(), weight)
     for inputs in (x, x[:1]):
-        assert torch.equal(accelerator.linear(far, inputs, None), accelerator.linear(near, inputs, None))
+        assert torch.equal(far.multiply(inputs), near.multiply(inputs))
 
 
 def test_experts(monkeypatch):
@@ -172,7 +166,7 @@ def test_modules_that_are_copied_cast_and_moved(module, monkeypatch):
         assert torch.equal(other.dense(), dense.to(other.dtype))
         assert torch.equal(other.state_dict()["packed_mask"], module.state_dict()["packed_mask"])
     pickled = pickle.dumps(module)
-    monkeypatch.setattr(devices, "TRITON_DEVICES", ())
+    monkeypatch.setattr(packed_module, "find_kernels", lambda device: None)
     for other in (module.to(torch.float32), pickle.loads(pickled)):  # elsewhere
         assert type(other.matrix) is PackedWeight and torch.equal(other.dense(), dense)
 
@@ -192,4 +186,4 @@ def test_operations_on_groups():
     torch.library.opcheck(
         torch.ops.optimum_neuronal.packed_linear.default, (torch.randn(2, 70), weight.tensors(), None)
     )
-    assert torch.equal(ops.unpack(weight), weight.packed().unpack())
+    assert torch.equal(weight.to_dense(), weight.packed().to_dense())

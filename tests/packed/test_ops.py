@@ -18,29 +18,29 @@ def test_as_dense():
     for dtype, lead, with_bias in product(DTYPES, [(), (1,), (3,), (2, 5), (40,), (0,)], [False, True]):
         x, bias = finite((*lead, 133), dtype, 1), finite((37,), dtype, 1) if with_bias else None
         dense = finite((37, 133), dtype)
-        y = ops.linear(PackedWeight.pack(dense), x, bias)
+        y = ops.sparse_linear(PackedWeight.pack(dense), x, bias)
         assert y.shape == (*lead, 37)
         check_product(y.view(-1, 37), x.view(-1, 133), dense, bias)
 
 
 @pytest.mark.skipif(find_kernel() is None, reason="there are no compiled kernels")
 def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
-    x, seen, unpack = finite((40, 133), density=1, seed=2), [], Kernel.unpack
+    x, seen, to_dense = finite((40, 133), density=1, seed=2), [], Kernel.to_dense
     monkeypatch.setattr("optimum_neuronal.packed.packed_weight.SCRATCH_ROWS", 64)
-    monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(len(args[-1])) or unpack(self, *args))
+    monkeypatch.setattr(Kernel, "to_dense", lambda self, *args: seen.append(len(args[-1])) or to_dense(self, *args))
     dense = finite((150, 133))
     for bias in (None, finite((150,), density=1)):
-        check_product(ops.linear(PackedWeight.pack(dense), x, bias), x, dense, bias)
+        check_product(ops.sparse_linear(PackedWeight.pack(dense), x, bias), x, dense, bias)
     assert seen == [64, 64, 22, 64, 64, 22], "never unpacked as a whole"
 
 
 @pytest.mark.skipif(find_kernel() is None, reason="there are no compiled kernels")
 def test_few_rows_of_x_unpack_nothing(monkeypatch):
     dense = finite((37, 133))
-    monkeypatch.setattr(Kernel, "unpack", lambda *_args: pytest.fail("unpacked"))
+    monkeypatch.setattr(Kernel, "to_dense", lambda *_args: pytest.fail("unpacked"))
     for count in range(1, MAX_FUSED_ROWS + 1):
         x = finite((count, 133), density=1, seed=2)
-        check_product(ops.linear(PackedWeight.pack(dense), x), x, dense)
+        check_product(ops.sparse_linear(PackedWeight.pack(dense), x), x, dense)
 
 
 def test_what_does_not_fit_raises():
@@ -53,7 +53,7 @@ def test_what_does_not_fit_raises():
         (x, torch.zeros(3), r"the bias is torch.float32 of shape \[3\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            ops.linear(weight, inputs, bias)
+            ops.sparse_linear(weight, inputs, bias)
     mask, values, offsets = weight.tensors()
     for tensors, message in (
         ((mask.int(), values, offsets), "its mask have dtype torch.int32"),
@@ -61,7 +61,7 @@ def test_what_does_not_fit_raises():
         ((mask, values.bfloat16(), offsets), "but the weight torch.bfloat16"),
         ((mask, values.double(), offsets), "its dtype is torch.float64: expected one of torch.bfloat16"),
         ((mask, values, offsets[1:]), r"expected torch.uint8 and \[3, 16\]"),
-        ((values, mask, offsets, offsets), "a grouped weight has torch.uint8 of shape"),
+        ((values, mask, offsets, offsets), r"its index have dtype torch.uint8 and shape \[4, 16\]"),
     ):
         with pytest.raises(ValueError, match=message):
             known.packed_linear(x, tensors, None)
@@ -76,7 +76,7 @@ def test_torch_knows_the_operations_well():
 def test_derivatives():
     """The gradient that autograd takes is that of the dense product. A second one raises an error; it is never zero."""
     dense, x = finite((37, 133)), torch.randn(40, 133, requires_grad=True)
-    y = ops.linear(PackedWeight.pack(dense), x)
+    y = ops.sparse_linear(PackedWeight.pack(dense), x)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     check_product(gradient.detach(), 2 * y.detach(), dense.T)
     with pytest.raises(RuntimeError, match="no second derivatives"):

@@ -72,8 +72,8 @@ def test_other_functions(ids):
     model, other = sparsify(make_zeroed("mixtral")), make_model("mixtral")
     expected, packed = logits(other, ids), logits(model, ids)
     other.set_experts_implementation(FUNCTION)
-    assert_close(logits(other, ids), expected)
     model.set_experts_implementation("eager")
+    assert_close(logits(other, ids), expected)
     assert torch.equal(logits(model, ids), packed)
 
 

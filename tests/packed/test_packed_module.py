@@ -122,13 +122,10 @@ def test_headers_that_do_not_fit(change, message):
             put_empty(on_meta(model), {name: header})
 
 
-@pytest.mark.parametrize("format, message", [
-    ("quantized", "holds low-bit weights, .* quantize the result with llm-compressor, torchao or llama.cpp"),
-    ("sparce", "a weight in the format 'sparce': expected 'sparse'"),
-])  # fmt: skip
-def test_other_formats_raise(format, message):
-    with pytest.raises(ValueError, match=message):
-        PackedHeader(format, (8, 192), torch.bfloat16, {})
+def test_other_formats_raise():
+    for format in ("quantized", "sparce"):
+        with pytest.raises(ValueError, match=f"a weight in the format '{format}': expected 'sparse'"):
+            PackedHeader(format, (8, 192), torch.bfloat16, {})
 
 
 def test_copies_share_nothing_and_keep_their_matrix(module):

@@ -16,7 +16,7 @@ def arriving(rows, columns=64):
 
 
 def dense_of(finished):
-    return finished if isinstance(finished, torch.Tensor) else finished.unpack()
+    return finished if isinstance(finished, torch.Tensor) else finished.to_dense()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -27,7 +27,7 @@ def test_merged_rows_become_one_weight(packed):
         rows = PackedRows(PackedWeight.pack(part)) if packed else part
         held.data.narrow(0, first, count).copy_(rows.narrow(0, 0, count))
     finished = held.finish("qkv_proj")
-    assert torch.equal(finished.unpack(), torch.cat([whole[0][:64], whole[1][:32], whole[2][:32]]))
+    assert torch.equal(finished.to_dense(), torch.cat([whole[0][:64], whole[1][:32], whole[2][:32]]))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -51,7 +51,7 @@ def test_a_slice_arrives_and_keeps_no_more_in_memory_than_itself(source, dim):
     finished = held.finish("o_proj")
     tensors = [finished] if isinstance(finished, torch.Tensor) else finished.tensors()
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
-    whole = source.packed.unpack() if isinstance(source, PackedRows) else source
+    whole = source.packed.to_dense() if isinstance(source, PackedRows) else source
     assert torch.equal(dense_of(finished), whole.narrow(dim, 4, held.shape[dim]))
 
 

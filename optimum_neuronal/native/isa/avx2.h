@@ -1,4 +1,4 @@
-/* Kernels for AVX2, FMA and F16C: eight columns are spread by a byte shuffle that is looked up for eight bits. */
+/* Kernels for AVX2, FMA and F16C: eight columns are expanded by a byte shuffle that is looked up for eight bits. */
 #pragma once
 
 #include "../job.h"
@@ -20,18 +20,18 @@ AVX2 INLINE int64_t avx2_before(uint64_t mask, const int byte) {
     return byte ? __builtin_popcountll(mask << (64 - 8 * byte)) : 0;
 }
 
-AVX2 INLINE __m128i avx2_spread16(uint8_t mask, const uint16_t *p, const uint16_t *end, const int careful) {
+AVX2 INLINE __m128i avx2_expand16(uint8_t mask, const uint16_t *p, const uint16_t *end, const int careful) {
     uint16_t last[8];
     const void *from = careful && end - p < 8 ? copy_last(p, end, 16, last) : p;
     return _mm_shuffle_epi8(_mm_loadu_si128(from), _mm_load_si128((const __m128i *)SHUFFLE16[mask]));
 }
 
-AVX2 INLINE __m256i avx2_spread32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
+AVX2 INLINE __m256i avx2_expand32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
     uint32_t last[8];
     const void *from = careful && end - p < 8 ? copy_last(p, end, 32, last) : p;
     __m256i where = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)SHUFFLE32[mask]));
-    __m256i spread = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(from), where);
-    return _mm256_andnot_si256(_mm256_srai_epi32(where, 31), spread);
+    __m256i expand = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(from), where);
+    return _mm256_andnot_si256(_mm256_srai_epi32(where, 31), expand);
 }
 
 /* One row's 64 columns: x has blocks of 16 columns for bfloat16, the even ones before the odd ones, else of 8. */
@@ -43,9 +43,9 @@ AVX2 INLINE void avx2_word(uint64_t mask, const void *values, const void *end, c
         EACH(pair, 4) {
             const int byte = 2 * pair;
             const float *here = x + 16 * M * pair;
-            __m128i one = avx2_spread16((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful);
+            __m128i one = avx2_expand16((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful);
             __m128i two =
-                avx2_spread16((uint8_t)(mask >> 8 * (byte + 1)), p + avx2_before(mask, byte + 1), end, careful);
+                avx2_expand16((uint8_t)(mask >> 8 * (byte + 1)), p + avx2_before(mask, byte + 1), end, careful);
             __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1);
             __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
             __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, high));
@@ -60,10 +60,10 @@ AVX2 INLINE void avx2_word(uint64_t mask, const void *values, const void *end, c
         uint8_t part = (uint8_t)(mask >> 8 * byte);
         __m256 v;
         if (dtype == FP16)
-            v = _mm256_cvtph_ps(avx2_spread16(part, (const uint16_t *)values + avx2_before(mask, byte), end, careful));
+            v = _mm256_cvtph_ps(avx2_expand16(part, (const uint16_t *)values + avx2_before(mask, byte), end, careful));
         else
             v = _mm256_castsi256_ps(
-                avx2_spread32(part, (const uint32_t *)values + avx2_before(mask, byte), end, careful));
+                avx2_expand32(part, (const uint32_t *)values + avx2_before(mask, byte), end, careful));
         EACH(m, M)
             sums[m] = _mm256_fmadd_ps(v, _mm256_load_ps(x + 8 * (M * byte + m)), sums[m]);
     }
@@ -87,14 +87,14 @@ AVX2 INLINE void avx2_unpack_word2(uint64_t mask, const uint16_t *p, const uint1
                                    const int careful) {
     EACH(byte, 8)
         _mm_storeu_si128((__m128i *)(out + 8 * byte),
-                         avx2_spread16((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful));
+                         avx2_expand16((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful));
 }
 
 AVX2 INLINE void avx2_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out,
                                    const int careful) {
     EACH(byte, 8)
         _mm256_storeu_si256((__m256i *)(out + 8 * byte),
-                            avx2_spread32((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful));
+                            avx2_expand32((uint8_t)(mask >> 8 * byte), p + avx2_before(mask, byte), end, careful));
 }
 
 UNPACK_ROW(AVX2, avx2_unpack2, uint16_t, avx2_unpack_word2)

@@ -1,4 +1,4 @@
-/* Kernels for AVX-512: with F, BW and VL, vexpandps spreads 16 floats; with VBMI2, vpexpandw spreads
+/* Kernels for AVX-512: with F, BW and VL, vexpandps expands 16 floats; with VBMI2, vpexpandw expands
  * 32 values of 16 bits; with BF16 also, vdpbf16ps multiplies them. An expansion that zeroes waits for its register's
  * old content on Zen 4 and 5: hence one that merges into zero, which the empty asm keeps the compiler from changing.
  */
@@ -24,14 +24,14 @@ AVX512 INLINE uint32_t readable(const void *p, const void *end, int size, int la
     return left >= lanes ? (uint32_t)(~0ULL >> (64 - lanes)) : _bzhi_u32(~0U, (uint32_t)left);
 }
 
-VBMI2 INLINE __m512i spread32(uint32_t mask, const void *p, const void *end, const int careful) {
+VBMI2 INLINE __m512i expand32(uint32_t mask, const void *p, const void *end, const int careful) {
     __m512i v = careful ? _mm512_maskz_loadu_epi16(readable(p, end, 2, 32), p) : _mm512_loadu_si512(p);
     __asm__("" : "+v"(v));
     return _mm512_mask_expand_epi16(zeros(), mask, v);
 }
 
 /* 16 columns of any dtype, as floats. */
-AVX512 INLINE __m512 spread16(uint16_t mask, const void *p, const void *end, const int careful, const int dtype) {
+AVX512 INLINE __m512 expand16(uint16_t mask, const void *p, const void *end, const int careful, const int dtype) {
     __m512 v;
     if (dtype == FP32) {
         v = careful ? _mm512_maskz_loadu_ps((__mmask16)readable(p, end, 4, 16), p) : _mm512_loadu_ps(p);
@@ -54,7 +54,7 @@ VDPBF16 INLINE void dot_columns(const uint64_t *mask, const char **p, const char
         __m512i v[4];
         EACH(r, R) {
             uint32_t part = (uint32_t)(mask[r] >> 32 * half);
-            v[r] = spread32(part, p[r], end, careful);
+            v[r] = expand32(part, p[r], end, careful);
             p[r] += 2 * (int64_t)__builtin_popcount(part);
         }
         EACH(m, M) {
@@ -71,7 +71,7 @@ VBMI2 INLINE void halves_columns(const uint64_t *mask, const char **p, const cha
     EACH(half, 2)
         EACH(r, R) {
             uint32_t part = (uint32_t)(mask[r] >> 32 * half);
-            __m512i v = spread32(part, p[r], end, careful);
+            __m512i v = expand32(part, p[r], end, careful);
             p[r] += 2 * (int64_t)__builtin_popcount(part);
             /* Of bfloat16 the even and the odd columns, else the first and the last 16. */
             __m512 one, two;
@@ -96,7 +96,7 @@ AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const ch
     EACH(quarter, 4)
         EACH(r, R) {
             uint16_t part = (uint16_t)(mask[r] >> 16 * quarter);
-            __m512 v = spread16(part, p[r], end, careful, dtype);
+            __m512 v = expand16(part, p[r], end, careful, dtype);
             p[r] += __builtin_popcount(part) * size_of(dtype);
             EACH(m, M)
                 parts[r][m] = _mm512_fmadd_ps(v, _mm512_load_ps(x + 16 * (M * quarter + m)), parts[r][m]);
@@ -117,9 +117,9 @@ SPARSE_KERNEL(AVX512, floats_fp32, floats_step, FP32, 4, 4, 4, 4)
 
 VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out,
                                      const int careful) {
-    _mm512_storeu_si512(out, spread32((uint32_t)mask, p, end, careful));
+    _mm512_storeu_si512(out, expand32((uint32_t)mask, p, end, careful));
     _mm512_storeu_si512(out + 32,
-                        spread32((uint32_t)(mask >> 32), p + __builtin_popcount((uint32_t)mask), end, careful));
+                        expand32((uint32_t)(mask >> 32), p + __builtin_popcount((uint32_t)mask), end, careful));
 }
 
 AVX512 INLINE void avx512_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out,

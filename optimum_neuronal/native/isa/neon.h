@@ -1,4 +1,4 @@
-/* Kernels for NEON (every 64-bit Arm): eight columns are spread by a byte shuffle that is looked up
+/* Kernels for NEON (every 64-bit Arm): eight columns are expanded by a byte shuffle that is looked up
  * for eight bits. */
 #pragma once
 
@@ -13,7 +13,7 @@ INLINE uint64_t neon_before(uint64_t mask, uint64_t *all) {
     return counts << 8;
 }
 
-INLINE uint8x16_t neon_spread16(uint8_t mask, const uint16_t *p, const uint16_t *end, const int careful) {
+INLINE uint8x16_t neon_expand16(uint8_t mask, const uint16_t *p, const uint16_t *end, const int careful) {
     uint16_t last[8];
     const void *from = careful && end - p < 8 ? copy_last(p, end, 16, last) : p;
     return vqtbl1q_u8(vld1q_u8(from), vld1q_u8(SHUFFLE16[mask]));
@@ -21,7 +21,7 @@ INLINE uint8x16_t neon_spread16(uint8_t mask, const uint16_t *p, const uint16_t 
 
 /* Eight columns of 32 bits: a lane's bytes are four times its number and 0 to 3; of -1 they lie past the table,
  * which gives 0. */
-INLINE uint8x16x2_t neon_spread32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
+INLINE uint8x16x2_t neon_expand32(uint8_t mask, const uint32_t *p, const uint32_t *end, const int careful) {
     uint32_t last[8];
     const uint8_t *from = careful && end - p < 8 ? copy_last(p, end, 32, last) : (const void *)p;
     const uint8x16x2_t values = {{vld1q_u8(from), vld1q_u8(from + 16)}};
@@ -29,9 +29,9 @@ INLINE uint8x16x2_t neon_spread32(uint8_t mask, const uint32_t *p, const uint32_
     int16x8_t lanes = vmovl_s8(vld1_s8(SHUFFLE32[mask]));
     uint32x4_t low = vmlaq_u32(bytes, vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(lanes))), four);
     uint32x4_t high = vmlaq_u32(bytes, vreinterpretq_u32_s32(vmovl_s16(vget_high_s16(lanes))), four);
-    uint8x16x2_t spread = {
+    uint8x16x2_t expand = {
         {vqtbl2q_u8(values, vreinterpretq_u8_u32(low)), vqtbl2q_u8(values, vreinterpretq_u8_u32(high))}};
-    return spread;
+    return expand;
 }
 
 /* One row's 64 columns: x has blocks of 8, for bfloat16 the even columns before the odd ones. */
@@ -41,11 +41,11 @@ INLINE void neon_word(uint64_t mask, uint64_t before, const void *values, const 
         uint8_t part = (uint8_t)(mask >> 8 * byte), first = (uint8_t)(before >> 8 * byte);
         float32x4_t one, two;
         if (dtype == FP32) {
-            uint8x16x2_t v = neon_spread32(part, (const uint32_t *)values + first, end, careful);
+            uint8x16x2_t v = neon_expand32(part, (const uint32_t *)values + first, end, careful);
             one = vreinterpretq_f32_u8(v.val[0]);
             two = vreinterpretq_f32_u8(v.val[1]);
         } else {
-            uint8x16_t v = neon_spread16(part, (const uint16_t *)values + first, end, careful);
+            uint8x16_t v = neon_expand16(part, (const uint16_t *)values + first, end, careful);
             if (dtype == BF16) {
                 one = vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(v), 16));
                 two = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(v), vdupq_n_u32(0xffff0000)));
@@ -80,7 +80,7 @@ INLINE void neon_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *
                               const int careful) {
     uint64_t all, before = neon_before(mask, &all);
     EACH(byte, 8) {
-        uint8x16_t v = neon_spread16((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
+        uint8x16_t v = neon_expand16((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
         vst1q_u8((uint8_t *)(out + 8 * byte), v);
     }
 }
@@ -89,7 +89,7 @@ INLINE void neon_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *
                               const int careful) {
     uint64_t all, before = neon_before(mask, &all);
     EACH(byte, 8) {
-        uint8x16x2_t v = neon_spread32((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
+        uint8x16x2_t v = neon_expand32((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
         vst1q_u8((uint8_t *)(out + 8 * byte), v.val[0]);
         vst1q_u8((uint8_t *)(out + 8 * byte + 4), v.val[1]);
     }

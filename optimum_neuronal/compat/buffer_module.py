@@ -1,0 +1,64 @@
+"""A module that derives something from its buffers: private methods of torch's modules say when buffers change."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class BufferModule(nn.Module):
+    """A module whose buffers may have another layout in memory than in state dicts."""
+
+    @property
+    def held(self) -> dict[str, torch.Tensor | None]:
+        """The buffers by name. A look-up here is faster than an attribute of a module."""
+        return self._buffers
+
+    def restore_layout(self) -> None:
+        """Hold the buffers of a state dict, before they change."""
+
+    def after_move(self) -> None:
+        """Do what is needed after buffers were moved, cast or read by `torch.load`."""
+
+    def after_load(self) -> None:
+        """Do what is needed after buffers were read from a state dict. `load_state_dict` raises a `ValueError` of it."""
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Return what a state dict holds instead of buffers in another layout."""
+        return {}
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "BufferModule":
+        self.restore_layout()
+        super()._apply(fn, recurse)
+        self.after_move()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.restore_layout()  # `torch.load` may have moved the tensors
+        self.after_move()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: tensor for name, tensor in self.stored().items()})
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+        self.restore_layout()
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        if any(prefix + name in state_dict for name in self._buffers):
+            try:
+                self.after_load()
+            except ValueError as error:
+                errors.append(f"{prefix.removesuffix('.')}: {error}")
+
+
+HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
+
+
+def inherit_hooks(new: nn.Module, old: nn.Module) -> nn.Module:
+    """Give a module the mode and the hooks of the module that it replaces, and return it."""
+    new.train(old.training)
+    for name in HOOKS:
+        setattr(new, name, getattr(old, name))
+    return new
