@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..blocks.offload import changed_weights
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
@@ -20,7 +21,7 @@ from ..model.projections import Decoder
 from ..model.tokenizers import own_tokenizer
 from ..pruning.checks import check_prune
 from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
-from ..pruning.prune import changed_weights, find_changes
+from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report, packed_size
 from ..trials import Cache
 from .combinations import Combinations

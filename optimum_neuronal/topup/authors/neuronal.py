@@ -10,7 +10,7 @@ from ...blocks.statistics import SquaredNorms
 from ...model.projections import Decoder
 from ...saliency.plan import Plan
 from ...trials import PlanEvaluator
-from ...trials.deviation import Deviation
+from ...trials.alignment import Deviation
 from ..base import register_topup
 from ..distribution import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
 from ..neuronal import LAMBDAS, NeuronAL
