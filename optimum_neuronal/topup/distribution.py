@@ -9,6 +9,7 @@ import torch
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
+from ..trials import PlanEvaluator
 
 
 LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of spread sparsities
@@ -75,6 +76,25 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
     spread = (density * weights).sum() - density + sparsity
     fits = spread.min() >= LEAST_SPARSITY and spread.max() <= MOST_SPARSITY
     return spread if fits else shift_to_mean(spread, sparsity, weights)
+
+
+def authors_dist(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
+    """Return sparsities as [`get_dist`] of the authors' code does, all of shape (blocks,).
+
+    Blocks are weighted equally, and the mean moves away from `sparsity` if a sparsity leaves (0, 1). Masks depend on the
+    last bit of these numbers, so the order of operations is that of their numpy code.
+    """
+    density = (values - values.min()) * (1 / (np.ptp(values) or 1) * lam * 2)
+    sparsities = 1 - (density - np.mean(density) + (1 - sparsity))
+    return np.where(sparsities <= 0, LEAST_SPARSITY, np.where(sparsities >= 1, MOST_SPARSITY, sparsities))
+
+
+def authors_rounding(evaluator: PlanEvaluator, plan: Plan) -> Plan:
+    """Return the plan that prunes `int(in * sparsity)` weights of a row, or the same if the saliency updates weights."""
+    if evaluator.saliency.updates_weights:
+        return plan
+    widths = {name: projection.shape[1] for name, projection in evaluator.decoder.projections.items()}
+    return Plan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
 def shift_to_mean(

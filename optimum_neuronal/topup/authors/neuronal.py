@@ -12,9 +12,16 @@ from ...saliency.plan import Plan
 from ...trials import PlanEvaluator
 from ...trials.alignment import Deviation
 from ..base import register_topup
-from ..distribution import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
+from ..distribution import (
+    LEAST_SPARSITY,
+    MOST_SPARSITY,
+    authors_dist,
+    authors_rounding,
+    plan_of_blocks,
+    pruned_blocks,
+    rise,
+)
 from ..neuronal import LAMBDAS, NeuronAL
-from .plans import distribute, rounded
 
 
 @register_topup("neuronal", variant="authors")
@@ -44,10 +51,12 @@ class AuthorsNeuronAL(NeuronAL):
             values = np.arange(1, len(blocks) + 1)
         else:
             values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
-        return plan_of_blocks(blocks, distribute(values, sparsity, lam)[::-1])  # rising, as their code sorts densities
+        return plan_of_blocks(
+            blocks, authors_dist(values, sparsity, lam)[::-1]
+        )  # rising, as their code sorts densities
 
     def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
-        return rounded(evaluator, plan)
+        return authors_rounding(evaluator, plan)
 
     def row_plans(self, decoder: Decoder, base: Plan, plan: Plan, deviation: Deviation) -> tuple[list[Plan], None]:
         return [row_plan(decoder, base, lam, deviation) for lam in self.row_lambdas], None
