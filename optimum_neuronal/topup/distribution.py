@@ -1,4 +1,4 @@
-"""Sparsity by block, and its spread around a mean: what several top-ups share."""
+"""Sparsity by block, distributed around a mean: what several top-ups have in common."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from ..saliency.wanda import Wanda
 from ..trials import PlanEvaluator
 
 
-LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of spread sparsities
+LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of sparsities
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:
@@ -73,9 +73,9 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
     if span == 0 or lam == 0 or not LEAST_SPARSITY <= sparsity <= MOST_SPARSITY:
         return torch.full_like(values, sparsity)
     density = 2 * lam * (values - values.min()) / span
-    spread = (density * weights).sum() - density + sparsity
-    fits = spread.min() >= LEAST_SPARSITY and spread.max() <= MOST_SPARSITY
-    return spread if fits else shift_to_mean(spread, sparsity, weights)
+    sparsities = (density * weights).sum() - density + sparsity
+    fits = sparsities.min() >= LEAST_SPARSITY and sparsities.max() <= MOST_SPARSITY
+    return sparsities if fits else shift_to_mean(sparsities, sparsity, weights)
 
 
 def authors_dist(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:

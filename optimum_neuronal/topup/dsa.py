@@ -17,7 +17,7 @@ from ..trials.output_errors import OutputErrors
 from ..trials.scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
-from .evolution import distinct, draw
+from .evopress import distinct, draw
 
 
 MOST_TRANSFORMS = 2

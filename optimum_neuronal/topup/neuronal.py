@@ -17,8 +17,15 @@ from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
 from ..trials import PlanEvaluator
-from ..trials.alignment import METRICS, REFERENCES, SCOPES, AlignmentErrors, Deviation, Deviations
-from ..trials.reconstruction_errors import ReconstructionErrors
+from ..trials.alignment import (
+    METRICS,
+    REFERENCES,
+    SCOPES,
+    AlignmentErrors,
+    Deviation,
+    Deviations,
+    ReconstructionErrors,
+)
 from .base import Allocation, TopUp, register_topup
 from .distribution import SCHEDULES, distribute_over_blocks, get_dist, pruned_blocks, rise
 

@@ -103,10 +103,10 @@ def rows_of(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndar
 
     Rows of q, k and v, and of fused projections, take the values in order: the first ones, or all of them repeatedly.
     """
-    shares = np.array([1 - sparsity])
+    densities = np.array([1 - sparsity])
     if np.ptp(values) > 0:
         density = (values - values.min()) / (values.max() - values.min()) * lam * 2
         density -= np.mean(density) - (1 - sparsity)
-        shares = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
-    kept = (np.resize(shares, shape[0]) * shape[1]).astype(np.int64)
+        densities = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
+    kept = (np.resize(densities, shape[0]) * shape[1]).astype(np.int64)
     return torch.from_numpy((shape[1] - kept) / shape[1])
