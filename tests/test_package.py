@@ -36,29 +36,41 @@ def test_the_layout():
         assert not used & {"print", "torch.cuda"}, path
 
 
+WAYS = {
+    "magnitude": NeuronALConfig(0.5, "magnitude", topup="uniform", num_samples=12),
+    "wanda": NeuronALConfig(0.5, "wanda", topup_args={"steps": "both"}, num_samples=12, num_alignment_samples=4),
+    "default": NeuronALConfig(0.5, num_samples=12, num_alignment_samples=4),
+    "paper": NeuronALConfig.preset("paper", sparsity=0.5, num_samples=12, num_alignment_samples=4),
+    "best": NeuronALConfig.preset("best", sparsity=0.5, num_samples=16),
+}
+
+
 @pytest.mark.parametrize(
-    "fields, most_files",
-    [
-        ({"saliency": "wanda", "topup": "neuronal", "topup_args": {"steps": "both"}}, 29),
-        ({"saliency": "magnitude", "topup": "uniform"}, 23),
-    ],
+    "way, most_files", [("magnitude", 25), ("wanda", 30), ("default", 32), ("paper", 31), ("best", 34)]
 )
-def test_a_prune_can_be_read_in_few_files(fields, most_files, llama, ids):
-    """Each file more that every prune enters is one more that its reader has to open."""
-    pruner = NeuronALPruner(NeuronALConfig(0.5, num_samples=12, num_alignment_samples=4, **fields))
-    package, entered = str(ROOT / "optimum_neuronal"), {}
+def test_pruning_can_be_read_in_few_files(way, most_files, llama, ids):
+    """Each file more that every pruning run enters is one more that its reader has to open, each call one more to follow."""
+    pruner, package, entered, calls, deepest = NeuronALPruner(WAYS[way]), str(ROOT / "optimum_neuronal"), {}, [], 0
 
     def note(frame, event, _argument):
-        if event == "call" and frame.f_code.co_filename.startswith(package):
-            entered.setdefault(frame.f_code.co_filename, frame.f_code.co_name)
+        nonlocal deepest
+        code = frame.f_code
+        if code.co_filename.startswith(package) and not code.co_name.startswith("<"):  # no comprehension, no lambda
+            if event == "call":
+                entered.setdefault(code.co_filename, code.co_name)
+                calls.append(code)
+                deepest = max(deepest, len(calls))
+            elif event == "return":
+                calls.pop()
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        pruner.prune(llama, ids)
+        pruner.prune(llama, ids.repeat(2, 1)[: WAYS[way].num_samples])
     finally:
         sys.setprofile(before)
-    assert 0 < len([name for name in entered.values() if name != "<module>"]) <= most_files, sorted(entered)
+    assert most_files - 2 <= len(entered) <= most_files, sorted(entered)
+    assert deepest <= 17
 
 
 @pytest.fixture(scope="module")

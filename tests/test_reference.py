@@ -6,12 +6,12 @@ import authors
 import numpy as np
 import pytest
 from profiles import at_night, by_day
-from trial_helpers import build_evaluator
+from trial_helpers import build_evaluator, changes_of
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.prune import BlockPass, apply_changes
+from optimum_neuronal.pruning.prune import apply_changes
 from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
@@ -33,7 +33,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = BlockPass(self.evaluator, plan).find()[0]
+            masks = changes_of(self.evaluator, plan)
             apply_changes(self.decoder, masks)
         return masks
 

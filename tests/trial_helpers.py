@@ -10,8 +10,10 @@ from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.prune import prune_blocks
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import Plan, mask_rows
+from optimum_neuronal.topup import Allocation
 from optimum_neuronal.trials import PlanEvaluator
 
 
@@ -32,6 +34,11 @@ def build_evaluator(
 def make_evaluator(model, ids, saliency="wanda", batch_size=4, **chosen) -> PlanEvaluator:
     """PlanEvaluator of all projections of a model, or the chosen ones, measured on the first four sequences."""
     return build_evaluator(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+
+
+def changes_of(evaluator, plan, **options):
+    """The changes of a plan by projection name."""
+    return prune_blocks(evaluator, Allocation(plan), **options)[0]
 
 
 def uniform(evaluator, sparsity=0.5) -> Plan:

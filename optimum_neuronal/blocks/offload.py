@@ -14,7 +14,7 @@ from torch import nn
 from ..common.memory import trim_heap
 from ..compat import hf_private
 from ..model.change import Change
-from ..model.projections import Block, Projection
+from ..model.projections import Block, Decoder, Projection, trial_weights
 from .block_inputs import replaced_forward
 
 
@@ -101,3 +101,21 @@ def change_offloaded(projection: Projection, change: Change) -> None:
     if not isinstance(hook.weights_map, ChangedWeights):
         hook.weights_map = ChangedWeights(hook.weights_map)
     hook.weights_map.changes.setdefault(projection.parameter, []).append((projection, change))
+
+
+@contextmanager
+def changed_weights(decoder: Decoder, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Let a model compute with changes while the context lasts, offloaded ones whenever their weights are read."""
+    projections = list(decoder.projections.values())
+    offloaded = [p for p in projections if hf_private.is_offloaded(p.module)]
+    maps = {hook: hook.weights_map for hook in (hf_private.offload_hook(p.module) for p in offloaded)}
+    try:
+        for hook, weights in maps.items():
+            hook.weights_map = ChangedWeights(weights)  # its own, since an earlier pruning run may have left some
+        for projection in offloaded:
+            change_offloaded(projection, changes[projection.name])
+        with trial_weights([p for p in projections if p not in offloaded], lambda p: changes[p.name]):
+            yield
+    finally:
+        for hook, weights in maps.items():
+            hook.weights_map = weights

@@ -4,7 +4,7 @@ All candidates visit a block together, so that its weights are read once and com
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -163,10 +163,8 @@ class BlockRunner:
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
         """Run a block on every batch, and count it. See [`replay`] for the arguments."""
-        if (
-            statistic is None and block.experts
-        ):  # observed experts run by sequence, so that batches do not change a bit
-            statistic = SquaredNorms
+        if block.experts:  # observed experts run by sequence, so that batches do not change a bit
+            statistic = statistic or SquaredNorms
         self.block_forwards += stream.sequences
         outputs, norms = replay(block, stream.batches, calls, statistic, skipped)
         return Stream(outputs), norms
@@ -225,6 +223,8 @@ def replay(
     by name. `skipped` projections, which may only feed the block's output, return zeros.
     """
     outputs, observed = [], {}
+    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
+    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
     with ExitStack() as stack:
         for projection in skipped:
             if projection.expert is None:
@@ -233,7 +233,10 @@ def replay(
         for states, call in zip(hidden, calls):
             restore_shared(states, call)
             states = to_device(states, device)
-            with _observing(block, observed, states.shape[:2], statistic, skipped) if statistic else nullcontext():
+            with ExitStack() as observers:
+                if statistic:
+                    _observe_experts(block, observed, len(states), statistic, skipped, observers)
+                    observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             keep_shared(outputs[-1], states, call)
     return outputs, observed
@@ -248,23 +251,19 @@ def output_with(
     return first_output(functional_call(block.module, dict(parameters), (hidden, *call.args), call.kwargs))
 
 
-@contextmanager
-def _observing(
+def _observe_experts(
     block: Block,
     observed: dict[str, SquaredNorms],
-    batch: tuple[int, int],
+    sequences: int,
     statistic: type[SquaredNorms],
     skipped: Sequence[Projection],
-) -> Iterator[None]:
-    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
-    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
-    with ExitStack() as stack:
-        for experts in block.experts:
-            if any(p.module is experts.module for p in block.pruned):
-                experts_forward = ObservedExperts(experts, block.projections, observed, batch[0], statistic, skipped)
-                stack.enter_context(replaced_forward(experts.module, experts_forward.forward))
-        stack.enter_context(observe_inputs(watched, observed, batch, statistic))
-        yield
+    observers: ExitStack,
+) -> None:
+    """Observe the inputs of each expert until `observers` closes, if the layer is pruned."""
+    for experts in block.experts:
+        if any(p.module is experts.module for p in block.pruned):
+            layer = ObservedExperts(experts, block.projections, observed, sequences, statistic, skipped)
+            observers.enter_context(replaced_forward(experts.module, layer.forward))
 
 
 def _zeros(features: int, inputs: torch.Tensor) -> torch.Tensor:

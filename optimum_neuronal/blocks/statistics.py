@@ -49,22 +49,6 @@ class SquaredNorms:
         return self._values[0]
 
 
-class InputSums(SquaredNorms):
-    """Squared norms, and `sums`: the sum of the inputs over the tokens of every sequence, (sequences, in)."""
-
-    def __init__(self):
-        super().__init__()
-        self._sums: list[torch.Tensor] = []
-
-    def _add_sums(self, inputs: torch.Tensor) -> None:
-        super()._add_sums(inputs)
-        self._sums.append(inputs.sum(dim=1))
-
-    @property
-    def sums(self) -> torch.Tensor:
-        return torch.cat(self._sums)
-
-
 class Hessian(SquaredNorms):
     """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..blocks.offload import changed_weights
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import TokenWindows, as_token_ids
 from ..evaluation.tasks import check_answers, evaluate_tasks
@@ -19,7 +20,7 @@ from ..model.projections import Decoder
 from ..model.tokenizers import own_tokenizer
 from ..pruning.checks import check_prune
 from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
-from ..pruning.prune import changed_weights, find_changes
+from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report, packed_size
 from ..trials import Cache
 from .combinations import Combinations

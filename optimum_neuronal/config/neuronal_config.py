@@ -19,7 +19,6 @@ from ..common.validation import (
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
-from ..topup.dsnot import DSnoT
 from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS, replace_fields
 
@@ -103,8 +102,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"The top-up {topup.name!r} needs the kept weights to stay as they are, but the saliency "
                 f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
-        if isinstance(topup, DSnoT):
-            saliency = topup.around(saliency)
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
         title = [f"{saliency.title()} + {topup.title(saliency)}"]
         title += [f"pattern {pattern}"] if pattern else []

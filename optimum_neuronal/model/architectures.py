@@ -1,8 +1,8 @@
 """The only place that knows model families: the roles of projections by their names.
 
-A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use, so
-most new families need no line here. The differences of a family are one `Architecture`, in the table below or
-registered with [`register_architecture`].
+A projection's *role* says what its rows feed. `DEFAULT_ROLES` holds the names that most families use, so most new
+families need no line here. The differences of a family are one `Architecture`, in the table below or registered with
+[`register_architecture`].
 """
 
 from collections.abc import Mapping
@@ -13,47 +13,33 @@ from typing import Any
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
 
 # Role -> the role that its rows feed in the same module (an attention, an MLP, one expert), or the block's MLP, or the
-# next block.
+# next block. None: NeuronAL's row step does not know which features the rows feed.
 FEEDS = {
     "query": "output",
-    "gated_query": "output",  # for every head its query and the gate of its output
     "key": "output",
     "value": "output",
     "qkv": "output",  # all queries, all keys, all values
     "interleaved_qkv": "output",  # for every group of heads its queries, its key, its value
-    "partitioned_qvk": "output",  # four partitions, each with its queries, values, keys
-    "several_heads": "output",  # rows that feed features of several heads: the row step treats them alike
-    "query_a": "query",  # low-rank: to the latent vector from which the queries are made
-    "kv_a": "kv",
-    "kv": "output",  # for every head its key and its value
-    "mixer": "output",  # of a state-space layer: gate and values, then what steers the state
-    "qkvz": "output",  # of linear attention: for every key head its query, key, values, gates
-    "linear_qkv": "output",  # of linear attention: all queries, all keys, all values
     "output_gate": "output",
-    "gated_conv": "output",  # two gates, then values
+    "mixer": None,  # others before the output: of latent or linear attention, a state space, a convolution
     "output": MLP,
     "gate": "down",
     "up": "down",
     "gate_up": "down",  # all gates, all ups
-    "interleaved_gate_up": "down",  # gate and up in turns
+    "interleaved_gate_up": None,  # gate and up in turns
     "down": NEXT_BLOCK,
 }
 MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
-BLOCK_ENTRIES = tuple(role for role, fed in FEEDS.items() if fed in ("output", "query", "kv") and role != "kv")
+BLOCK_ENTRIES = ("query", "key", "value", "qkv", "interleaved_qkv", "output_gate", "mixer")
 
 # Role -> names of projections inside their block, or the last components of them. None: what is never pruned.
 _NAMES: dict[str | None, tuple[str, ...]] = {
-    "query": ("q_proj", "q_b_proj", "self.query", "q_lin"),
+    "query": ("q_proj", "self.query", "q_lin"),
     "key": ("k_proj", "self.key", "k_lin"),
     "value": ("v_proj", "self.value", "v_lin"),
     "qkv": ("qkv_proj", "Wqkv", "c_attn"),
     "interleaved_qkv": ("query_key_value",),
-    "query_a": ("q_a_proj",),
-    "kv_a": ("kv_a_proj_with_mqa",),
-    "kv": ("kv_b_proj",),
-    "mixer": ("in_proj",),
-    "qkvz": ("in_proj_qkvz",),
-    "linear_qkv": ("in_proj_qkv",),
+    "mixer": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "in_proj", "in_proj_qkvz", "in_proj_qkv"),
     "output_gate": ("in_proj_z", "self_attn.gate_proj", "output_gate"),
     "output": ("o_proj", "out_proj", "dense", "attn.c_proj", "attention.output.dense", "out_lin", "attn.Wo"),
     "gate": ("gate_proj", "w1"),
@@ -113,20 +99,18 @@ class Architecture:
 
 
 _ARCHITECTURES = {
-    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
-    "diffllama": Architecture(roles=dict.fromkeys(("q_proj", "k_proj", "v_proj"), "several_heads")),
+    "codegen": Architecture(roles={"qkv_proj": "mixer"}, parallel=True),
+    "diffllama": Architecture(roles=dict.fromkeys(("q_proj", "k_proj", "v_proj"), "mixer")),
     "falcon": Architecture(parallel=("parallel_attn",)),
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
-    "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
-    "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "llama4_text": Architecture(stacked_experts=True),
-    "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
+    "minimax": Architecture(roles={"qkv_proj": "mixer"}),
     **dict.fromkeys(
         ("cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "gptj", "phi"), Architecture(parallel=True)
     ),
     **dict.fromkeys(("gpt_neox", "stablelm"), Architecture(parallel=("use_parallel_residual",))),
     **dict.fromkeys(
-        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "gated_query"})
+        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "mixer"})
     ),
 }
 

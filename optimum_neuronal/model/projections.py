@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from ..compat import hf_private
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
 from .change import Change
-from .rows import RowGroup, row_groups
 
 
 ChangeOf = Callable[["Projection"], Change]  # projection -> change of its weight, shape (out, in)
@@ -171,12 +170,12 @@ class Decoder:
         return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
 
     def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
-        """Return the input that the projection's rows feed, None without a role."""
-        if projection.role is None:
+        """Return the input that the projection's rows feed, None if that is not known."""
+        fed = None if projection.role is None else FEEDS[projection.role]
+        if fed is None:
             return None
         if self.feeds_next_block(block, projection):
             return Place(block.name, projection.shape[0])
-        fed = FEEDS[projection.role]
         if fed == MLP:
             return block.mlp_input
         reader = block.reader(projection, fed)
@@ -186,19 +185,6 @@ class Decoder:
                 "steps='block'."
             )
         return Place(reader.name, reader.shape[1])
-
-    def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """Return groups of the projection's rows with the features that they feed, none without a role."""
-        place = self.place_fed_by(block, projection)
-        if place is None:
-            return []
-        try:
-            return row_groups(projection.role, projection.shape[0], place.features, self.config)
-        except ValueError as error:
-            raise ValueError(
-                f"The row step does not understand {projection.name}: {error}. Use steps='block', or leave it out "
-                f"with ignore=[{re.escape(projection.name)!r}]."
-            ) from error
 
 
 def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
+from ..blocks.statistics import Norms
 from ..config.neuronal_config import NeuronALConfig
-from ..model.change import Change
+from ..model.change import Change, NewWeight
 from ..model.projections import Block, Projection, trial_tensors
 from ..saliency.plan import Plan, differs_by_row, mask_rows, mask_whole, pruned_count
 
@@ -69,22 +70,22 @@ class Refit:
         self,
         block: Block,
         changes: Mapping[str, Change],
-        energies: Mapping[str, torch.Tensor],
+        norms: Norms,
         inputs: Stream,
         expected: Stream,
         calls: Sequence[Call],
         plan: Plan | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Return the weights of a block's pruned projections after the best epoch, by name. The model's are not changed.
+    ) -> dict[str, Change]:
+        """Return the changes of a block's pruned projections after the best epoch, by name. The model's weights stay.
 
-        `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `energies`
-        are sums of squared inputs by projection, (in,), if it received any. The zeros of `changes` stay. With a `plan`,
-        more are added until there are as many as it asks for.
+        `inputs` are the hidden states that the sparse block receives, and `expected` the output to approximate. `norms`
+        are those of the projections' inputs. The zeros of `changes` stay. With a `plan`, more are added until there are as
+        many as it asks for.
         """
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // VALIDATION)
         steps, heldout = batches[:-count], batches[-count:]
-        start = partial(_Weights, block, changes, energies, self.dtype, plan)
+        start = partial(_Weights, block, changes, norms, self.dtype, plan)
         if plan is not None:
             start = partial(start, start().curvature(block, steps[:MEASURED]))
         weights = start()
@@ -113,7 +114,7 @@ class Refit:
             error = _error(block, weights, heldout)
             if error < least:
                 least, best = error, weights.snapshot()
-        return {p.name: p.view(best[weights.places[p.owner]]) for p in block.pruned}
+        return {p.name: NewWeight(p.view(best[weights.places[p.owner]])) for p in block.pruned}
 
 
 def zeros_due(taken: int, total: int) -> float:
@@ -144,7 +145,7 @@ class _Weights:
         self,
         block: Block,
         changes: Mapping[str, Change],
-        energies: Mapping[str, torch.Tensor],
+        norms: Norms,
         dtype: torch.dtype,
         plan: Plan | None,
         curvature: Mapping[str, torch.Tensor] | None = None,
@@ -159,9 +160,9 @@ class _Weights:
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
         self._projections, self._energies = block.pruned, {}
         for projection in block.pruned:
-            weight, energy = self._weight(projection), energies.get(projection.name)
-            alike = torch.ones_like(weight[0])
-            self._energies[projection.name] = alike if energy is None else energy.to(alike)
+            weight, norm = self._weight(projection), norms.get(projection.name)
+            alike = torch.ones_like(weight[0])  # of an expert that received nothing
+            self._energies[projection.name] = alike if norm is None else norm.value.sum(dim=0).to(alike)
             self._keep(projection, weight != 0)
 
     def _weight(self, projection: Projection) -> torch.Tensor:

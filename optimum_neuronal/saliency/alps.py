@@ -48,18 +48,12 @@ class ALPS(WeightUpdate):
     dampening: float = hyper(0.01, 0, 1, above=True)
 
     def solve(self, weights, hessian, sparsities, pattern=None):
-        rows = [len(weight) for weight in weights.values()]
+        rows, weight = [len(weight) for weight in weights.values()], torch.cat(list(weights.values()))
         supports = [make_support(weight, sparsities[name], pattern) for name, weight in weights.items()]
+        dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first, and otherwise left as they are
 
-        def stacked(values: torch.Tensor, exactly: bool) -> torch.Tensor:
-            return torch.cat([support(part, exactly) for support, part in zip(supports, values.split(rows))])
-
-        solved = self._solve(torch.cat(list(weights.values())), hessian, stacked, ", ".join(weights))
-        return dict(zip(weights, solved.split(rows)))
-
-    def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
-        # Weights of inputs that are always zero are pruned first, and otherwise stay as they are.
-        dead = hessian.diagonal() == 0
+        def support(values: torch.Tensor, exactly: bool) -> torch.Tensor:
+            return torch.cat([own(part, exactly) for own, part in zip(supports, values.split(rows))])
 
         def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
             # With a diagonal of ones, a weight's size is the cost of pruning it, and one penalty suits all inputs.
@@ -76,7 +70,8 @@ class ALPS(WeightUpdate):
             return torch.where(mask & dead, weight, fitted)
 
         with full_precision():
-            return solve_dampened(hessian, self.dampening, name, attempt)
+            solved = solve_dampened(hessian, self.dampening, ", ".join(weights), attempt)
+        return dict(zip(weights, solved.split(rows)))
 
 
 def make_support(weight: torch.Tensor, sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:

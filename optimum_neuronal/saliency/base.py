@@ -107,16 +107,6 @@ class Saliency(ABC):
         check_finite(finite)
         return changes
 
-    def adjusted(
-        self, changes: dict[str, Change], projections: Sequence[Projection], inputs: Inputs
-    ) -> dict[str, Change]:
-        """Return changes as the final pass makes them, for top-ups that edit masks. Its time counts as the top-up's."""
-        return changes
-
-    def zeros(self, projection: Projection, inputs: Inputs, plan: Plan, pattern: ColumnPattern | None = None) -> Zeros:
-        """Return the zeros of one projection by its score, also for a method that updates weights; for evaluator."""
-        return Zeros(mask_of(projection, self.score_of(projection, inputs), plan, pattern))
-
     def score_of(self, projection: Projection, inputs: Inputs) -> torch.Tensor:
         """Return the saliency of a projection's weights: float32, shape (out, in)."""
         # Copies, because a user's saliency may compute in place.

@@ -10,7 +10,7 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.block_scores import WeightScores
+from ..trials.scores import WeightScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import MOST_SPARSITY, bisect, block_sizes, plan_of_blocks, pruned_blocks
 

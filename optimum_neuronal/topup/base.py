@@ -4,12 +4,15 @@ To add a top-up, add a file beside this one with a registered subclass of [`TopU
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..blocks.statistics import SquaredNorms
 from ..common.registry import OWN, Registry, title_of
-from ..saliency import Saliency
+from ..model.change import Change
+from ..model.projections import Projection
+from ..saliency import Inputs, Saliency
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
 
@@ -21,6 +24,8 @@ class Allocation:
     plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
     norms: type[SquaredNorms] = SquaredNorms  # see [`PlanEvaluator`], for the final pass
+    # Changes of a block, its pruned projections and their inputs -> other masks, in the final pass.
+    refine: Callable[[Mapping[str, Change], Sequence[Projection], Inputs], dict[str, Change]] | None = None
 
 
 @dataclass(frozen=True)

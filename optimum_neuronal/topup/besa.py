@@ -56,15 +56,6 @@ class BESA(TopUp):
         learned = evaluator.measure(_LearnedSparsities(self, sparsity))
         return Allocation(Plan(learned["sparsity"]), {"besa": learned})
 
-    def rate(self, projection: Projection, score: torch.Tensor, sparsity: float) -> "LearnedRate":
-        """Return the pruning rate of a projection before training; score, shape (out, in)."""
-        return LearnedRate(projection, score, sparsity, self.candidate_step)
-
-    def plan(self, evaluator: PlanEvaluator, block: Block, learned: torch.Tensor, sparsity: float) -> Plan:
-        """Return the plan of a block whose projections learned these sparsities, float64 of shape (projections,)."""
-        sizes = torch.tensor([projection.numel for projection in block.pruned])
-        return Plan(dict(zip(block.pruned_names, shift_to_mean(learned, sparsity, sizes, 0, 1).tolist())))
-
     def learn(self, evaluator: PlanEvaluator, sparsity: float) -> Finding:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
         runner, last = evaluator.runner, evaluator.decoder.blocks[-1]
@@ -78,10 +69,13 @@ class BESA(TopUp):
             norms = runner.inputs_of(block, stream, calls, evaluator.saliency.statistic)
             inputs, rates = evaluator.inputs(block, norms), []
             for projection in block.pruned:
-                rates.append(self.rate(projection, evaluator.saliency.score_of(projection, inputs), sparsity))
+                score = evaluator.saliency.score_of(projection, inputs)
+                rates.append(LearnedRate(projection, score, sparsity, self.candidate_step))
             self._train(runner, block, rates, zip(stream, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            plan = self.plan(evaluator, block, learned, sparsity)
+            sizes = torch.tensor([projection.numel for projection in block.pruned])
+            shifted = shift_to_mean(learned, sparsity, sizes, 0, 1).tolist()
+            plan = Plan(dict(zip(block.pruned_names, shifted)))
             sparsities["learned"] |= zip(block.pruned_names, learned.tolist())
             sparsities["sparsity"] |= plan.sparsity
             if block is last:
@@ -137,26 +131,17 @@ class LearnedRate:
         # (candidates, in): 1 where a candidate prunes the weight of a rank in a row
         counts = (rates * in_features + 1e-4).floor()
         self._prunes = (torch.arange(in_features) < counts[:, None]).float().to(device)
-        self.logits = self._start(rates, sparsity).float().to(device).requires_grad_()
-
-    def _start(self, rates: torch.Tensor, sparsity: float) -> torch.Tensor:
-        """Return the logits to start with, float64 of shape (candidates,)."""
-        return tilted(rates, sparsity)
-
-    @property
-    def _distribution(self) -> torch.Tensor:
-        """Probabilities of the candidates, shape (candidates,)."""
-        return self.logits.softmax(dim=0)
+        self.logits = tilted(rates, sparsity).float().to(device).requires_grad_()
 
     @property
     def sparsity(self) -> torch.Tensor:
         """Mean of the distribution, a scalar that gradients go through."""
-        return self._distribution @ self._rates
+        return self.logits.softmax(dim=0) @ self._rates
 
     @property
     def kept(self) -> torch.Tensor:
         """Probability that the weight of each rank is kept, shape (in,), that gradients go through."""
-        return 1 - self._distribution @ self._prunes
+        return 1 - self.logits.softmax(dim=0) @ self._prunes
 
     def mask(self) -> torch.Tensor:
         """Return the mask at the present sparsity: boolean, shape (out, in), True where kept."""

@@ -1,4 +1,4 @@
-"""Sparsity by block, and its spread around a mean: what several top-ups share."""
+"""Sparsity by block, distributed around a mean: what several top-ups have in common."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,9 +9,10 @@ import torch
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
+from ..trials import PlanEvaluator
 
 
-LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of spread sparsities
+LEAST_SPARSITY, MOST_SPARSITY = 0.01, 0.99  # bounds of sparsities
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:
@@ -72,9 +73,28 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
     if span == 0 or lam == 0 or not LEAST_SPARSITY <= sparsity <= MOST_SPARSITY:
         return torch.full_like(values, sparsity)
     density = 2 * lam * (values - values.min()) / span
-    spread = (density * weights).sum() - density + sparsity
-    fits = spread.min() >= LEAST_SPARSITY and spread.max() <= MOST_SPARSITY
-    return spread if fits else shift_to_mean(spread, sparsity, weights)
+    sparsities = (density * weights).sum() - density + sparsity
+    fits = sparsities.min() >= LEAST_SPARSITY and sparsities.max() <= MOST_SPARSITY
+    return sparsities if fits else shift_to_mean(sparsities, sparsity, weights)
+
+
+def authors_dist(values: np.ndarray, sparsity: float, lam: float) -> np.ndarray:
+    """Return sparsities as [`get_dist`] of the authors' code does, all of shape (blocks,).
+
+    Blocks are weighted equally, and the mean moves away from `sparsity` if a sparsity leaves (0, 1). Masks depend on the
+    last bit of these numbers, so the order of operations is that of their numpy code.
+    """
+    density = (values - values.min()) * (1 / (np.ptp(values) or 1) * lam * 2)
+    sparsities = 1 - (density - np.mean(density) + (1 - sparsity))
+    return np.where(sparsities <= 0, LEAST_SPARSITY, np.where(sparsities >= 1, MOST_SPARSITY, sparsities))
+
+
+def authors_rounding(evaluator: PlanEvaluator, plan: Plan) -> Plan:
+    """Return the plan that prunes `int(in * sparsity)` weights of a row, or the same if the saliency updates weights."""
+    if evaluator.saliency.updates_weights:
+        return plan
+    widths = {name: projection.shape[1] for name, projection in evaluator.decoder.projections.items()}
+    return Plan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
 def shift_to_mean(

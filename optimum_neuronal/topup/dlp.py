@@ -8,7 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import PlanEvaluator
-from ..trials.block_scores import ActivationScores
+from ..trials.scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
 

@@ -13,11 +13,11 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.block_scores import ActivationScores
 from ..trials.output_errors import OutputErrors
+from ..trials.scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
-from .evolution import distinct, draw
+from .evopress import distinct, draw
 
 
 MOST_TRANSFORMS = 2

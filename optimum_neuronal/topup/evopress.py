@@ -1,6 +1,6 @@
 """EvoPress: evolutionary search that moves sparsity between blocks, by the error of the whole model's output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar
@@ -14,7 +14,6 @@ from ..trials import PlanEvaluator
 from ..trials.output_errors import OutputErrors
 from .base import Allocation, TopUp, register_topup
 from .distribution import pruned_blocks
-from .evolution import distinct, draw
 
 
 UNITS = ("block", "projection")
@@ -101,9 +100,9 @@ class EvoPress(TopUp):
         """Return the plan that prunes `offset` steps more in every unit, one offset for each."""
         sizes = [sum(projection.numel for projection in unit) for unit in units]
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
-        shares = [sparsity + offset * weights / size for offset, size in zip(offsets, sizes)]
+        sparsities = [sparsity + offset * weights / size for offset, size in zip(offsets, sizes)]
         # Rounding may lead out of [0, 1] by a bit where step * levels is 1.
-        return Plan({p.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for p in unit})
+        return Plan({p.name: min(max(s, 0.0), 1.0) for unit, s in zip(units, sparsities) for p in unit})
 
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
@@ -126,3 +125,20 @@ def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) 
         return tuple(offsets) if tuple(offsets) != parent and max(map(abs, offsets)) <= most else None
 
     return distinct(mutant, count, DRAWS_PER_OFFSPRING * count)
+
+
+def draw(generator: torch.Generator, below: int) -> int:
+    """Return a random integer from 0 to `below - 1`."""
+    return int(torch.randint(below, (), generator=generator))
+
+
+def distinct(make: Callable[[], Hashable | None], count: int, attempts: int) -> list:
+    """Call `make` until it has returned `count` different values other than None, at most `attempts` times."""
+    values: dict[Hashable, None] = {}
+    for _ in range(attempts):
+        value = make()
+        if value is not None:
+            values[value] = None
+        if len(values) == count:
+            break
+    return list(values)

@@ -1,7 +1,9 @@
 """NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,14 +12,20 @@ import torch
 from ..blocks.statistics import SquaredNorms
 from ..common.registry import title_of
 from ..common.validation import hyper
-from ..model.projections import Decoder
+from ..model.projections import Block, Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import Plan
 from ..saliency.wanda import Wanda
 from ..trials import PlanEvaluator
-from ..trials.alignment import METRICS, REFERENCES, SCOPES, AlignmentErrors
-from ..trials.deviation import Deviation, Deviations
-from ..trials.reconstruction_errors import ReconstructionErrors
+from ..trials.alignment import (
+    METRICS,
+    REFERENCES,
+    SCOPES,
+    AlignmentErrors,
+    Deviation,
+    Deviations,
+    ReconstructionErrors,
+)
 from .base import Allocation, TopUp, register_topup
 from .distribution import SCHEDULES, distribute_over_blocks, get_dist, pruned_blocks, rise
 
@@ -141,11 +149,12 @@ class NeuronAL(TopUp):
             base = self.block_plan(evaluator.decoder, sparsity, 0.0)
         else:
             base, decisions["block"] = self._block_step(evaluator, sparsity)
-        plan, problem = self.as_pruned(evaluator, base), rows_problem(evaluator.decoder, saliency)
-        if self.steps != "block" and problem is None:
-            plan, decisions["row"] = self._row_step(evaluator, base, plan)
-        elif self.steps != "block":
-            decisions["note"] = f"no row step: {problem}"
+        plan = self.as_pruned(evaluator, base)
+        if self.steps != "block":
+            if problem := rows_problem(evaluator.decoder, saliency):
+                decisions["note"] = f"no row step: {problem}"
+            else:
+                plan, decisions["row"] = self._row_step(evaluator, base, plan)
         return Allocation(plan, decisions, evaluator.norms if saliency.uses_activations else SquaredNorms)
 
     def _block_step(self, evaluator: PlanEvaluator, sparsity: float) -> tuple[Plan, dict]:
@@ -193,7 +202,7 @@ def rows_problem(decoder: Decoder, saliency: Saliency) -> str | None:
     try:
         for block in decoder.blocks:
             for projection in block.pruned:
-                decoder.row_groups(block, projection)
+                row_groups(decoder, block, projection)
     except ValueError as error:
         return str(error)
     return None
@@ -206,10 +215,67 @@ def row_plan(decoder: Decoder, base: Plan, lam: float, deviation: Deviation) -> 
         for projection in block.pruned:
             sparsity, place = base.sparsity[projection.name], decoder.place_fed_by(block, projection)
             rows = torch.full((projection.shape[0],), sparsity, dtype=torch.float64)
-            for group in decoder.row_groups(block, projection):
+            for group in row_groups(decoder, block, projection):
                 rows[group.rows] = get_dist(sparsity, lam, group.values(deviation.places[place.name]))
             plan[projection.name] = rows
     return Plan(plan)
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of one kind in a projection, such as q in a fused qkv, and the features that each of them feeds."""
+
+    rows: torch.Tensor  # indices in the projection's weight: int64, shape (n,)
+    features: torch.Tensor  # int64, shape (n, served)
+
+    def values(self, place: torch.Tensor) -> torch.Tensor:
+        """Return for each row, shape (n,), the mean of `place`, shape (in,), over the features that the row feeds."""
+        return place[self.features.to(place.device)].mean(dim=1)
+
+
+def row_groups(decoder: Decoder, block: Block, projection: Projection) -> list[RowGroup]:
+    """Group the rows of a projection by kind, with the features that each row feeds. Without a role there is no group.
+
+    Raise `ValueError` if the features are not known.
+    """
+    if projection.role is None:
+        return []
+    place, rows = decoder.place_fed_by(block, projection), torch.arange(projection.shape[0])
+    groups, fits = [], False
+    with suppress(AttributeError, RuntimeError, ZeroDivisionError):  # a size that the config lacks, or a bad view
+        if place is not None:
+            groups = _group(projection.role, rows, torch.arange(place.features), decoder.config)
+            fits = torch.equal(torch.cat([group.rows for group in groups]).sort().values, rows)
+            fits = fits and all(len(group.rows) == len(group.features) for group in groups)
+            fits = fits and max(group.features.max() for group in groups) + 1 == place.features
+    if not fits:
+        raise ValueError(
+            f"The row step does not understand {projection.name}, whose {len(rows)} rows have the role {projection.role!r}. "
+            f"Use steps='block', or leave it out with ignore=[{re.escape(projection.name)!r}]."
+        )
+    return groups
+
+
+def _group(role: str, rows: torch.Tensor, features: torch.Tensor, config: Any) -> list[RowGroup]:
+    """Return the groups of a role for the indices of its rows and of the features of the place that they feed."""
+    if role == "gate_up":
+        return [RowGroup(half, features[:, None]) for half in rows.chunk(2)]
+    if role not in ("key", "value", "qkv", "interleaved_qkv"):
+        return [RowGroup(rows, features[:, None])]
+    heads = features.view(config.num_attention_heads, -1)
+    size, fused = heads.shape[1], role.endswith("qkv")
+    kv_heads = (len(rows) - len(features)) // (2 * size) if fused else len(rows) // size
+    served = (
+        heads.view(kv_heads, -1, size).transpose(1, 2).flatten(0, 1)
+    )  # by a row of k or v: all queries of its group
+    if role == "qkv":
+        parts = rows.split([len(features), len(served), len(served)])
+    elif role == "interleaved_qkv":
+        grouped = rows.view(kv_heads, -1, size)
+        parts = [part.flatten() for part in (grouped[:, :-2], grouped[:, -2], grouped[:, -1])]
+    else:
+        return [RowGroup(rows, served)]
+    return [RowGroup(part, fed) for part, fed in zip(parts, (features[:, None], served, served))]
 
 
 def _decide(plans: Sequence[Plan], lambdas: Sequence[float], errors: Sequence[float]) -> tuple[Plan, dict]:

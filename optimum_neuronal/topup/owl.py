@@ -10,7 +10,7 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.block_scores import ActivationScores
+from ..trials.scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
 

@@ -14,7 +14,7 @@ from ..saliency.wanda import Wanda
 from ..trials import PlanEvaluator
 from ..trials.alignment import AlignmentErrors
 from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
-from ..trials.row_saliency import RowSaliency
+from ..trials.scores import RowSaliency
 from .base import Allocation, TopUp, register_topup
 from .distribution import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
 
@@ -245,7 +245,7 @@ class Space:
 
 
 def kind_moved(projection: Projection) -> str:
-    """Return the kind of projections that move together: its role, with queries and keys as one kind."""
-    role = projection.role or projection.name.rpartition(".")[2]
+    """Return the kind of projections that move together: its role or name, with queries and keys as one kind."""
+    role = projection.name.rpartition(".")[2] if projection.role in (None, "mixer") else projection.role
     role = "query and key" if role in ("query", "key") else role
     return role if projection.expert is None else f"experts' {role}"

@@ -17,7 +17,7 @@ from ..files.records import Finding, Records
 from ..model.change import Change, Zeros
 from ..model.projections import Block, ChangeOf, Decoder, Projection, trial_weights
 from ..saliency import Inputs, Saliency
-from ..saliency.base import check_finite
+from ..saliency.base import check_finite, mask_of
 from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_rows
 
 
@@ -40,11 +40,6 @@ class Cache:
             return False
         self._values[key] = True
         return True
-
-    def once(self, key: Hashable, check: Callable[[], Any]) -> None:
-        """Call a function, unless it was called for this key before and raised nothing."""
-        if key not in self._values:
-            self._values[key] = check()
 
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
@@ -171,7 +166,8 @@ class PlanEvaluator:
         if saliency.updates_weights and updates:
             return [partial(self._solve, block, inputs, plan, {}) for plan in plans]
         if len(plans) == 1 or pattern is not None:
-            return [partial(saliency.zeros, inputs=inputs, plan=plan, pattern=pattern) for plan in plans]
+            score_of = partial(saliency.score_of, inputs=inputs)
+            return [lambda p, plan=plan: Zeros(mask_of(p, score_of(p), plan, pattern)) for plan in plans]
         cuts: dict[str, list[Cut]] = {}  # of every projection by plan; sorted rows would take more memory
         for p in block.pruned:
             ranked = sort_rows(saliency.score_of(p, inputs))

@@ -1,7 +1,8 @@
 import torch
 from torch import nn
 
-from optimum_neuronal.blocks.statistics import Hessian, InputSums, SquaredNorms, activation, observe_inputs
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation, observe_inputs
+from optimum_neuronal.topup.dsnot import InputSums
 
 
 INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])

@@ -35,7 +35,7 @@ def test_given_methods_have_the_variants_of_the_papers_tables():
         ("paper", ["uniform", "neuronal"], ["uniform:variant=authors", "neuronal:variant=authors"]),
         ("paper", ["neuronal:steps=block"], ["neuronal:variant=authors,steps=block"]),
         ("paper", ["neuronal:variant=sequence"], ["neuronal:variant=sequence"]),
-        ("paper", ["besa", "dlp"], ["besa:variant=authors", "dlp"]),
+        ("paper", ["owl", "dlp"], ["owl:variant=authors", "dlp"]),
         ("paper-runtime", ["besa", "owl:half_width=0.1"], ["besa", "owl:variant=authors,half_width=0.1"]),
         ("paper-lambdas", ["neuronal"], ["neuronal:variant=authors,steps=block"]),
         ("paper-parameters", ["owl"], ["owl:variant=authors"]),

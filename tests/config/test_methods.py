@@ -3,12 +3,11 @@ import pytest
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.neuronal_config import Methods
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.authors.dsnot import AuthorsDSnoTRefinement
 from optimum_neuronal.saliency.plan import ColumnPattern
 from optimum_neuronal.saliency.ria import RIA
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.authors.dsnot import AuthorsDSnoT
+from optimum_neuronal.topup.dsnot import AuthorsDSnoT
 from optimum_neuronal.topup.uniform import Uniform
 
 
@@ -53,4 +52,4 @@ def test_methods_are_made_of_names_and_hyper_parameters():
     methods = NeuronALConfig(0.5, "alps", {"iterations": 7}, topup="uniform").methods
     assert methods == Methods(ALPS(iterations=7), Uniform())
     methods = NeuronALConfig(0.5, "wanda", topup="dsnot", topup_args={"cycles": 3, "variant": "authors"}).methods
-    assert methods == Methods(AuthorsDSnoTRefinement(Wanda(), 3, 0.1), AuthorsDSnoT(cycles=3))
+    assert methods == Methods(Wanda(), AuthorsDSnoT(cycles=3))

@@ -47,7 +47,7 @@ def test_what_is_not_understood_is_named():
         assert "model.layers.1.mlp.lora" not in find_decoder(model, **patterns).projections
     found = find_decoder(model, targets=["."])
     assert found.projections["model.layers.1.mlp.lora"].role is None
-    assert found.row_groups(found.blocks[1], found.projections["model.layers.1.mlp.lora"]) == []
+    assert found.place_fed_by(found.blocks[1], found.projections["model.layers.1.mlp.lora"]) is None
 
 
 def test_what_is_never_pruned_may_be_ignored_by_name():

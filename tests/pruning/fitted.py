@@ -33,7 +33,8 @@ class Fitted:
             of_place = plan if callable(plan) else lambda place, shape: plan
             sparsities = {p.name: of_place(place, p.shape) for place, p in enumerate(self.block.pruned)}
             self.plan = None if plan is None else Plan(sparsities)
-            self.weights = self.refit.fit(*self.given(), self.plan)
+            fitted = self.refit.fit(*self.given(), self.plan)
+            self.weights = {name: change.weight for name, change in fitted.items()}
 
     @staticmethod
     def half(projection) -> torch.Tensor:
@@ -43,8 +44,7 @@ class Fitted:
     def given(self):
         changes = {name: NewWeight(weight) for name, weight in self.sparse.items()}
         norms = replay(self.block, self.inputs.batches, self.calls)[1]
-        energies = {name: norm.value.sum(dim=0) for name, norm in norms.items()}
-        return self.block, changes, energies, self.inputs, self.expected, self.calls
+        return self.block, changes, norms, self.inputs, self.expected, self.calls
 
     def zeros(self, name) -> int:
         return int((self.weights[name] == 0).sum())

@@ -7,18 +7,19 @@ import torch
 from conftest import FEW, make_model, make_model_on_disk, memory_of
 from profiles import BATCH_SIZES, by_day
 from random_layers import solve
-from trial_helpers import dense_masks, make_evaluator, same_state, state, unchanged, uniform
+from trial_helpers import changes_of, dense_masks, make_evaluator, same_state, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks.offload import changed_weights
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.common.inference import inference
 from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import prune as module
 from optimum_neuronal.pruning.prepare import prepare
-from optimum_neuronal.pruning.prune import BlockPass, changed_weights, find_changes
+from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.dsnot import DSnoTRefinement
+from optimum_neuronal.topup.dsnot import DSnoTRefinement
 
 
 # Those that prune by their score alone.
@@ -135,7 +136,7 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
     """Block by block, by hand: every block sees the updated weights before it."""
     with inference(any_model):
         evaluator, before = make_evaluator(any_model, ids, "sparsegpt"), state(any_model)
-        changes, _ = BlockPass(evaluator, uniform(evaluator, 0.6)).find()
+        changes = changes_of(evaluator, uniform(evaluator, 0.6))
         assert unchanged(any_model, before)
         for index, block in enumerate(evaluator.decoder.blocks):
             inputs = BlockRunner(evaluator.decoder, 12).capture(ids)
@@ -156,7 +157,7 @@ def test_masks_by_the_dense_models_scores(any_model, ids):
     with inference(any_model):
         evaluator = make_evaluator(any_model, ids)
         plan = uniform(evaluator, 0.7)
-        found, usual = (BlockPass(evaluator, plan, scores_dense=dense).find()[0] for dense in (True, False))
+        found, usual = (changes_of(evaluator, plan, scores_dense=dense) for dense in (True, False))
         expected = dense_masks(any_model, ids, evaluator, plan)
     different = [int((expected[name] != found[name].mask.unpack()).sum()) for name in expected]
     assert max(different) <= 2, "equal but for rounding, which differs between one forward and a replay"
@@ -188,7 +189,7 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
     with inference(model):
         evaluator, before = make_evaluator(model, ids, saliency), state(model)
         plan = uniform(evaluator, 0.7)
-        changes, _ = BlockPass(evaluator, plan).find()
+        changes = changes_of(evaluator, plan)
         assert same_state(model, before)
         for block in evaluator.decoder.blocks:
             pruned = {p.name: p for p in block.pruned}

@@ -104,8 +104,8 @@ def test_no_row_loses_more_at_first_than_in_the_end():
 def test_curvature_has_the_mean_rows_and_columns_of_the_gauss_newton_matrix(ids):
     """Against its exact diagonal, the summed squares of a Jacobian, on one short sequence."""
     fitted = Fitted("llama", ids[:, :4], epochs=1)
-    block, changes, energies, inputs, expected, calls = fitted.given()
-    weights, draws = _Weights(block, changes, energies, torch.float32, None), 300
+    block, changes, norms, inputs, expected, calls = fitted.given()
+    weights, draws = _Weights(block, changes, norms, torch.float32, None), 300
     batch = next(iter(inputs))[:1], next(iter(expected))[:1], calls[0]
     curvature = weights.curvature(block, [batch] * draws)
     sizes = batch[1].square().sum(dim=-1, keepdim=True).sqrt()
@@ -213,8 +213,8 @@ class TestDtype:
         gate, given = fitted.block.module.mlp.gate_proj, fitted.given()
         callers = torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32)  # changes nothing
         with gate.register_forward_hook(lambda _module, _args, output: dtypes.add(output.dtype)), callers:
-            weights = replace(fitted.refit, dtype=dtype).fit(*given)
-        assert dtypes == {dtype} and {weight.dtype for weight in weights.values()} == {torch.float32}
+            changes = replace(fitted.refit, dtype=dtype).fit(*given)
+        assert dtypes == {dtype} and {change.weight.dtype for change in changes.values()} == {torch.float32}
 
     def test_float16_gradients_do_not_underflow(self, ids, monkeypatch):
         """Large hidden states have small gradients. Without the scale, nothing would be fitted."""
@@ -280,10 +280,10 @@ def test_what_a_block_should_put_out(ids, monkeypatch):
     """The dense model's own output, not what the dense block makes of the sparse model's hidden states."""
     dense, seen, outputs, fit = make_model("llama"), [], [], Refit.fit
 
-    def spied(self, block, changes, energies, inputs, expected, calls, plan):
+    def spied(self, block, changes, norms, inputs, expected, calls, plan):
         made = [block.module(states, *call.args, **call.kwargs) for states, call in zip(inputs, calls)]
         seen.append((torch.cat(list(expected)), torch.cat(made)))
-        return fit(self, block, changes, energies, inputs, expected, calls, plan)
+        return fit(self, block, changes, norms, inputs, expected, calls, plan)
 
     monkeypatch.setattr(Refit, "fit", spied)
     prune(make_model("llama"), ids)

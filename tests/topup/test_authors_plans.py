@@ -13,12 +13,10 @@ from optimum_neuronal.saliency.plan import Plan, row_counts
 from optimum_neuronal.topup.alpha_pruning import block_alphas
 from optimum_neuronal.topup.authors import neuronal
 from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning
-from optimum_neuronal.topup.authors.dsa import AuthorsDSA
 from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, row_plan, rows_of
 from optimum_neuronal.topup.authors.owl import AuthorsOWL
-from optimum_neuronal.topup.dsa import Function
 from optimum_neuronal.topup.neuronal import LAMBDAS
-from optimum_neuronal.trials.deviation import Deviation
+from optimum_neuronal.trials.alignment import Deviation
 
 
 SPARSITIES = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
@@ -105,21 +103,6 @@ def test_owls_plans(blocks):
             ratios = [count / total for count, total in zip(counts.tolist(), totals.tolist())]
             found = AuthorsOWL().plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
             assert by_projection(found) == twice(their_spread(percents, sparsity, 0.08))
-
-
-@pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
-def test_dsas_plans(blocks):
-    evaluator, generator = make_evaluator(blocks), np.random.default_rng(blocks)
-    function = Function("no_op", "mean", ("no_op",), 0.1)
-    for sparsity in HIGH_AND_LOW:
-        for _ in range(10):
-            importances = generator.lognormal(sigma=2, size=blocks)
-            scaled = (importances - importances.min()) / (importances.max() - importances.min())
-            expected = their_spread([1 - share for share in scaled], sparsity, 0.08)
-            found = AuthorsDSA().plan(
-                evaluator, sparsity, function, {("no_op", "mean"): torch.from_numpy(importances)}
-            )
-            assert by_projection(found) == twice(expected)
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])

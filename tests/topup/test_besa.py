@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from by_hand import make_projection
@@ -11,13 +9,12 @@ from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup import besa
-from optimum_neuronal.topup.authors.besa import AuthorsBESA, BoundedRate
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 
 
-def allocate(model, ids, sparsity=0.6, topup=None, **chosen):
+def allocate(model, ids, sparsity=0.6, **chosen):
     with inference(model):
-        return (topup or BESA()).allocate(make_evaluator(model, ids, **chosen), sparsity)
+        return BESA().allocate(make_evaluator(model, ids, **chosen), sparsity)
 
 
 class TestRate:
@@ -41,16 +38,6 @@ class TestRate:
         assert rate.by_rank(gradient).tolist() == [12.0, 24.0, 33.0, 41.0]
         rate.kept[0].backward()
         assert rate.logits.grad.tolist() == pytest.approx([0.2 * 0.8] + [-0.2 * 0.2] * 4)
-
-
-def test_the_authors_distribution_is_bounded():
-    """Sigmoids 0, 0, 0.5, 1 and 1: their softmax has the weights 1, 1, e^0.5, e and e."""
-    rate = BoundedRate(make_projection(torch.ones(2, 4)), torch.rand(2, 4), 0.7, 0.25)
-    assert rate.sparsity.item() == pytest.approx(0.5)
-    rate.logits.data = torch.tensor([-100.0, -100.0, 0.0, 100.0, 100.0])
-    root = math.exp(0.5)
-    expected = (0.25 + 0.5 * root + 1.75 * math.e) / (2 + root + 2 * math.e)
-    assert rate.sparsity.item() == pytest.approx(expected)
 
 
 def test_tilted_has_the_mean():
@@ -125,14 +112,6 @@ def test_every_family_learns_and_meets_the_target(family, ids):
     assert len(set(learned.values())) > 1
     assert [parameter.requires_grad for parameter in parameters] == required
     assert all(parameter.grad is None for parameter in parameters) and unchanged(model, before)
-
-
-def test_as_the_authors_do_it_the_target_is_missed(llama, ids):
-    decision = allocate(llama, ids, 0.8, AuthorsBESA()).decisions["besa"]
-    assert min(decision["learned"].values()) > 0.5 and max(decision["learned"].values()) < 0.62
-    for name, projection in find_decoder(llama).projections.items():
-        width = projection.shape[1]
-        assert decision["sparsity"][name] == int(width * decision["learned"][name]) / width
 
 
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):

@@ -9,7 +9,6 @@ from trial_helpers import make_evaluator
 from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.topup.authors.dsa import AuthorsDSA
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
 
 
@@ -32,14 +31,6 @@ def test_the_best_known_function_wins_and_no_plan_is_tried_twice(llama):
     assert shares[1] - shares[2] == best["error"] and sum(shares) / 3 == pytest.approx(0.6)
     assert len(tried) == len(set(tried)) == 58
     assert evaluator.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
-
-
-def test_the_authors_window_is_the_same_for_all_functions(llama):
-    """0.52 and 0.68 for the outermost blocks whatever the lambda; of 32 columns, 16 and 21 weights are pruned."""
-    evaluator = FakeTrials(find_decoder(llama), lambda found: found[0])
-    topup = AuthorsDSA(lambdas=(0.3,), population=2, generations=0)
-    found = by_block(evaluator.decoder.blocks, topup.allocate(evaluator, 0.6).plan)
-    assert sorted(found)[::2] == [16 / 32, 21 / 32]
 
 
 def test_where_no_window_fits_one_plan_is_tried(llama):

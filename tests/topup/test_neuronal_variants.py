@@ -21,8 +21,7 @@ from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorm
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
 from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
 from optimum_neuronal.trials import PlanEvaluator
-from optimum_neuronal.trials.alignment import alignment_error
-from optimum_neuronal.trials.deviation import printed_deviation
+from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
 
 from .test_neuronal import FakeTrials
 

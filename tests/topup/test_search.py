@@ -11,7 +11,7 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.search import Search, Space
-from optimum_neuronal.trials.row_saliency import RowSaliency
+from optimum_neuronal.trials.scores import RowSaliency
 
 
 class FakeTrials:

@@ -12,8 +12,8 @@ from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.topup.neuronal import NeuronAL
+from optimum_neuronal.trials.alignment import ReconstructionErrors
 from optimum_neuronal.trials.output_errors import OutputErrors, divergence, negative_log_likelihood
-from optimum_neuronal.trials.reconstruction_errors import ReconstructionErrors
 
 
 FOLLOWING = torch.tensor([1, 0])  # the words after each of two positions

@@ -7,12 +7,11 @@ from by_hand import make_block
 from conftest import FEW, make_model
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
-from trial_helpers import build_evaluator, dense_masks, make_evaluator, state, unchanged, uniform
+from trial_helpers import build_evaluator, changes_of, dense_masks, make_evaluator, state, unchanged, uniform
 
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.common.inference import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.prune import BlockPass
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
@@ -20,11 +19,9 @@ from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials import plan_evaluator as module
-from optimum_neuronal.trials.alignment import AlignmentErrors
-from optimum_neuronal.trials.block_scores import ActivationScores
-from optimum_neuronal.trials.deviation import Deviations
+from optimum_neuronal.trials.alignment import AlignmentErrors, Deviations
 from optimum_neuronal.trials.output_errors import OutputErrors
-from optimum_neuronal.trials.row_saliency import RowSaliency
+from optimum_neuronal.trials.scores import ActivationScores, RowSaliency
 
 
 class TestChanges:
@@ -87,7 +84,7 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
             plan = NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
             errors, changes = (
                 evaluator.measure(AlignmentErrors("sparse-stream"), [plan]),
-                BlockPass(evaluator, plan).find()[0],
+                changes_of(evaluator, plan),
             )
             weights = {name: changes[name].applied(p.weight) for name, p in evaluator.decoder.projections.items()}
             results.append((errors, weights))
@@ -163,7 +160,7 @@ class Interrupt(Wanda):
     [
         lambda evaluator: evaluator.measure(AlignmentErrors("sparse-stream"), [uniform(evaluator)]),
         lambda evaluator: evaluator.measure(Deviations("sparse-stream"), [uniform(evaluator)]),
-        lambda evaluator: BlockPass(evaluator, uniform(evaluator)).find(),
+        lambda evaluator: changes_of(evaluator, uniform(evaluator)),
     ],
 )
 def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
@@ -185,7 +182,7 @@ def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
             "infinity on the first calibration sequence.*float32",
         ),
         (
-            lambda evaluator, _: BlockPass(evaluator, uniform(evaluator)).find(),
+            lambda evaluator, _: changes_of(evaluator, uniform(evaluator)),
             r"saliency of .*\.0\.self_attn\.q_proj is not fin",
         ),
         (

@@ -10,8 +10,7 @@ from ...saliency.plan import Plan
 from ...trials import PlanEvaluator
 from ..alpha_pruning import AlphaPruning
 from ..base import register_topup
-from ..distribution import plan_of_blocks, pruned_blocks
-from .plans import rounded
+from ..distribution import authors_rounding, plan_of_blocks, pruned_blocks
 
 
 @register_topup("alpha_pruning", variant="authors")
@@ -24,7 +23,9 @@ class AuthorsAlphaPruning(AlphaPruning):
 
     def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
         blocks = pruned_blocks(evaluator.decoder)
-        return rounded(evaluator, plan_of_blocks(blocks, block_sparsities(blocks, alphas, sparsity, self.epsilon)))
+        return authors_rounding(
+            evaluator, plan_of_blocks(blocks, block_sparsities(blocks, alphas, sparsity, self.epsilon))
+        )
 
 
 def block_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, epsilon: float) -> torch.Tensor:

@@ -10,11 +10,18 @@ from ...blocks.statistics import SquaredNorms
 from ...model.projections import Decoder
 from ...saliency.plan import Plan
 from ...trials import PlanEvaluator
-from ...trials.deviation import Deviation
+from ...trials.alignment import Deviation
 from ..base import register_topup
-from ..distribution import LEAST_SPARSITY, MOST_SPARSITY, plan_of_blocks, pruned_blocks, rise
+from ..distribution import (
+    LEAST_SPARSITY,
+    MOST_SPARSITY,
+    authors_dist,
+    authors_rounding,
+    plan_of_blocks,
+    pruned_blocks,
+    rise,
+)
 from ..neuronal import LAMBDAS, NeuronAL
-from .plans import distribute, rounded
 
 
 @register_topup("neuronal", variant="authors")
@@ -44,10 +51,12 @@ class AuthorsNeuronAL(NeuronAL):
             values = np.arange(1, len(blocks) + 1)
         else:
             values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
-        return plan_of_blocks(blocks, distribute(values, sparsity, lam)[::-1])  # rising, as their code sorts densities
+        return plan_of_blocks(
+            blocks, authors_dist(values, sparsity, lam)[::-1]
+        )  # rising, as their code sorts densities
 
     def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
-        return rounded(evaluator, plan)
+        return authors_rounding(evaluator, plan)
 
     def row_plans(self, decoder: Decoder, base: Plan, plan: Plan, deviation: Deviation) -> tuple[list[Plan], None]:
         return [row_plan(decoder, base, lam, deviation) for lam in self.row_lambdas], None
@@ -94,10 +103,10 @@ def rows_of(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndar
 
     Rows of q, k and v, and of fused projections, take the values in order: the first ones, or all of them repeatedly.
     """
-    shares = np.array([1 - sparsity])
+    densities = np.array([1 - sparsity])
     if np.ptp(values) > 0:
         density = (values - values.min()) / (values.max() - values.min()) * lam * 2
         density -= np.mean(density) - (1 - sparsity)
-        shares = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
-    kept = (np.resize(shares, shape[0]) * shape[1]).astype(np.int64)
+        densities = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
+    kept = (np.resize(densities, shape[0]) * shape[1]).astype(np.int64)
     return torch.from_numpy((shape[1] - kept) / shape[1])

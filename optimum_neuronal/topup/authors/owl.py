@@ -7,9 +7,8 @@ import torch
 from ...saliency.plan import Plan
 from ...trials import PlanEvaluator
 from ..base import register_topup
-from ..distribution import plan_of_blocks, pruned_blocks
+from ..distribution import authors_dist, authors_rounding, plan_of_blocks, pruned_blocks
 from ..owl import OWL
-from .plans import distribute, rounded
 
 
 @register_topup("owl", variant="authors")
@@ -18,7 +17,7 @@ class AuthorsOWL(OWL):
     """Clips sparsities without keeping their mean, and rounds them down to whole weights of a row."""
 
     def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
-        sparsities = distribute(
+        sparsities = authors_dist(
             100 * ratios.numpy(), sparsity, self.half_width
         )  # in percent, which rounds differently
-        return rounded(evaluator, plan_of_blocks(pruned_blocks(evaluator.decoder), sparsities))
+        return authors_rounding(evaluator, plan_of_blocks(pruned_blocks(evaluator.decoder), sparsities))

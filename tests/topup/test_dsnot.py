@@ -6,10 +6,7 @@ from by_hand import make_projection
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.statistics import InputSums
-from optimum_neuronal.saliency.authors.dsnot import AuthorsDSnoTRefinement
-from optimum_neuronal.saliency.dsnot import DSnoTRefinement, mean_and_variance
-from optimum_neuronal.saliency.magnitude import Magnitude
+from optimum_neuronal.topup.dsnot import AuthorsDSnoTRefinement, DSnoTRefinement, InputSums
 
 
 def around(*means, deviation=1.0):
@@ -24,7 +21,7 @@ def exchanged(row, pruned, statistic, cycles=50, threshold=0.1, kind=DSnoTRefine
     """Indices of the weights of one row that are pruned after the exchange."""
     mask = torch.tensor([[index not in pruned for index in range(len(row))]])
     before = mask.clone()
-    after = kind(Magnitude(), cycles, threshold).exchange(make_projection([row]), mask, statistic)
+    after = kind(cycles, threshold).exchange(make_projection([row]), mask, statistic)
     assert torch.equal(mask, before) and int((~after).sum()) == len(pruned)
     return set((~after)[0].nonzero().flatten().tolist())
 
@@ -33,7 +30,7 @@ def test_moments_are_over_all_tokens():
     statistic = InputSums()
     tokens = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])  # two sequences of two tokens
     statistic.update(tokens, sequences=2)
-    mean, variance = mean_and_variance(statistic)
+    mean, variance = DSnoTRefinement(50, 0.1).moments(statistic)
     assert mean.tolist() == [4.0] and variance.tolist() == pytest.approx([5.0])
 
 
@@ -63,7 +60,7 @@ def test_the_authors_code_by_hand():
     # has nothing else to restore: it takes back, in turn, what it pruned, 1, and a weight that it kept, 4.
     rows = [[10.0, -1.0, -2.0, -3.0, 5.0], [10.0, -5.0, -6.0, -7.0, 5.0]]
     mask, statistic = torch.tensor([[False] + 4 * [True]] * 2), around(1, 1, 1, 1, 1)
-    theirs = AuthorsDSnoTRefinement(Magnitude(), 3, 3)
+    theirs = AuthorsDSnoTRefinement(3, 3)
     after = theirs.exchange(make_projection(rows, name), mask, statistic)
     assert [(~kept).nonzero().flatten().tolist() for kept in after] == [[1, 2], [2]]
     for role, is_left_alone in [("query", False), ("output", False), ("up", True), ("down", True)]:
@@ -75,7 +72,7 @@ def test_the_authors_code_prunes_the_first_kept_weight_in_place_of_one_without_o
     """Kept are 2, 3 and -5, whose outputs are 2, 0 and -5. Two cycles give -9 and -8 back; both prune 2, and 3 stays."""
     row, mean = torch.tensor([[-9.0, -8.0, -7.0, 2.0, 3.0, -5.0]]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
     mask = torch.tensor([3 * [False] + 3 * [True]])
-    after = AuthorsDSnoTRefinement(Magnitude(), 2, 0.1).exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6))
+    after = AuthorsDSnoTRefinement(2, 0.1).exchange_rows(row, mask, mean, torch.ones(6), torch.ones(6))
     assert after[0].nonzero().flatten().tolist() == [0, 1, 4, 5]
 
 
@@ -110,14 +107,14 @@ def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
 
 @pytest.mark.parametrize("cycles, threshold", [(50, 0.1), (50, 0.0), (3, 0.0), (50, 1.0)])
 def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.saliency.dsnot.SORTED_ROWS", 7)
+    monkeypatch.setattr("optimum_neuronal.topup.dsnot.SORTED_ROWS", 7)
     generator = torch.Generator().manual_seed(0)
     statistic = InputSums()
     statistic.update(torch.randn(4, 9, 40, generator=generator) + torch.randn(40, generator=generator), sequences=4)
     projection = make_projection(torch.randn(20, 40, generator=generator))
     mask = torch.rand(20, 40, generator=generator) >= torch.linspace(0, 1, 20)[:, None]
-    after = DSnoTRefinement(Magnitude(), cycles, threshold).exchange(projection, mask, statistic)
-    mean, variance = mean_and_variance(statistic)
+    after = DSnoTRefinement(cycles, threshold).exchange(projection, mask, statistic)
+    mean, variance = DSnoTRefinement(50, 0.1).moments(statistic)
     norm = statistic.value.mean(dim=0).sqrt()
     rows = zip(projection.weight, mask)
     expected = [one_by_one(row, kept, mean, variance, norm, cycles, threshold) for row, kept in rows]

@@ -1,4 +1,4 @@
-"""Scores of the dense model's blocks, for top-ups that compare no candidates."""
+"""Scores of the dense model's blocks, for top-ups that compare no candidates, and of the rows of a plan's weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from ..blocks.block_inputs import Call, Streams
 from ..blocks.statistics import SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block
+from ..saliency.base import check_finite
 from ..saliency.plan import Plan
 from .plan_evaluator import Measurement, PlanEvaluator
 
@@ -45,10 +46,31 @@ class ActivationScores(Measurement):
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             output, norms = evaluator.runner.replay(block, streams[0], calls)
             if block.pruned:
-                scores.append(
-                    self.score(block, evaluator.inputs(block, evaluator.joined(norms, SquaredNorms)).activations)
-                )
+                inputs = evaluator.inputs(block, evaluator.joined(norms, SquaredNorms))
+                scores.append(self.score(block, inputs.activations))
             return [output]
 
         evaluator.runner.run(evaluator.capture_all(SquaredNorms), 1, visit, self.label, release=True)
         return scores, {}
+
+
+@dataclass(frozen=True)
+class RowSaliency(Measurement):
+    """The sum of every row's saliency on one plan's own stream: name -> float64, shape (out,)."""
+
+    def result(self, value: None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors
+
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        rows: dict[str, torch.Tensor] = {}
+        norms, _ = evaluator.stream_of(*plans)
+
+        def add(index: int, block: Block) -> None:
+            inputs = evaluator.inputs(block, norms[index])
+            for projection in block.pruned:
+                score = evaluator.saliency.score_of(projection, inputs)
+                rows[projection.name] = score.double().sum(dim=1).cpu()
+
+        evaluator.runner.for_each_block(add)
+        check_finite({name: torch.isfinite(values).all() for name, values in rows.items()})
+        return None, rows

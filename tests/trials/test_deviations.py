@@ -8,8 +8,13 @@ from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan
-from optimum_neuronal.trials.alignment import AlignmentErrors
-from optimum_neuronal.trials.deviation import Deviations, final_norms, printed_deviation, signed_deviation
+from optimum_neuronal.trials.alignment import (
+    AlignmentErrors,
+    Deviations,
+    final_norms,
+    printed_deviation,
+    signed_deviation,
+)
 
 
 def test_both_kinds_by_hand():
