@@ -88,30 +88,21 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
-    kind = type(model).__name__
-    if kind == "FullyShardedDataParallel":
-        raise ValueError(
-            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
-            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
-        )
-    if kind in ("DistributedDataParallel", "DataParallel"):
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return unwrap(model.module)
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     model = peft.base_model(model)
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {kind}.")
+        raise TypeError(
+            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
+        )
     return model
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     """Return the weights of a sparse model with their masks: every zero in its projections is a pruned weight."""
-    model = unwrap(model)
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise ValueError(
-            "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
-        )
-    decoder, recorded = find_sparse_decoder(model)
+    decoder, recorded = find_sparse_decoder(unwrap(model))
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
     zeros = sum(
         int((weight.owner.detach() == 0).sum().full_tensor()) if is_sharded(weight.owner) else weight.count_pruned()
@@ -145,8 +136,9 @@ def _weights_of(block: Block) -> list[SparseWeight]:
     for (module, parameter), members in owners.items():
         name = members[0].name if members[0].expert is None else members[0].group
         owner = getattr(module, parameter)
-        if owner.is_meta or not owner.is_floating_point():
-            state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
+        in_memory = owner.numel() and not owner.is_meta  # DeepSpeed's ZeRO-3 leaves empty weights
+        if not in_memory or not owner.is_floating_point():
+            state = f"of dtype {owner.dtype}" if in_memory else "not in memory"
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
