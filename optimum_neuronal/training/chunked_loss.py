@@ -76,7 +76,7 @@ class Predictor:
             if not isinstance(output, ModelOutput) or output[0].shape[:2] != ids.shape:
                 return False  # some decoders drop all hidden states but the last, too
             own = self._logits(output[0][0].flip(0), type(output)).flip(0)[-COMPARED:]
-        rounding = max(ROUNDING, torch.finfo(logits.dtype).eps)
+        rounding = max(ROUNDING, torch.finfo(output[0].dtype).eps)
         return bool((own - logits[0]).abs().max() <= rounding * logits.abs().max())
 
 

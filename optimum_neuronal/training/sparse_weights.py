@@ -1,4 +1,4 @@
-"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config`."""
+"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config` if it has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.notes import get_logger
 from ..compat import peft
 from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
@@ -18,9 +17,7 @@ from ..packed.packed_weight import INTEGERS
 from ..pruning.checks import check_dense
 
 
-logger = get_logger(__name__)
-
-NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and by which training may add some
+NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance
 
 
 class DenseModelError(ValueError):
@@ -136,9 +133,8 @@ def _weights_of(block: Block) -> list[SparseWeight]:
     for (module, parameter), members in owners.items():
         name = members[0].name if members[0].expert is None else members[0].group
         owner = getattr(module, parameter)
-        in_memory = owner.numel() and not owner.is_meta  # DeepSpeed's ZeRO-3 leaves empty weights
-        if not in_memory or not owner.is_floating_point():
-            state = f"of dtype {owner.dtype}" if in_memory else "not in memory"
+        if owner.is_meta or not owner.is_floating_point():
+            state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
@@ -150,21 +146,15 @@ def _weights_of(block: Block) -> list[SparseWeight]:
 
 
 def _check_agreement(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
-    """Raise `ValueError` unless as many weights are zero as pruning recorded; warn if it recorded nothing."""
-    if zeros / weights < NEGLIGIBLE and (recorded is None or recorded["achieved_sparsity"] < NEGLIGIBLE):
+    """Raise `ValueError` if the model is dense, or fewer weights are zero than pruning recorded."""
+    sparsity, expected = zeros / weights, 0 if recorded is None else recorded["achieved_sparsity"]
+    if max(sparsity, expected) < NEGLIGIBLE:
         raise DenseModelError(
-            f"The model is dense: only {zeros / weights:.2%} of the weights of its projections are zero. Prune it first."
+            f"The model is dense: only {sparsity:.2%} of the weights of its projections are zero. Prune it first."
         )
-    if recorded is None:
-        logger.warning(
-            f"The model has no sparsity_config: all zeros of its projections ({zeros / weights:.2%}) count as pruned."
-        )
-        return
-    expected = recorded["achieved_sparsity"]
-    lost = round(expected * weights) - zeros
-    if lost > 0 or zeros / weights > expected + NEGLIGIBLE:
-        what = f"{lost} zeros were lost since, by training or merging" if lost > 0 else "it was pruned further since"
+    if (lost := round(expected * weights) - zeros) > 0:
         raise ValueError(
-            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {zeros / weights:.4%} "
-            f"are: {what}. Load the pruned model again, or del model.config.sparsity_config to keep the present zeros."
+            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {sparsity:.4%} are: {lost} "
+            "zeros were lost since, by training or merging. Load the pruned model again, or del "
+            "model.config.sparsity_config to keep the present zeros."
         )

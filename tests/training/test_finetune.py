@@ -9,6 +9,7 @@ from conftest import make_model, make_tokenizer
 from several_processes import in_processes
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trial_helpers import same_state
 
 from optimum_neuronal import (
     FinetuneConfig,
@@ -101,8 +102,8 @@ class TestResult:
         assert [entry["teacher"] for entry in report.training] == ["dense", None]
         assert "one command after the other:" in (folders / "again" / "README.md").read_text()
 
-    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch):
-        """Not the last one, which a large learning rate spoils."""
+    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch, capfd):
+        """Not the last one, which a large learning rate spoils until no float holds its perplexity."""
         losses, evaluate = [], module.SparseTrainer.evaluate
 
         def worse_later(self, *args, **kwargs):
@@ -111,30 +112,23 @@ class TestResult:
             return found
 
         monkeypatch.setattr(module.SparseTrainer, "evaluate", worse_later)
-        _, report = tuned(folders, learning_rate=0.5, steps=5, kl_weight=0.0)
-        assert report.training[0]["best_step"] == 1 + losses.index(min(losses))
+        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
+        assert report.training[0]["best_step"] == 1 + losses.index(min(losses)) < 5
+        assert "step 5 of 5: perplexity inf on held-out text" in capfd.readouterr().err
 
     def test_lora_is_merged(self, folders):
+        """The caller's random state does not matter and stays, and all weights can be trained further."""
+        before = torch.get_rng_state()
         model, report = tuned(folders, lora=4, learning_rate=2e-2)
+        assert torch.equal(torch.get_rng_state(), before)
         measured = report.training[0]["evaluation"]["test"]
         assert measured["after"] < 0.95 * measured["before"] and "LoRA of rank 4" in repr(report)
         assert not any("lora" in name for name, _ in model.named_parameters())
+        assert all(weight.requires_grad for weight in model.parameters())
         assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
-
-    def test_what_the_caller_has_stays(self, folders):
-        """The random state, and weights that can be trained further."""
-        torch.manual_seed(7)
-        before = torch.get_rng_state()
-        model, _ = tuned(folders, lora=4, steps=1)
-        assert torch.equal(torch.get_rng_state(), before) and all(
-            weight.requires_grad for weight in model.parameters()
-        )
-
-    def test_a_training_that_diverges(self, folders, capfd):
-        """Perplexities too large for a float do not end it, and the best step's weights are kept."""
-        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
-        assert "perplexity inf on held-out text" in capfd.readouterr().err
-        assert report.training[0]["best_step"] < 5
+        torch.rand(1)
+        second, _ = tuned(folders, output="again", lora=4, learning_rate=2e-2)
+        assert same_state(second, model.state_dict())
 
     def test_other_gpus_do_not_enlarge_the_batch(self, folders, monkeypatch):
         """Trainer would give each of those that one process sees a batch."""
@@ -149,13 +143,6 @@ class TestResult:
         )
         tuned(folders, steps=2)
         assert sizes == {4}
-
-    def test_lora_of_the_same_seed_is_the_same(self, folders):
-        first, _ = tuned(folders, lora=4, steps=2)
-        torch.rand(1)
-        second, _ = tuned(folders, output="again", lora=4, steps=2)
-        theirs = second.state_dict()
-        assert all(torch.equal(value, theirs[name]) for name, value in first.state_dict().items())
 
     @pytest.mark.parametrize("family", ["mixtral", "llama4_text", "deepseek_v3"])
     def test_lora_leaves_experts_and_routers_as_they_are(self, family, folders, caplog):
@@ -185,16 +172,18 @@ class TestResult:
         theirs = second.state_dict()
         assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in first.state_dict().items())
 
-    def test_matrices_of_unknown_names_which_the_prune_ignored(self, folders, monkeypatch):
+    def test_a_teacher_with_some_zeros_and_matrices_of_unknown_names(self, folders, monkeypatch):
+        """It was quantized once, and pruning ignored the matrices."""
         load = finetune_setup.load_model
 
-        def with_others(name, **options):
+        def changed(name, **options):
             model = load(name, **options)
             for layer in model.model.layers:
                 layer.mlp.other = torch.nn.Linear(32, 4)
+                layer.mlp.up_proj.weight.data[:, ::6] *= float(name != folders / "dense")
             return model
 
-        monkeypatch.setattr(finetune_setup, "load_model", with_others)
+        monkeypatch.setattr(finetune_setup, "load_model", changed)
         assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_without_a_report(self, folders, caplog):
@@ -204,14 +193,6 @@ class TestResult:
         assert not (folders / "tuned" / "neuronal_report.json").exists(), "that of the model which was replaced"
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
-
-    def test_a_teacher_that_was_quantized_once(self, folders):
-        """Some of its weights are exact zeros."""
-        dense = AutoModelForCausalLM.from_pretrained(folders / "dense")
-        for block in dense.model.layers:
-            block.mlp.up_proj.weight.data[:, ::6] = 0
-        dense.save_pretrained(folders / "dense")
-        assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_conversations(self, folders):
         tokenizer = make_tokenizer(
@@ -277,8 +258,7 @@ class TestResuming:
         assert report.training[0]["resumed"] and "since it was resumed" in repr(report)
         assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
         assert "tokens of text.txt, toward dense, from step 6 on" in capfd.readouterr().err
-        theirs = resumed.state_dict()
-        assert all(torch.equal(value, theirs[name]) for name, value in whole.state_dict().items())
+        assert same_state(whole, resumed.state_dict())
         assert not work.exists()
 
     def test_other_settings_are_refused(self, folders, monkeypatch):
