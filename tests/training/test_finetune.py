@@ -22,7 +22,6 @@ from optimum_neuronal import (
 )
 from optimum_neuronal.training import finetune as module
 from optimum_neuronal.training import finetune_setup
-from optimum_neuronal.training.sparse_weights import DenseModelError
 
 
 SMALL = {"steps": 10, "seq_length": 16, "batch_size": 4, "learning_rate": 5e-3, "bf16": False}
@@ -288,26 +287,23 @@ class TestRefused:
         yield
         assert not (folders / "tuned").exists() and not list(folders.glob(".*"))
 
-    def test_a_dense_model(self, folders):
-        with pytest.raises(DenseModelError, match="The model is dense"):
-            tuned(folders, "dense")
-
-    def test_a_sparse_teacher(self, folders):
-        with pytest.raises(
-            ValueError, match="70% of the weights of the teacher .*sparse are zero: expected the dense"
-        ):
-            tuned(folders, teacher=folders / "sparse")
-
-    def test_no_teacher(self, folders):
-        with pytest.raises(
-            ValueError, match=r"`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"
-        ):
-            tuned(folders, teacher=None)
-
-    def test_another_vocabulary(self, folders):
+    @pytest.mark.parametrize(
+        "given, message",
+        [
+            ({"model": "dense"}, "The model is dense"),
+            ({"teacher": "sparse"}, "70% of the weights of the teacher .*sparse are zero: expected the dense"),
+            ({"teacher": None}, "`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"),
+            ({"teacher": "small"}, "The teacher predicts 64 tokens and the sparse model 256"),
+            ({"texts": ["w1 w2"]}, "holds 2 tokens: expected at least two sequences of 16"),
+            ({"seq_length": 65}, "Sequences of 65 tokens do not fit"),
+            ({"micro_batch": 3}, "micro_batch is 3: expected a divisor of 4, the sequences"),
+        ],
+    )
+    def test_what_does_not_fit(self, given, message, folders):
         make_model("llama").save_pretrained(folders / "small")
-        with pytest.raises(ValueError, match="The teacher predicts 64 tokens and the sparse model 256"):
-            tuned(folders, teacher=folders / "small")
+        teacher = given.get("teacher", "dense")
+        with pytest.raises(ValueError, match=message):
+            tuned(folders, **{**given, "teacher": teacher and folders / teacher})
 
     def test_another_tokenizer(self, folders):
         make_tokenizer(eos_token="</s>").save_pretrained(folders / "dense")
@@ -318,11 +314,6 @@ class TestRefused:
         for file in (folders / "sparse").glob("tokenizer*"):
             file.unlink()
         with pytest.raises(ValueError, match="sparse has no tokenizer, which training needs"):
-            tuned(folders)
-
-    def test_little_text(self, folders):
-        (folders / "text.txt").write_text("w1 w2")
-        with pytest.raises(ValueError, match="holds 2 tokens: expected at least two sequences of 16"):
             tuned(folders)
 
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
@@ -340,12 +331,6 @@ class TestRefused:
     def test_another_model_as_output(self, folders):
         with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
             tuned(folders, output="dense")
-
-    def test_sizes_that_do_not_fit(self, folders):
-        with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
-            tuned(folders, seq_length=65)
-        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of 4, the sequences"):
-            tuned(folders, micro_batch=3)
 
     def test_missing_packages(self, folders, monkeypatch):
         monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
