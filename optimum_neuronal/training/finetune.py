@@ -1,31 +1,28 @@
 """`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
 
-import logging
-import math
-import re
 import shutil
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.saving import check_model_directory, check_other_directory, save_pruned
 from ..common.device import default_device
-from ..common.display import display_name, format_bytes
+from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.randomness import preserve_rng_state
-from ..compat import hf_private
 from ..data.known_datasets import check_datasets
-from ..evaluation.perplexity import name_test_sets
+from ..evaluation.perplexity import as_perplexity, name_test_sets
 from ..evaluation.test_sets import digest, load_tests, measure, report_tests
 from ..files.identity import versions
 from ..files.records import hidden_directory, remove_records, work_directory
@@ -33,7 +30,6 @@ from ..model.load_model import checkpoint_dtype
 from ..model.public_names import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
-from .finetune_progress import FinetuneProgress
 from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
@@ -42,8 +38,6 @@ from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 logger = get_logger(__name__)
 
-WARMUP = 0.05  # share of the steps
-EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
 STATE = "trainer_state.json"  # the file that Trainer writes last into a checkpoint
 
 
@@ -110,51 +104,49 @@ def finetune(
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = load_tests(tests, student, tokenizer, window, None, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
-        record = _train(setup)
+        training = _train(setup)
         if dataset is not None:
-            record["config"]["dataset"] = None  # it was passed
-        record["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
+            training["config"]["dataset"] = None  # it was passed
+        training["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
         if report is not None:
-            report = replace(report, training=[*report.training, record])
+            report = replace(report, training=[*report.training, training])
         if setup.processes.rank == 0:
             dtype = save_dtype or checkpoint_dtype(student)
             save_pruned(student, path, report, tokenizer, format, dtype=dtype)
-            shutil.rmtree(setup.checkpoints, ignore_errors=True)
+            shutil.rmtree(setup.arguments.output_dir, ignore_errors=True)
             remove_records(folder)
         setup.processes.from_first(None)  # the others wait
     return student, report
 
 
 def _train(setup: Setup) -> dict[str, Any]:
-    """Train the student in place, and return its record for the report."""
-    config, student, text = setup.config, setup.student, setup.text
+    """Train the student in place, and return the training's entry in the report."""
+    config, student, text, arguments = setup.config, setup.student, setup.text, setup.arguments
     model = student if config.lora is None else _with_lora(student, config.lora, config.seed)
     trainer = SparseTrainer(
         model,
-        hf_private.on_one_gpu(_arguments(setup)),
+        arguments,
         teacher=setup.teacher,
         kl_weight=config.kl_weight,
         train_dataset=_examples(text.ids),
         eval_dataset=_examples(text.held_out),
-        callbacks=[FinetuneProgress(setup.processes.rank == 0)],
+        callbacks=[_ShowPerplexity()],
     )
-    if config.gradient_checkpointing:
-        _checkpointing(student, "enable", {"use_reentrant": False})
-    trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    last = _last_checkpoint(setup.checkpoints)
+    last = _last_checkpoint(Path(arguments.output_dir))
     if setup.processes.rank == 0:
         announce(
-            f"fine-tuning for {setup.steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
+            f"fine-tuning for {arguments.max_steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
             + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
-            + (f", from step {last.name.rpartition('-')[2]} on" if last else "")
+            + (f", from step {_step_of(last)} on" if last else "")
         )
     start = time.perf_counter()
-    with _explained_full_disk(setup.checkpoints, student), _quiet_about_tied_weights(student):
-        trainer.train(resume_from_checkpoint=last and str(last))
-    seconds = time.perf_counter() - start
+    if config.gradient_checkpointing:
+        _checkpointing(student, "enable")
+    trainer.train(resume_from_checkpoint=last and str(last))
     if config.gradient_checkpointing:
         _checkpointing(student, "disable")
+    seconds = time.perf_counter() - start
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
         model.merge_and_unload().requires_grad_(True)
@@ -164,10 +156,10 @@ def _train(setup: Setup) -> dict[str, Any]:
         "teacher": None if setup.teacher is None else public_name(setup.teacher),
         "source": text.source,
         "sha256": text.sha256,
-        "steps": setup.steps,
-        "tokens": setup.steps * config.batch_size * config.seq_length,
-        "learning_rate": setup.learning_rate,
-        "bf16": setup.bf16,
+        "steps": arguments.max_steps,
+        "tokens": arguments.max_steps * config.batch_size * config.seq_length,
+        "learning_rate": arguments.learning_rate,
+        "bf16": arguments.bf16,
         "device": student.device.type,
         "processes": setup.processes.count,
         "best_step": trainer.state.best_global_step,
@@ -175,6 +167,16 @@ def _train(setup: Setup) -> dict[str, Any]:
         "resumed": last is not None,
         "versions": versions(),
     }
+
+
+class _ShowPerplexity(TrainerCallback):
+    """Shows the perplexity on held-out text, next to the Trainer's bar or in a log."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if state.is_world_process_zero and is_progress_bar_enabled():
+            perplexity = as_perplexity(metrics["eval_loss"])
+            text = f"step {state.global_step} of {state.max_steps}: perplexity {perplexity:.2f} on held-out text"
+            tqdm.write(text, file=sys.stderr)
 
 
 def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
@@ -199,81 +201,23 @@ def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
     return keep_lora_sparse(adapted)
 
 
-def _arguments(setup: Setup) -> TrainingArguments:
-    student, every = setup.student, math.ceil(setup.steps / EVALUATIONS)
-    return TrainingArguments(
-        setup.checkpoints,
-        max_steps=setup.steps,
-        per_device_train_batch_size=setup.micro_batch,
-        gradient_accumulation_steps=setup.accumulated,
-        learning_rate=setup.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=round(WARMUP * setup.steps),
-        bf16=setup.bf16,
-        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
-        use_cpu=student.device.type == "cpu",
-        eval_strategy="steps",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        logging_steps=max(1, every // 5),
-        seed=setup.config.seed,
-        report_to="none",
-    )
-
-
-def _checkpointing(model: PreTrainedModel, verb: str, *options: Any) -> None:
+def _checkpointing(model: PreTrainedModel, verb: str) -> None:
     """Call a method of a model that transformers 5.23 renamed."""
     names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"
-    getattr(model, next(name for name in names if hasattr(model, name)))(*options)
+    getattr(model, next(name for name in names if hasattr(model, name)))()
 
 
 def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": window, "labels": window} for window in windows]
 
 
-@contextmanager
-def _quiet_about_tied_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Drop Trainer's warning that tied weights are missing: a checkpoint stores them once, under another name."""
-    tied, trainer_logger = hf_private.tied_names(model), logging.getLogger("transformers.trainer")
-
-    def is_relevant(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        return not (text.startswith("There were missing keys") and {*re.findall(r"'([^']+)'", text)} <= tied)
-
-    trainer_logger.addFilter(is_relevant)
-    try:
-        yield
-    finally:
-        trainer_logger.removeFilter(is_relevant)
-
-
-@contextmanager
-def _explained_full_disk(folder: Path, model: PreTrainedModel) -> Iterator[None]:
-    """Explain a full disk. torch and safetensors each raise errors of their own."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        free, needed = shutil.disk_usage(folder.parent).free, 3 * model.get_memory_footprint()
-        if free > needed:
-            raise
-        raise OSError(
-            f"A checkpoint could not be written to {folder}: the disk has {format_bytes(free)} left, and one needs about "
-            f"{format_bytes(needed)}. Free up space and run the same again: it resumes from its last checkpoint. ({error})"
-        ) from error
-
-
 def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint, or None. Incomplete ones are removed."""
-    whole: list[tuple[int, Path]] = []
-    for path in folder.glob("checkpoint-*"):
-        if (path / STATE).exists():
-            whole.append((int(path.name.rpartition("-")[2]), path))
-        else:
-            shutil.rmtree(path, ignore_errors=True)  # another process may do the same
-    return max(whole)[1] if whole else None
+    """Return the last complete checkpoint, or None."""
+    return max((file.parent for file in folder.glob(f"checkpoint-*/{STATE}")), key=_step_of, default=None)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:

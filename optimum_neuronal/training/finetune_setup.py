@@ -1,6 +1,7 @@
 """What a fine-tune needs: the two models, the text and the number of steps, checked before it begins."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import is_accelerate_available, is_peft_available
+from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.saving import check_saveable
 from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
+from ..compat import hf_private
 from ..data.token_windows import TokenWindows, resolve_bos, resolve_seq_length
 from ..files.identity import checksum, versions
 from ..files.records import Records
@@ -32,24 +35,21 @@ from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 SPARSE = 0.25  # a dense model has a smaller share of zeros, even if its weights were once quantized
 LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
+WARMUP = 0.05  # share of the steps
+EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
 PROBED = 3  # passes that are timed before training for some minutes; the last one counts
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a fine-tune trains, on what, and where it keeps its checkpoints."""
+    """What a fine-tune trains, on what, and how."""
 
     student: PreTrainedModel
     teacher: PreTrainedModel | None
     config: FinetuneConfig
     text: TokenWindows
     records: Records
-    checkpoints: Path
-    steps: int
-    learning_rate: float
-    bf16: bool
-    micro_batch: int  # sequences in a forward pass of a process
-    accumulated: int  # forward passes of a process in a step
+    arguments: TrainingArguments
 
     @property
     def processes(self) -> Processes:
@@ -96,15 +96,12 @@ def load_teacher(
     name = name or (read_sparsity_config(student.config) or {}).get("base_model")
     if name is None:
         raise ValueError(
-            "The sparse model does not name its dense model: pass it as the teacher (--teacher), or set kl_weight=0 "
-            "(--kl-weight 0) to learn from the text alone."
+            "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher), or set "
+            "kl_weight=0 (--kl-weight 0) to learn from the text alone."
         )
     options = {key: value for key, value in model_kwargs.items() if key != "revision"}
     dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
-    try:
-        teacher = densify(load_model(name, dtype=dtype, **options))
-    except OSError as error:
-        raise OSError(f"The teacher {name} could not be loaded: {error}") from error
+    teacher = densify(load_model(name, dtype=dtype, **options))
     share = _share_of_zeros(teacher)
     if share > SPARSE:
         raise ValueError(
@@ -161,20 +158,30 @@ def prepare_training(
     steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
     text = draw(steps * config.batch_size) if timed else text
     _check_same(records, student, teacher, text)
-    checkpoints = Path(processes.from_first(str(folder))) / "checkpoints"
-    return Setup(
-        student,
-        teacher,
-        config,
-        text,
-        records,
-        checkpoints,
-        steps,
+    every = math.ceil(steps / EVALUATIONS)
+    arguments = TrainingArguments(
+        Path(processes.from_first(str(folder))) / "checkpoints",
+        max_steps=steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulated,
         learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None],
+        lr_scheduler_type="cosine",
+        warmup_steps=round(WARMUP * steps),
         bf16=uses_bfloat16(config, student.device),
-        micro_batch=micro_batch,
-        accumulated=accumulated,
+        use_cache=bool(getattr(student.config, "use_cache", True)),  # Trainer would set it to false in config.json
+        use_cpu=student.device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        logging_steps=max(1, every // 5),
+        disable_tqdm=not (is_progress_bar_enabled() and sys.stderr.isatty()),
+        seed=config.seed,
+        report_to="none",
     )
+    return Setup(student, teacher, config, text, records, hf_private.on_one_gpu(arguments))
 
 
 def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int]:

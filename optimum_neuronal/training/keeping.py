@@ -35,8 +35,8 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
             step of the optimizer and `verify()` at the end.
 
     Raises:
-        `ValueError`, `TypeError`: a dense model, or one whose zeros disagree with its `sparsity_config` or cannot be
-            read (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
+        `ValueError`, `TypeError`: a dense model, or one that has lost zeros or whose weights cannot be read (FSDP1,
+            DeepSpeed's ZeRO-3, offloaded or quantized weights).
     """
     keeper = SparsityKeeper(find_sparse_weights(model))
     guard_merging(model, keeper.weights)

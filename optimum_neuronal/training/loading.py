@@ -5,7 +5,7 @@ stacked in the model. `Trainer` does not convert them, so it would not load the 
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,11 +13,6 @@ from transformers import PreTrainedModel
 
 from ..compat import hf_private
 
-
-ADVICE = (
-    "Is it split into several files? Then load it with from_pretrained, and train without resume_from_checkpoint and "
-    "load_best_model_at_end."
-)
 
 _loading: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # models that read the names of their checkpoints
 
@@ -44,24 +39,18 @@ def _only_stored(model: PreTrainedModel) -> set[str]:
 
 
 def _convert(model: PreTrainedModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place."""
+    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place.
+
+    transformers converts them when it loads them into a second model, and raises if some are missing, as in one of several
+    files.
+    """
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     stored = _only_stored(model) & given.keys()
     if not stored:
         return
-    converted = _converted(model, given)
-    if missing := stored - _stored(model, converted):
-        raise ValueError(f"The checkpoint lacks tensors that belong with {min(missing)}. {ADVICE}")
+    options = {"config": model.config, "dtype": model.dtype, "output_loading_info": True}
+    second, found = type(model).from_pretrained(None, state_dict=given, **options)
+    converted = {name: tensor for name, tensor in second.state_dict().items() if name not in found["missing_keys"]}
     for name in stored:
         del state[prefix + name]
     state.update({prefix + name: tensor for name, tensor in converted.items() if name not in given})
-
-
-def _converted(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Convert the tensors of a checkpoint to the model's, by loading them into a second model."""
-    options = {"config": model.config, "dtype": model.dtype, "output_loading_info": True}
-    try:
-        second, found = type(model).from_pretrained(None, state_dict=dict(given), **options)
-    except RuntimeError as error:
-        raise ValueError(f"The checkpoint's weights could not be converted: {error} {ADVICE}") from error
-    return {name: tensor for name, tensor in second.state_dict().items() if name not in found["missing_keys"]}

@@ -1,4 +1,4 @@
-"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config`."""
+"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config` if it has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.notes import get_logger
 from ..compat import hf_private, peft
 from ..model.change import PackedMask
 from ..model.find_blocks import find_pruned_decoder
@@ -18,9 +17,7 @@ from ..packed.packed_weight import INTEGERS
 from ..pruning.checks import check_dense
 
 
-logger = get_logger(__name__)
-
-NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and by which training may add some
+NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance
 
 
 class DenseModelError(ValueError):
@@ -88,30 +85,21 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
-    kind = type(model).__name__
-    if kind == "FullyShardedDataParallel":
-        raise ValueError(
-            "FSDP1 flattens the weights of a block into one parameter, which cannot be masked: use FSDP2 (fsdp_version: 2 "
-            "in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
-        )
-    if kind in ("DistributedDataParallel", "DataParallel"):
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return unwrap(model.module)
     if (inner := hf_private.uncompiled(model)) is not model:
         return unwrap(inner)
     model = peft.base_model(model)
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {kind}.")
+        raise TypeError(
+            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
+        )
     return model
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     """Return the weights of a sparse model with their masks: every zero in its projections is a pruned weight."""
-    model = unwrap(model)
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise ValueError(
-            "DeepSpeed's ZeRO-3 moves weights out of the model, so they cannot be masked: use ZeRO-2, FSDP2 or DDP."
-        )
-    decoder, recorded = find_sparse_decoder(model)
+    decoder, recorded = find_sparse_decoder(unwrap(model))
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
     zeros = sum(
         int((weight.owner.detach() == 0).sum().full_tensor()) if is_sharded(weight.owner) else weight.count_pruned()
@@ -158,21 +146,15 @@ def _weights_of(block: Block) -> list[SparseWeight]:
 
 
 def _check_agreement(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
-    """Raise `ValueError` unless as many weights are zero as pruning recorded; warn if it recorded nothing."""
-    if zeros / weights < NEGLIGIBLE and (recorded is None or recorded["achieved_sparsity"] < NEGLIGIBLE):
+    """Raise `ValueError` if the model is dense, or fewer weights are zero than pruning recorded."""
+    sparsity, expected = zeros / weights, 0 if recorded is None else recorded["achieved_sparsity"]
+    if max(sparsity, expected) < NEGLIGIBLE:
         raise DenseModelError(
-            f"The model is dense: only {zeros / weights:.2%} of the weights of its projections are zero. Prune it first."
+            f"The model is dense: only {sparsity:.2%} of the weights of its projections are zero. Prune it first."
         )
-    if recorded is None:
-        logger.warning(
-            f"The model has no sparsity_config: all zeros of its projections ({zeros / weights:.2%}) count as pruned."
-        )
-        return
-    expected = recorded["achieved_sparsity"]
-    lost = round(expected * weights) - zeros
-    if lost > 0 or zeros / weights > expected + NEGLIGIBLE:
-        what = f"{lost} zeros were lost since, by training or merging" if lost > 0 else "it was pruned further since"
+    if (lost := round(expected * weights) - zeros) > 0:
         raise ValueError(
-            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {zeros / weights:.4%} "
-            f"are: {what}. Load the pruned model again, or del model.config.sparsity_config to keep the present zeros."
+            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {sparsity:.4%} are: {lost} "
+            "zeros were lost since, by training or merging. Load the pruned model again, or del "
+            "model.config.sparsity_config to keep the present zeros."
         )

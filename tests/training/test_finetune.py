@@ -9,6 +9,7 @@ from conftest import make_model, make_tokenizer
 from several_processes import in_processes
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trial_helpers import same_state
 
 from optimum_neuronal import (
     FinetuneConfig,
@@ -21,7 +22,6 @@ from optimum_neuronal import (
 )
 from optimum_neuronal.training import finetune as module
 from optimum_neuronal.training import finetune_setup
-from optimum_neuronal.training.sparse_weights import DenseModelError
 
 
 SMALL = {"steps": 10, "seq_length": 16, "batch_size": 4, "learning_rate": 5e-3, "bf16": False}
@@ -69,16 +69,16 @@ class TestResult:
         _, report = tuned(folders)
         saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
-        (record,) = saved["training"]
-        assert (record["steps"], record["tokens"], record["source"], record["teacher"]) == (
+        (entry,) = saved["training"]
+        assert (entry["steps"], entry["tokens"], entry["source"], entry["teacher"]) == (
             10,
             640,
             "text.txt",
             "dense",
         )
-        assert record["config"]["dataset"] == ["text.txt"], "without folders"
-        assert not record["resumed"] and "since it was resumed" not in repr(report)
-        assert "fine-tuned" in repr(report) and f"{record['evaluation']['test']['after']:.2f} (after)" in repr(report)
+        assert entry["config"]["dataset"] == ["text.txt"], "without folders"
+        assert not entry["resumed"] and "since it was resumed" not in repr(report)
+        assert "fine-tuned" in repr(report) and f"{entry['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
@@ -87,8 +87,8 @@ class TestResult:
     def test_text_in_memory(self, folders):
         """The card does not name the config's dataset, which was not read."""
         _, report = tuned(folders, dataset="c4", steps=2, texts=[TEXT])
-        (record,) = report.training
-        assert record["source"] == "a list of 1 strings" and record["config"]["dataset"] is None
+        (entry,) = report.training
+        assert entry["source"] == "a list of 1 strings" and entry["config"]["dataset"] is None
         assert (
             "finetune --model path/to/pruned-model --teacher dense --dataset path/to/text.txt"
             in (folders / "tuned" / "README.md").read_text()
@@ -97,12 +97,12 @@ class TestResult:
     def test_a_second_fine_tune_stands_behind_the_first(self, folders):
         tuned(folders)
         _, report = tuned(folders, "tuned", "again", steps=2, kl_weight=0.0)
-        assert [record["steps"] for record in report.training] == [10, 2]
-        assert [record["teacher"] for record in report.training] == ["dense", None]
+        assert [entry["steps"] for entry in report.training] == [10, 2]
+        assert [entry["teacher"] for entry in report.training] == ["dense", None]
         assert "one command after the other:" in (folders / "again" / "README.md").read_text()
 
-    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch):
-        """Not the last one, which a large learning rate spoils."""
+    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch, capfd):
+        """Not the last one, which a large learning rate spoils until no float holds its perplexity."""
         losses, evaluate = [], module.SparseTrainer.evaluate
 
         def worse_later(self, *args, **kwargs):
@@ -111,35 +111,30 @@ class TestResult:
             return found
 
         monkeypatch.setattr(module.SparseTrainer, "evaluate", worse_later)
-        _, report = tuned(folders, learning_rate=0.5, steps=5, kl_weight=0.0)
-        assert report.training[0]["best_step"] == 1 + losses.index(min(losses))
+        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
+        assert report.training[0]["best_step"] == 1 + losses.index(min(losses)) < 5
+        assert "step 5 of 5: perplexity inf on held-out text" in capfd.readouterr().err
 
     def test_lora_is_merged(self, folders):
+        """The caller's random state does not matter and stays, and all weights can be trained further."""
+        before = torch.get_rng_state()
         model, report = tuned(folders, lora=4, learning_rate=2e-2)
+        assert torch.equal(torch.get_rng_state(), before)
         measured = report.training[0]["evaluation"]["test"]
         assert measured["after"] < 0.95 * measured["before"] and "LoRA of rank 4" in repr(report)
         assert not any("lora" in name for name, _ in model.named_parameters())
+        assert all(weight.requires_grad for weight in model.parameters())
         assert perplexity(folders / "tuned") == pytest.approx(measured["after"], rel=1e-4)
-
-    def test_what_the_caller_has_stays(self, folders):
-        """The random state, and weights that can be trained further."""
-        torch.manual_seed(7)
-        before = torch.get_rng_state()
-        model, _ = tuned(folders, lora=4, steps=1)
-        assert torch.equal(torch.get_rng_state(), before) and all(
-            weight.requires_grad for weight in model.parameters()
-        )
-
-    def test_a_training_that_diverges(self, folders, capfd):
-        """Perplexities too large for a float do not end it, and the best step's weights are kept."""
-        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
-        assert "perplexity inf on held-out text" in capfd.readouterr().err
-        assert report.training[0]["best_step"] < 5
+        torch.rand(1)
+        second, _ = tuned(folders, output="again", lora=4, learning_rate=2e-2)
+        assert same_state(second, model.state_dict())
 
     def test_other_gpus_do_not_enlarge_the_batch(self, folders, monkeypatch):
         """Trainer would give each of those that one process sees a batch."""
         sizes, step = set(), module.SparseTrainer.training_step
-        monkeypatch.setattr(module.TrainingArguments, "n_gpu", property(lambda self: vars(self).get("_n_gpu") or 2))
+        monkeypatch.setattr(
+            finetune_setup.TrainingArguments, "n_gpu", property(lambda self: vars(self).get("_n_gpu") or 2)
+        )
         monkeypatch.setattr(
             module.SparseTrainer,
             "training_step",
@@ -147,13 +142,6 @@ class TestResult:
         )
         tuned(folders, steps=2)
         assert sizes == {4}
-
-    def test_lora_of_the_same_seed_is_the_same(self, folders):
-        first, _ = tuned(folders, lora=4, steps=2)
-        torch.rand(1)
-        second, _ = tuned(folders, output="again", lora=4, steps=2)
-        theirs = second.state_dict()
-        assert all(torch.equal(value, theirs[name]) for name, value in first.state_dict().items())
 
     @pytest.mark.parametrize("family", ["mixtral", "llama4_text", "deepseek_v3"])
     def test_lora_leaves_experts_and_routers_as_they_are(self, family, folders, caplog):
@@ -183,16 +171,18 @@ class TestResult:
         theirs = second.state_dict()
         assert all(torch.allclose(value, theirs[name], atol=1e-4) for name, value in first.state_dict().items())
 
-    def test_matrices_of_unknown_names_which_the_prune_ignored(self, folders, monkeypatch):
+    def test_a_teacher_with_some_zeros_and_matrices_of_unknown_names(self, folders, monkeypatch):
+        """It was quantized once, and pruning ignored the matrices."""
         load = finetune_setup.load_model
 
-        def with_others(name, **options):
+        def changed(name, **options):
             model = load(name, **options)
             for layer in model.model.layers:
                 layer.mlp.other = torch.nn.Linear(32, 4)
+                layer.mlp.up_proj.weight.data[:, ::6] *= float(name != folders / "dense")
             return model
 
-        monkeypatch.setattr(finetune_setup, "load_model", with_others)
+        monkeypatch.setattr(finetune_setup, "load_model", changed)
         assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_without_a_report(self, folders, caplog):
@@ -202,21 +192,6 @@ class TestResult:
         assert not (folders / "tuned" / "neuronal_report.json").exists(), "that of the model which was replaced"
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
-
-    def test_tied_weights_are_not_called_missing(self, folders, caplog):
-        make_model("llama", vocab_size=256, tie_word_embeddings=True).save_pretrained(folders / "dense")
-        config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse")
-        model, _ = tuned(folders)
-        assert "missing keys" not in caplog.text and model.lm_head.weight is model.model.embed_tokens.weight
-
-    def test_a_teacher_that_was_quantized_once(self, folders):
-        """Some of its weights are exact zeros."""
-        dense = AutoModelForCausalLM.from_pretrained(folders / "dense")
-        for block in dense.model.layers:
-            block.mlp.up_proj.weight.data[:, ::6] = 0
-        dense.save_pretrained(folders / "dense")
-        assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_conversations(self, folders):
         tokenizer = make_tokenizer(
@@ -282,27 +257,8 @@ class TestResuming:
         assert report.training[0]["resumed"] and "since it was resumed" in repr(report)
         assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
         assert "tokens of text.txt, toward dense, from step 6 on" in capfd.readouterr().err
-        theirs = resumed.state_dict()
-        assert all(torch.equal(value, theirs[name]) for name, value in whole.state_dict().items())
+        assert same_state(whole, resumed.state_dict())
         assert not work.exists()
-
-    def test_a_full_disk_is_named(self, folders, monkeypatch):
-        """The next run goes on; torch itself speaks of a failed write."""
-
-        def fails(*_, **__):
-            raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
-
-        class Usage:
-            free = 1000
-
-        with monkeypatch.context() as patch:
-            patch.setattr(module.SparseTrainer, "_save_checkpoint", fails)
-            with pytest.raises(RuntimeError, match="^PytorchStreamWriter"):
-                tuned(folders)  # there is room, so it was something else
-            patch.setattr(module.shutil, "disk_usage", lambda _: Usage)
-            with pytest.raises(OSError, match="the disk has 1.00 kB left, and one needs about .* it resumes"):
-                tuned(folders)
-        assert tuned(folders)[1].training[0]["steps"] == 10
 
     def test_other_settings_are_refused(self, folders, monkeypatch):
         def interrupted(self, *_, **__):
@@ -331,26 +287,23 @@ class TestRefused:
         yield
         assert not (folders / "tuned").exists() and not list(folders.glob(".*"))
 
-    def test_a_dense_model(self, folders):
-        with pytest.raises(DenseModelError, match="The model is dense"):
-            tuned(folders, "dense")
-
-    def test_a_sparse_teacher(self, folders):
-        with pytest.raises(
-            ValueError, match="70% of the weights of the teacher .*sparse are zero: expected the dense"
-        ):
-            tuned(folders, teacher=folders / "sparse")
-
-    def test_no_teacher(self, folders):
-        with pytest.raises(ValueError, match=r"does not name its dense model: pass it as the teacher \(--teacher\)"):
-            tuned(folders, teacher=None)
-
-    def test_another_vocabulary(self, folders):
+    @pytest.mark.parametrize(
+        "given, message",
+        [
+            ({"model": "dense"}, "The model is dense"),
+            ({"teacher": "sparse"}, "70% of the weights of the teacher .*sparse are zero: expected the dense"),
+            ({"teacher": None}, "`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"),
+            ({"teacher": "small"}, "The teacher predicts 64 tokens and the sparse model 256"),
+            ({"texts": ["w1 w2"]}, "holds 2 tokens: expected at least two sequences of 16"),
+            ({"seq_length": 65}, "Sequences of 65 tokens do not fit"),
+            ({"micro_batch": 3}, "micro_batch is 3: expected a divisor of 4, the sequences"),
+        ],
+    )
+    def test_what_does_not_fit(self, given, message, folders):
         make_model("llama").save_pretrained(folders / "small")
-        with pytest.raises(OSError, match="The teacher .*none could not be loaded"):
-            tuned(folders, teacher=folders / "none")
-        with pytest.raises(ValueError, match="The teacher predicts 64 tokens and the sparse model 256"):
-            tuned(folders, teacher=folders / "small")
+        teacher = given.get("teacher", "dense")
+        with pytest.raises(ValueError, match=message):
+            tuned(folders, **{**given, "teacher": teacher and folders / teacher})
 
     def test_another_tokenizer(self, folders):
         make_tokenizer(eos_token="</s>").save_pretrained(folders / "dense")
@@ -361,11 +314,6 @@ class TestRefused:
         for file in (folders / "sparse").glob("tokenizer*"):
             file.unlink()
         with pytest.raises(ValueError, match="sparse has no tokenizer, which training needs"):
-            tuned(folders)
-
-    def test_little_text(self, folders):
-        (folders / "text.txt").write_text("w1 w2")
-        with pytest.raises(ValueError, match="holds 2 tokens: expected at least two sequences of 16"):
             tuned(folders)
 
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
@@ -383,12 +331,6 @@ class TestRefused:
     def test_another_model_as_output(self, folders):
         with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
             tuned(folders, output="dense")
-
-    def test_sizes_that_do_not_fit(self, folders):
-        with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
-            tuned(folders, seq_length=65)
-        with pytest.raises(ValueError, match="micro_batch is 3: expected a divisor of 4, the sequences"):
-            tuned(folders, micro_batch=3)
 
     def test_missing_packages(self, folders, monkeypatch):
         monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
@@ -411,5 +353,5 @@ def test_two_processes_share_each_step(folders):
     in_processes(2, _in_two, folders, folders, port)
     two = AutoModelForCausalLM.from_pretrained(folders / "two").state_dict()
     assert all(torch.allclose(value, two[name], atol=1e-3) for name, value in whole.state_dict().items())
-    (record,) = json.loads((folders / "two" / "neuronal_report.json").read_text())["training"]
-    assert (record["processes"], record["tokens"]) == (2, 640)
+    (entry,) = json.loads((folders / "two" / "neuronal_report.json").read_text())["training"]
+    assert (entry["processes"], entry["tokens"]) == (2, 640)

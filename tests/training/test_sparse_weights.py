@@ -60,18 +60,14 @@ def test_single_experts():
     assert shares == pytest.approx([0, 0.7, 0.7, 0], abs=1e-2)
 
 
-def test_a_model_that_was_pruned_elsewhere(monkeypatch):
-    said = []
-    monkeypatch.setattr("optimum_neuronal.training.sparse_weights.logger.warning", said.append)
+def test_a_model_that_was_pruned_elsewhere():
     model = make_sparse()
     expected = found(model)
-    assert not said
     del model.config.sparsity_config
     assert_same(found(model), expected)
-    assert len(said) == 1 and "no sparsity_config: all zeros of its projections (69.96%)" in said[0]
 
 
-def test_disagreement():
+def test_zeros_that_are_lost_raise_and_further_ones_count():
     model = make_sparse()
     weight = model.model.layers[1].mlp.up_proj.weight
     place = (weight.data.view(-1) == 0).nonzero()[0]
@@ -79,8 +75,7 @@ def test_disagreement():
     with pytest.raises(ValueError, match="says that 69.9563%.*but 69.9525% are: 1 zeros were lost since"):
         find_sparse_weights(model)
     weight.data[:4] = 0
-    with pytest.raises(ValueError, match="pruned further since"):
-        find_sparse_weights(model)
+    assert found(model)["model.layers.1.mlp.up_proj"][:4].all()
     model.config.sparsity_config = {"version": 1, "sparsity": 0.7}
     with pytest.raises(ValueError, match="sparsity_config"):
         find_sparse_weights(model)
@@ -113,14 +108,6 @@ def test_weights_that_hide_their_zeros():
         module.weight = change(module.weight)
         with pytest.raises(ValueError, match=f"model.layers.0.mlp.up_proj are {message}"):
             find_sparse_weights(model)
-    model = make_sparse()
-    model.lm_head.weight.ds_id = 0  # as DeepSpeed marks what it has partitioned
-    with pytest.raises(ValueError, match="ZeRO-3"):
-        find_sparse_weights(model)
-    flat = type("FullyShardedDataParallel", (nn.Module,), {})()
-    flat.module = make_sparse()
-    with pytest.raises(ValueError, match="use FSDP2"):
-        find_sparse_weights(flat)
 
 
 def test_a_copy_of_a_projection_that_peft_trains():
