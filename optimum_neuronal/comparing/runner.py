@@ -1,0 +1,148 @@
+"""Prunes one model by one combination after another, and measures each."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.calibration import CalibrationSet
+from ..evaluation.perplexity import evaluate_perplexity
+from ..evaluation.tasks import TaskSet
+from ..files.identity import checksum_ids, versions
+from ..model.projections import Decoder
+from ..pruning.checks import check_prune
+from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
+from ..pruning.prune import changed_weights, find_changes
+from ..pruning.reporting import make_report, packed_size
+from ..trials import Cache
+from .combinations import Combination
+from .results import DENSE, Result
+
+
+# Fields of a report that a result has too.
+REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
+EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
+# Fields, other than the data's, that measurements on the dense model depend on.
+CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
+
+
+class CombinationRunner:
+    """Prunes one model by one combination after another, and measures each. They share the work on the dense model.
+
+    Args:
+        model, tokenizer: see [`compare`].
+        combinations (`Sequence[Combination]`): all of the comparison, whose calibration data are drawn at once.
+        windows (`dict`): test set -> token ids, int64 of shape (windows, tokens).
+        tasks ([`TaskSet`]): zero-shot tasks.
+        add_bos (`bool`, *optional*): for the tasks.
+        memory (`dict`): `batch_size` and `max_hidden_bytes`, see [`NeuronALPruner.prune`].
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        combinations: Sequence[Combination],
+        windows: Mapping[str, torch.Tensor],
+        tasks: TaskSet,
+        add_bos: bool | None,
+        memory: Mapping[str, int | None],
+    ):
+        self.model, self.tokenizer, self.memory = model, tokenizer, memory
+        self.windows, self.tasks, self.add_bos = windows, tasks, add_bos
+        possible = [one for one in combinations if one.config is not None]
+        self.decoder = _decoder(model, possible, memory)
+        self.calibrations: dict[tuple, CalibrationSet] = {}
+        for one in possible:  # before any long work
+            if one.config.methods.needs_calibration and one.drawn_by not in self.calibrations:
+                self.calibrations[one.drawn_by] = draw_calibration(model, one.config, tokenizer, one.dataset)
+        self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
+
+    def run(self, combination: Combination) -> Result:
+        """Prune the model, measure it, and undo the pruning. Return the figures, or the error."""
+        cache, config = self._cache_of(combination), combination.config
+        try:
+            calibration = self._calibration_of(combination)
+            context = prepare(self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, **self.memory)
+            outcome = find_changes(context)
+            report = make_report(context, outcome)
+            with changed_weights(context.decoder, outcome.changes):
+                figures = self._measure()
+        except EXPECTED as error:
+            return replace(combination.result, error=" ".join(f"{error}".split()) or type(error).__name__)
+        return replace(
+            combination.result,
+            **figures,
+            **{name: getattr(report, name) for name in REPORTED},
+            block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
+            allocation_seconds=report.seconds["allocation"] + cache.saved,
+            pruning_seconds=report.seconds["pruning"],
+        )
+
+    def measure_dense(self) -> Result:
+        size = packed_size(self.decoder, lambda projection: 0)
+        return Result(0.0, DENSE, DENSE, **self._measure(), bits_per_weight=size.bits_per_weight)
+
+    def depends_on(self, combination: Combination | None) -> dict[str, Any]:
+        """Return checksums of all but the config that a result depends on; None: of the dense model."""
+        calibration = combination and self._calibration_of(combination)
+        return {
+            **identity(self.decoder, ids_of(calibration)),
+            "versions": versions(),
+            "tests": {name: [list(ids.shape), checksum_ids(ids)] for name, ids in self.windows.items()},
+            "tasks": [list(self.tasks.tasks), self.tasks.limit, self.tasks.files, self.add_bos],
+        }
+
+    def _measure(self) -> dict[str, Any]:
+        """Return perplexity and accuracy of the model with its present weights."""
+        size = self.memory["batch_size"]
+        accuracy = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
+        perplexity = {
+            name: evaluate_perplexity(self.model, None, ids, batch_size=size) for name, ids in self.windows.items()
+        }
+        return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
+
+    def _calibration_of(self, combination: Combination) -> CalibrationSet | None:
+        needed = combination.config.methods.needs_calibration
+        return self.calibrations[combination.drawn_by] if needed else None
+
+    def _cache_of(self, combination: Combination) -> "TimedCache":
+        """Return the cache of the combination before, unless what it holds depends on something else."""
+        key = combination.drawn_by, [getattr(combination.config, name) for name in CACHED_BY]
+        if self._cache[0] != key:
+            self._cache = key, TimedCache()
+        self._cache[1].start()
+        return self._cache[1]
+
+
+def _decoder(model: PreTrainedModel, combinations: Sequence[Combination], memory: Mapping[str, int | None]) -> Decoder:
+    """Return the decoder of the first combination that fits the model. Raise the first one's error if none does."""
+    for combination in combinations:
+        with suppress(ValueError, TypeError):
+            return check_prune(model, combination.config, **memory)
+    return check_prune(model, combinations[0].config, **memory)
+
+
+class TimedCache(Cache):
+    """A cache of several combinations. `saved` is the time that the current one would need to make what was cached before."""
+
+    def __init__(self) -> None:
+        super().__init__(lasting=True)
+        self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
+        self.start()
+
+    def start(self) -> None:
+        self.saved, self.asked = 0.0, set[Hashable]()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        start, known = time.perf_counter(), key in self.seconds
+        value = super().get(key, make)
+        self.seconds.setdefault(key, time.perf_counter() - start)
+        if known and key not in self.asked:
+            self.saved += self.seconds[key]
+        self.asked.add(key)
+        return value
