@@ -7,10 +7,10 @@ from typing import Any
 
 from ..common.figure_style import check_matplotlib
 from ..common.registry import format_method
-from ..comparing.combinations import LISTS
-from ..comparing.compare import Study
+from ..comparing.compare import run_study
+from ..comparing.comparison import merge
 from ..comparing.experiments import EXPERIMENTS, experiment
-from ..comparing.means import merge
+from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
 from ..config.presets import PRESETS
@@ -76,7 +76,7 @@ class CompareCommand(Command):
         device = flags.device_of(args)
         study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite})
         with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
-            comparison = study.run(model, tokenizer, args.batch_size, args.max_hidden_bytes)
+            comparison = run_study(study, model, tokenizer, args.batch_size, args.max_hidden_bytes)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output)))

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..common.progress import progress
-from ..config.config_fields import as_json
-from ..data.documents import check_datasets
-from ..evaluation.perplexity import as_model, begin_with_bos, load_windows, name_test_sets
-from ..evaluation.tasks import load_tasks
+from ..evaluation.perplexity import as_model, begin_with_bos
 from ..files.atomic import write_atomically
 from ..files.identity import versions
 from ..model.public_names import public_name
-from ..model.tokenizers import own_tokenizer
 from ..pruning.prepare import exclusive
-from .combinations import Grid, find_combinations
-from .comparison import SEVERAL, Comparison, check_tables_directory
+from .comparison import SEVERAL, Comparison
 from .results import DENSE, Result
 from .runner import CombinationRunner
+from .study import Evaluation, Grid, Study
 
 
 logger = get_logger(__name__)
@@ -87,113 +83,65 @@ def compare(
         `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
     grid = Grid(saliencies, topups, sparsities, presets, without, sweep, dataset, config)
-    tests = Tests(evaluate, window, max_windows, tasks, limit, include_path)
-    study = Study(grid, tests, accuracy_over, output, overwrite)
-    return study.run(*as_model(model, tokenizer), batch_size, max_hidden_bytes)
+    evaluation = Evaluation(evaluate, window, max_windows, tasks, limit, include_path)
+    study = Study(grid, evaluation, accuracy_over, output, overwrite)
+    return run_study(study, *as_model(model, tokenizer), batch_size, max_hidden_bytes)
 
 
-@dataclass(frozen=True)
-class Tests:
-    """What the models are measured on; see [`compare`]."""
+def run_study(
+    study: Study,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
+) -> Comparison:
+    """Measure the dense model, then prune, measure and restore it with each combination. Tables are written after each."""
+    study.check_output(public_name(model))
+    folder = study.output and study.output / FINISHED
+    if folder is not None and study.overwrite:
+        for file in folder.glob("*.json"):
+            file.unlink(missing_ok=True)
+    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+    with exclusive(model):
+        runner = CombinationRunner(study, model, tokenizer, memory)
+        dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)
+        comparison = Comparison(
+            model=public_name(model),
+            dense=dense,
+            results=[],
+            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+            versions=versions(),
+            windows={name: list(ids.shape) for name, ids in runner.windows.items()},
+            with_bos=[name for name, ids in runner.windows.items() if begin_with_bos(ids, runner.tokenizer)],
+            config=study.config,
+            accuracy_over=study.accuracy_over,
+        )
+        for combination in progress(study.combinations, "comparing", "combination"):
+            result = combination.result
+            if combination.config is not None:
+                depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
+                result = finished(folder, depends_on, partial(runner.run, combination))
+            if result.error is not None:
+                logger.warning(f"{result.method} failed: {result.error}")
+            comparison.results.append(result)
+            if study.output is not None:
+                comparison.save(study.output, overwrite=True)  # its tables are this comparison's
+    return comparison
 
-    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",)
-    window: int | None = None
-    max_windows: int | None = None
-    tasks: Sequence[str] = ()
-    limit: int | None = None
-    include_path: str | Path | None = None
 
-
-class Study:
-    """A comparison whose arguments are checked, before a model is loaded."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        tests: Tests,
-        accuracy_over: Sequence[str] | None = None,
-        output: str | Path | None = None,
-        overwrite: bool = False,
-    ):
-        self.grid, self.tests, self.accuracy_over = grid, tests, as_json(accuracy_over)
-        self.output, self.overwrite = None if output is None else Path(output), overwrite
-        self.combinations = find_combinations(grid)
-        self.test_sets = name_test_sets(tests.evaluate)
-        check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
-        if self.output is not None:
-            check_tables_directory(self.output, overwrite)
-        self.tasks = load_tasks(tests.tasks, tests.limit, tests.include_path)
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "Study":
-        """Return the study of arguments of [`compare`] by name. All others are fields of the config."""
-        config, parts = dict(arguments), []
-        for kind in (Grid, Tests):
-            names = [entry.name for entry in fields(kind) if entry.name in arguments]
-            parts.append({name: config.pop(name) for name in names})
-        own = {name: config.pop(name) for name in ("accuracy_over", "output", "overwrite") if name in config}
-        return cls(Grid(**parts[0], config=config), Tests(**parts[1]), **own)
-
-    def run(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        batch_size: int | None = None,
-        max_hidden_bytes: int | None = None,
-    ) -> Comparison:
-        """Measure the dense model and each combination. The tables are written after each."""
-        if self.output is not None:
-            check_tables_directory(self.output, self.overwrite, public_name(model))
-        if self.output is not None and self.overwrite:
-            for file in (self.output / FINISHED).glob("*.json"):
-                file.unlink(missing_ok=True)
-        if tokenizer is None:
-            with suppress(ValueError):  # token ids need none
-                tokenizer = own_tokenizer(model)
-        add_bos, sizes = self.grid.config.get("add_bos"), (self.tests.window, self.tests.max_windows)
-        memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-        with exclusive(model):
-            windows = {
-                name: load_windows(model.config, tokenizer, test, *sizes, add_bos)
-                for name, test in self.test_sets.items()
-            }
-            runner = CombinationRunner(model, tokenizer, self.combinations, windows, self.tasks, add_bos, memory)
-            comparison = Comparison(
-                model=public_name(model),
-                dense=self._finished([DENSE, {}, runner.depends_on(None)], runner.measure_dense),
-                results=[],
-                calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
-                versions=versions(),
-                windows={name: list(ids.shape) for name, ids in windows.items()},
-                with_bos=[name for name, ids in windows.items() if begin_with_bos(ids, tokenizer)],
-                config=as_json(self.grid.config),
-                accuracy_over=self.accuracy_over,
-            )
-            for combination in progress(self.combinations, "comparing", "combination"):
-                result = combination.result
-                if combination.config is not None:
-                    depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
-                    result = self._finished(depends_on, partial(runner.run, combination))
-                if result.error is not None:
-                    logger.warning(f"{result.method} failed: {result.error}")
-                comparison.results.append(result)
-                if self.output is not None:
-                    comparison.save(self.output, overwrite=True)  # its tables are this comparison's
-        return comparison
-
-    def _finished(self, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
-        """Return the result that an earlier run has finished, or make it. Failures are not kept."""
-        if self.output is None:
-            return make()
-        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
-        path = self.output / FINISHED / f"{digest}.json"
-        with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
-            return Result(**json.loads(path.read_bytes()))
-        result = make()
-        if result.error is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(asdict(result)).encode())
-        return result
+def finished(folder: Path | None, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
+    """Return the result that an earlier run has finished, or make it. Failures are not kept."""
+    if folder is None:
+        return make()
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
+    path = folder / f"{digest}.json"
+    with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
+        return Result(**json.loads(path.read_bytes()))
+    result = make()
+    if result.error is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(result)).encode())
+    return result
 
 
 def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:

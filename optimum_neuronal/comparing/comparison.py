@@ -1,7 +1,7 @@
 """Outcome of a comparison of methods: its results, with tables, figures and files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from ..files.directories import check_writable
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate
-from .tables import aggregate_caption, aggregate_table, result_table
+from .tables import MEANS, aggregate_caption, aggregate_table, result_table, side_by_side_table
 
 
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
+MEANS_PAGE = "means.md"
 SEVERAL = "several"  # a value of the calibration data that differs between combinations
 
 
@@ -62,6 +63,11 @@ class Comparison:
             return cls(**values | {"dense": Result(**values["dense"]), "results": results})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} was not written by a comparison: {error}") from error
+
+    @property
+    def measures(self) -> tuple[list[str], list[str], list[str]]:
+        """Names of the test sets and tasks, and the saliencies of AccRet."""
+        return sorted(self.dense.perplexity), sorted(self.dense.accuracy), sorted(self.accuracy_over or ())
 
     @property
     def failed(self) -> list[Result]:
@@ -128,3 +134,30 @@ class Comparison:
     def plot(self, directory: str | Path) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths."""
         return draw_figures(Path(directory), self.model, self.dense, self.results)
+
+
+def merge(directories: Sequence[str | Path], output: str | Path) -> str:
+    """Write the means over finished comparisons of several models to `means.md` in a directory, and return them.
+
+    The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
+    """
+    folder = check_writable(output, "write means to")
+    page = folder / MEANS_PAGE
+    if page.exists() and MEANS not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{page} was not written by a comparison: choose another directory.")
+    comparisons = [Comparison.load(directory) for directory in directories]
+    first = comparisons[0]
+    for one in comparisons[1:]:
+        if one.measures != first.measures:
+            raise ValueError(
+                f"The comparisons of {first.model} and {one.model} have different test sets, tasks or saliencies of AccRet, "
+                f"{first.measures} and {one.measures}: measure both on the same."
+            )
+    means = aggregate(((one.dense, one.results) for one in comparisons), first.accuracy_over)
+    tables = side_by_side_table([(one.model, one.dense, one.results) for one in comparisons]), aggregate_table(means)
+    notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
+    shown = format_markdown(*tables[0]), aggregate_caption(means), format_markdown(*tables[1])
+    text = "\n\n".join([*notes, *shown])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
+    return text

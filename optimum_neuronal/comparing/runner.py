@@ -6,21 +6,20 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..data.calibration import CalibrationSet
-from ..evaluation.perplexity import evaluate_perplexity
-from ..evaluation.tasks import TaskSet
+from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..files.identity import checksum_ids, versions
 from ..model.projections import Decoder
+from ..model.tokenizers import own_tokenizer
 from ..pruning.checks import check_prune
 from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import changed_weights, find_changes
 from ..pruning.reporting import make_report, packed_size
 from ..trials import Cache
-from .combinations import Combination
 from .results import DENSE, Result
+from .study import Combination, Study
 
 
 # Fields of a report that a result has too.
@@ -31,35 +30,27 @@ CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
 
 
 class CombinationRunner:
-    """Prunes one model by one combination after another, and measures each. They share the work on the dense model.
+    """Prunes one model by one combination of a study after another, and measures each. They share work on the dense model.
 
-    Args:
-        model, tokenizer: see [`compare`].
-        combinations (`Sequence[Combination]`): all of the comparison, whose calibration data are drawn at once.
-        windows (`dict`): test set -> token ids, int64 of shape (windows, tokens).
-        tasks ([`TaskSet`]): zero-shot tasks.
-        add_bos (`bool`, *optional*): for the tasks.
-        memory (`dict`): `batch_size` and `max_hidden_bytes`, see [`NeuronALPruner.prune`].
+    `memory` has the arguments `batch_size` and `max_hidden_bytes` of [`compare`].
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        combinations: Sequence[Combination],
-        windows: Mapping[str, torch.Tensor],
-        tasks: TaskSet,
-        add_bos: bool | None,
-        memory: Mapping[str, int | None],
-    ):
+    def __init__(self, study: Study, model: PreTrainedModel, tokenizer: Any, memory: Mapping[str, int | None]):
+        if tokenizer is None:
+            with suppress(ValueError):  # token ids need none
+                tokenizer = own_tokenizer(model)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
-        self.windows, self.tasks, self.add_bos = windows, tasks, add_bos
-        possible = [one for one in combinations if one.config is not None]
+        possible = [one for one in study.combinations if one.config is not None]
         self.decoder = _decoder(model, possible, memory)
         self.calibrations: dict[tuple, CalibrationSet] = {}
         for one in possible:  # before any long work
             if one.config.methods.needs_calibration and one.drawn_by not in self.calibrations:
                 self.calibrations[one.drawn_by] = draw_calibration(model, one.config, tokenizer, one.dataset)
+        self.tasks, self.add_bos = study.tasks, study.config.get("add_bos")
+        sizes = study.window, study.max_windows, self.add_bos
+        self.windows = {
+            name: load_windows(model.config, tokenizer, test, *sizes) for name, test in study.test_sets.items()
+        }
         self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
 
     def run(self, combination: Combination) -> Result:

@@ -11,11 +11,12 @@ from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
 MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
+METHOD = ("sparsity", "saliency", "topup")  # what distinguishes the rows of a table
 
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
     """Return a table with one row per combination below the dense model's row. The best at every sparsity is marked."""
-    rows = [[dense], *group_by(results, "sparsity", "saliency", "topup").values()]
+    rows = [[dense], *group_by(results, *METHOD).values()]
     heads = [row[0] for row in rows]
     achieved = [mean_of(row, lambda result: result.achieved_sparsity) for row in rows]
     shares = [mean[0] if mean else head.sparsity for mean, head in zip(achieved, heads)]
@@ -31,6 +32,21 @@ def result_table(dense: Result, results: Sequence[Result]) -> Table:
         Column("lambdas", [_lambdas(row) for row in rows]),
     ]
     return Table.of(columns, [None, *(head.sparsity for head in heads[1:])])
+
+
+def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -> Table:
+    """Return a table with a row per method and columns of every model. The best of every saliency and sparsity is marked."""
+    by_method = [group_by([dense, *results], *METHOD) for _, dense, results in models]
+    keys = list(dict.fromkeys(key for groups in by_method for key in groups))
+    heads = [Result(*key) for key in keys]
+    columns = [
+        Column("amount", [head.target for head in heads]),
+        Column("saliency", [head.saliency for head in heads]),
+        Column("top-up", [head.topup for head in heads]),
+    ]
+    for (name, dense, _), groups in zip(models, by_method):
+        columns += measured_columns(dense, [groups.get(key, []) for key in keys], f"{name} ")
+    return Table.of(columns, [key[:2] for key in keys])
 
 
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:

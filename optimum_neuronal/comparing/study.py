@@ -1,8 +1,9 @@
-"""The combinations that a comparison prunes with, and their configs."""
+"""What a comparison combines and measures, checked before a model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from ..common.registry import Registry, parse_method
@@ -10,8 +11,12 @@ from ..common.validation import check_choice, check_numbers, validate_list, vali
 from ..config.config_fields import as_json
 from ..config.neuronal_config import NeuronALConfig
 from ..config.presets import PRESETS
+from ..data.documents import check_datasets
+from ..evaluation.perplexity import name_test_sets
+from ..evaluation.tasks import load_tasks
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
+from .comparison import check_tables_directory
 from .results import PRESET, Result
 
 
@@ -30,6 +35,54 @@ class Grid:
     sweep: Mapping[str, Sequence[Any]] | None = None
     dataset: Any = "c4"
     config: Mapping[str, Any] | None = None  # further fields of all combinations
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the models are measured on; see [`compare`]."""
+
+    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",)
+    window: int | None = None
+    max_windows: int | None = None
+    tasks: Sequence[str] = ()
+    limit: int | None = None
+    include_path: str | Path | None = None
+
+
+class Study:
+    """A comparison, which [`run_study`] runs on any model."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        evaluation: Evaluation,
+        accuracy_over: Sequence[str] | None = None,
+        output: str | Path | None = None,
+        overwrite: bool = False,
+    ):
+        self.config, self.accuracy_over = as_json(grid.config or {}), as_json(accuracy_over)
+        self.combinations = find_combinations(grid)
+        self.test_sets = name_test_sets(evaluation.evaluate)
+        self.window, self.max_windows = evaluation.window, evaluation.max_windows
+        check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
+        self.output, self.overwrite = None if output is None else Path(output), overwrite
+        self.check_output()
+        self.tasks = load_tasks(evaluation.tasks, evaluation.limit, evaluation.include_path)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Study":
+        """Return the study of arguments of [`compare`] by name. Other names are fields of the config."""
+        config, parts = dict(arguments), []
+        for kind in (Grid, Evaluation):
+            names = [entry.name for entry in fields(kind) if entry.name in arguments]
+            parts.append({name: config.pop(name) for name in names})
+        own = {name: config.pop(name) for name in ("accuracy_over", "output", "overwrite") if name in config}
+        return cls(Grid(**parts[0], config=config), Evaluation(**parts[1]), **own)
+
+    def check_output(self, model: str | None = None) -> None:
+        """Raise `FileExistsError` if the output holds tables of another model, or that no comparison wrote."""
+        if self.output is not None:
+            check_tables_directory(self.output, self.overwrite, model)
 
 
 @dataclass(frozen=True)
