@@ -31,7 +31,7 @@ def state(model):
 
 
 def assert_alone(result, family, ids):
-    """A result is what a prune alone gives."""
+    """A result is what pruning in this way alone gives."""
     pruner, model = NeuronALPruner(NeuronALConfig.from_dict({**result.config, **SMALL})), make_model(family)
     pruner.prune(model, ids[:6])
     report = pruner.report
@@ -45,7 +45,7 @@ def assert_alone(result, family, ids):
 @pytest.mark.usefixtures("quick_alps")
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "llama"))
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
-def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
+def test_every_row_is_what_pruning_alone_gives(family, saliency, ids, others):
     """The model's weights are restored."""
     model = make_model(family)
     before = state(model)
@@ -210,14 +210,7 @@ def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
-def test_dense_work_is_shared(llama, others, monkeypatch):
-    captures, original = [], BlockRunner.check_replay
-    monkeypatch.setattr(BlockRunner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
-    compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
-    assert len(captures) == 1
-
-
-def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
+def test_hyperparameters_of_one_top_up_do_not_share_scores(llama, ids, others):
     topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
     found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
     for result in found:
@@ -249,32 +242,30 @@ def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):
     assert ["fc1 and 2 others are not used" in str(result.error) for result in found] == [True, True]
 
 
-def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
-    """Both rows have the seconds of the scores that the first one measured."""
-    measure, clock = BlockRunner.run, [0.0]
+@pytest.mark.parametrize(
+    ("ways", "seconds"),
+    [
+        ({"saliencies": ["wanda", "magnitude"], "topups": ["owl"]}, [100.0, 100.0]),
+        ({"saliencies": ["wanda"], "topups": ["uniform"]}, [0.0]),
+    ],
+)
+def test_what_the_cache_gave_is_counted(llama, others, monkeypatch, ways, seconds):
+    """All rows have the seconds of the scores that the first one measured, and none those of the check of the replay."""
+    measure, check, clock = BlockRunner.run, BlockRunner.check_replay, [0.0]
 
     def slow(self, inputs, streams, visit, label=None, release=False):
         clock[0] += 100 * ("OWL" in str(label))
         return measure(self, inputs, streams, visit, label, release)
 
-    monkeypatch.setattr(BlockRunner, "run", slow)
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
-    found = compare(llama, saliencies=["wanda", "magnitude"], topups=["owl"], **others)
-    assert [result.allocation_seconds for result in found.results] == [100.0, 100.0] and clock == [100.0]
-
-
-def test_checking_the_replay_is_not_the_top_ups_time(llama, others, monkeypatch):
-    """It is done once for all combinations."""
-    clock, check = [0.0], BlockRunner.check_replay
-
-    def slow(self, ids):
-        clock[0] += 100
+    def slow_check(self, ids):
+        clock[0] += 7
         return check(self, ids)
 
-    monkeypatch.setattr(BlockRunner, "check_replay", slow)
+    monkeypatch.setattr(BlockRunner, "run", slow)
+    monkeypatch.setattr(BlockRunner, "check_replay", slow_check)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
-    found = compare(llama, saliencies=["wanda"], topups=["uniform", "owl"], **others)
-    assert [result.seconds for result in found.results] == [0.0, 0.0] and clock == [100.0]
+    assert [result.seconds for result in compare(llama, **ways, **others).results] == seconds
+    assert clock == [max(seconds) + 7], "each is done once"
 
 
 def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_path):
