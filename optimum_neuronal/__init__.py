@@ -15,7 +15,7 @@ _HOME = {
     "PruningReport": "report",
     "evaluate_perplexity": "evaluation.perplexity",
     "evaluate_tasks": "evaluation.tasks",
-    "compare": "comparing.comparing",
+    "compare": "comparing.compare",
     "save_pretrained": "checkpoint.saving",
     "inspect_checkpoint": "checkpoint.inspecting",
     "convert_checkpoint": "checkpoint.converting",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .checkpoint.converting import convert_checkpoint
     from .checkpoint.inspecting import inspect_checkpoint
     from .checkpoint.saving import save_pretrained
-    from .comparing.comparing import compare
+    from .comparing.compare import compare
     from .config.neuronal_config import NeuronALConfig
     from .data.sample_text import sample_text
     from .evaluation.perplexity import evaluate_perplexity

@@ -1,4 +1,4 @@
-"""Report of a prune: its decisions and costs, as JSON and as a table."""
+"""Report of a pruning run: its decisions and costs, as JSON and as a table."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ VERSION = 1
 
 @dataclass(repr=False)
 class PruningReport:
-    """Report of a prune. `print(report)` shows it as a table. Saved with a model as `neuronal_report.json`.
+    """Report of a pruning run. `print(report)` shows it as a table. Saved with a model as `neuronal_report.json`.
 
     Args:
         config (`dict`): the `NeuronALConfig`.
@@ -39,10 +39,10 @@ class PruningReport:
             Dataset -> perplexities, `dense` and `pruned`; `window`, the tokens of a test window; and `bos`, True if all
             windows begin with the BOS token. The model card shows them. You may fill it in.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
-        dtype (`str`, *optional*): of the weights during the prune, such as `"float32"`; they may be saved in another.
+        dtype (`str`, *optional*): of the weights while pruning, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         training (`list[dict]`):
-            Fine-tunes after the prune, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
+            Fine-tunes after pruning, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
             `sha256`, `steps`, `tokens`, `seconds` and whether it was `resumed`, and `evaluation`, dataset -> perplexities `before` and `after`.
         version (`int`): of this format.
     """
@@ -118,36 +118,32 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
-        yield [
-            "seconds, resumed" if self.resumed else "seconds",
-            ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items()),
-        ]
+        seconds = ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())
+        yield ["seconds, resumed" if self.resumed else "seconds", seconds]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
-        for record in self.training:
-            took = format_duration(record["seconds"]) + (" since it was resumed" if record["resumed"] else "")
-            yield ["fine-tuned", f"{training_text(record)}, {took}"]
-            for dataset, values in record["evaluation"].items():
-                yield [
-                    f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}",
-                    f"{values['before']:.2f} (before), {values['after']:.2f} (after)",
-                ]
+        for run in self.training:
+            took = format_duration(run["seconds"]) + (" since it was resumed" if run["resumed"] else "")
+            yield ["fine-tuned", f"{training_text(run)}, {took}"]
+            for dataset, values in run["evaluation"].items():
+                shown = f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
+                yield [f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}", shown]
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:
-    """Return what a prune was calibrated on, in a few words: `"128 x 2048 tokens of c4, seed 0"`."""
+    """Return the calibration data in a few words: `"128 x 2048 tokens of c4, seed 0"`."""
     samples, length, source = (calibration.get(name, "?") for name in ("num_samples", "seq_length", "source"))
     seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
     first = ", each begins with BOS" if calibration.get("add_bos") is True else ""
     return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}") + first
 
 
-def training_text(record: Mapping[str, Any]) -> str:
+def training_text(run: Mapping[str, Any]) -> str:
     """Return how a model was fine-tuned, in a few words: `"500,000 tokens of c4, teacher me/llama, all weights"`."""
-    config, teacher = record["config"], record["teacher"]
+    config, teacher = run["config"], run["teacher"]
     weights = "all weights" if config["lora"] is None else f"LoRA of rank {config['lora']}"
-    share = "" if config["kl_weight"] == 1 else f" ({config['kl_weight']:g} of the loss)"
-    taught = f", teacher {teacher}{share}" if teacher else ""
-    return f"{record['tokens']:,} tokens of {record['source']}{taught}, {weights}, learning rate {record['learning_rate']:g}"
+    part = "" if config["kl_weight"] == 1 else f" ({config['kl_weight']:g} of the loss)"
+    taught = f", teacher {teacher}{part}" if teacher else ""
+    return f"{run['tokens']:,} tokens of {run['source']}{taught}, {weights}, learning rate {run['learning_rate']:g}"
 
 
 def window_text(values: Mapping[str, Any], unit: str = "") -> str:

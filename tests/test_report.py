@@ -49,28 +49,24 @@ def test_the_table_of_the_least():
     }
 
 
+CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}
+
+
 @pytest.mark.parametrize(
     "more, line",
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         ({"decisions": {"note": "no row step: x"}}, "note  no row step: x"),
         ({"resumed": True}, "seconds, resumed  block step 1.2, pruning 2.0"),
+        ({"calibration": CALIBRATION}, "calibration  8 x 16 tokens of c4, seed 3"),
         (
-            {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}},
-            "calibration  8 x 16 tokens of c4, seed 3",
-        ),
-        (
-            {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3, "sampling": "authors"}},
-            "calibration  8 x 16 tokens of c4, seed 3 (the authors' draw)",
+            {"calibration": CALIBRATION | {"sampling": "authors", "add_bos": True}},
+            "calibration  8 x 16 tokens of c4, seed 3 (the authors' draw), each begins with BOS",
         ),
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
         (
             {"evaluation": {"c4": {"window": 8, "bos": True, "dense": 10}}},
             "perplexity, c4, windows of 8 tokens (BOS first)  10.00 (dense)",
-        ),
-        (
-            {"calibration": {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3, "add_bos": True}},
-            "calibration  8 x 16 tokens of c4, seed 3, each begins with BOS",
         ),
     ],
 )

@@ -7,11 +7,10 @@ from typing import Any
 
 from ..common.figure_style import check_matplotlib
 from ..common.registry import format_method
-from ..comparing.combinations import find_combinations
-from ..comparing.comparing import compare
-from ..comparing.comparison import check_tables_directory
+from ..comparing.compare import run_study
+from ..comparing.comparison import merge
 from ..comparing.experiments import EXPERIMENTS, experiment
-from ..comparing.means import merge
+from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
 from ..config.presets import PRESETS
@@ -19,16 +18,10 @@ from . import flags
 from .command import Command, write
 
 
-# Fields of the config that take several values -> the argument of `compare`, and its default in words.
-SEVERAL = {
-    "sparsity": ("sparsities", "0.6 0.7 0.8"),
-    "saliency": ("saliencies", "wanda"),
-    "topup": ("topups", "uniform owl neuronal"),
-}
+# Fields of the config that take several values -> their default in words.
+SEVERAL = {"sparsity": "0.6 0.7 0.8", "saliency": "wanda", "topup": "uniform owl neuronal"}
 SWEPT = {"seed": "0", "dataset": "c4", "num_alignment_samples": "8"}  # several values: means over them
-WITHOUT = ("pattern",)  # fields that a comparison does not have
 OTHERS = ("evaluate", "presets", "window", "max_windows", "tasks", "limit", "include_path")
-WAYS = (*dict(SEVERAL.values()), "presets", "without", "sweep", "dataset")  # arguments of `find_combinations`
 
 
 class CompareCommand(Command):
@@ -58,12 +51,12 @@ class CompareCommand(Command):
         parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
-        flags.add_switch(parser, "--overwrite", "rerun everything, and replace tables that no comparison wrote")
+        overwrite = "rerun everything, and replace tables of another model or that no comparison wrote"
+        flags.add_switch(parser, "--overwrite", overwrite)
         flags.add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
         flags.add_import_flag(parser)
         flags.add_memory_flags(parser)
-        several = {name: default for name, (_, default) in SEVERAL.items()} | SWEPT
-        flags.add_config_flags(parser, (name for name in flags.CONFIG_FLAGS if name not in WITHOUT), several)
+        flags.add_config_flags(parser, (name for name in flags.CONFIG_FLAGS if name != "pattern"), SEVERAL | SWEPT)
 
     def check(self) -> None:
         if self.args.model is self.args.merge is None:
@@ -80,14 +73,10 @@ class CompareCommand(Command):
         if args.merge:
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
-        given, device = self._arguments(), flags.device_of(args)
-        check_tables_directory(args.output, args.overwrite)
-        ways = {key: given[key] for key in WAYS if key in given}
-        others = {key: given[key] for key in given.keys() & flags.CONFIG_FLAGS.keys() - ways.keys()}
-        find_combinations(**ways, config=others)  # raises before the model is loaded
-        options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
+        device = flags.device_of(args)
+        study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite})
         with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
-            comparison = compare(model, tokenizer, **given, **options)
+            comparison = run_study(study, model, tokenizer, args.batch_size, args.max_hidden_bytes)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output)))
@@ -96,18 +85,18 @@ class CompareCommand(Command):
             sys.exit(f"compare: {counts} combinations failed, see the table")
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of `compare`: of the experiment, replaced by the file, replaced by flags."""
+        """Return the arguments of `compare`: the experiment's, replaced by the file's, replaced by flags."""
         preset = EXPERIMENTS.get(self.args.preset, {})
-        given: dict[str, Any] = {} if self.args.config is None else _in_file(self.args.config)
+        given = {} if self.args.config is None else _read_arguments(self.args.config)
         sweep = {name: values for name, values in preset.get("sweep", {}).items() if name not in given}
         for name, value in flags.given_fields(self.args).items():
-            if name in SWEPT:
+            if name not in SWEPT:
+                given[LISTS.get(name, name)] = value
+            elif len(value) > 1:
+                sweep[name] = value
+            else:
                 sweep.pop(name, None)
-                if len(value) > 1:
-                    sweep[name] = value
-                    continue
-                (value,) = value
-            given[SEVERAL[name][0] if name in SEVERAL else name] = value
+                given[name] = value[0]
         if isinstance(given.get("dataset"), list):  # in the file
             raise ValueError(
                 "compare calibrates on one dataset at a time: name it with --dataset, or several for means."
@@ -120,14 +109,11 @@ class CompareCommand(Command):
         return f": the same command resumes from what is finished in {self.args.output}"
 
 
-def _in_file(path: str) -> dict[str, Any]:
+def _read_arguments(path: str) -> dict[str, Any]:
     """Return the fields in a config's file as arguments of `compare`: methods with their hyperparameters in one text."""
     values = read_config_file(path)
     values.pop("quant_method", None)
     for name in ("saliency", "topup"):
         if name in values:  # otherwise they are for the methods of the flags
             values[name] = format_method(values[name], values.pop(f"{name}_args", {}))
-    return {
-        SEVERAL[name][0] if name in SEVERAL else name: [value] if name in SEVERAL else value
-        for name, value in values.items()
-    }
+    return {LISTS.get(name, name): [value] if name in LISTS else value for name, value in values.items()}

@@ -14,7 +14,7 @@ from ..common.validation import check_count
 from ..config.config_fields import DATASETS
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.speed import measure_speed
-from ..evaluation.tasks import evaluate_tasks, load_tasks
+from ..evaluation.tasks import load_tasks
 from ..model.load_model import load_model
 from ..native.environment import describe_environment
 from ..packed.packed_module import packed_modules
@@ -45,17 +45,9 @@ class EvaluateCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.batch_size is not None:
             check_count("--batch-size", args.batch_size, 1)
-        if args.limit is not None:
-            check_count("--limit", args.limit, 1)
         if args.tasks == []:
             raise ValueError("--tasks names none: expected tasks of lm-eval, such as hellaswag, or 'paper'.")
-        for flag, value in (("--limit", args.limit), ("--include-path", args.include_path)):
-            if value is not None and not args.tasks:
-                raise ValueError(
-                    f"{flag} is {value}, but there are no tasks: name some with --tasks, or leave it out."
-                )
-        if args.tasks:
-            load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
+        tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
             rows, sizes, bos = [], (args.window, args.max_windows), getattr(args, "add_bos", None)
@@ -68,9 +60,7 @@ class EvaluateCommand(Command):
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
-                options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
-                options["add_bos"] = bos
-                results = evaluate_tasks(model, tokenizer, args.tasks, **options)
+                results = tasks.measure(model, tokenizer, args.batch_size, bos)
                 write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
 
 

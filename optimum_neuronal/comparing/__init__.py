@@ -1,1 +1,1 @@
-"""Compares many prunes of one model: one loop, its tables and figures."""
+"""Compares many ways to prune one model: one loop, its tables and figures."""

@@ -1,7 +1,7 @@
 """Outcome of a comparison of methods: its results, with tables, figures and files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,29 @@ from ..files.directories import check_writable
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate
-from .tables import aggregate_caption, aggregate_table, result_table
+from .tables import MEANS, aggregate_caption, aggregate_table, result_table, side_by_side_table
 
 
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
+MEANS_PAGE = "means.md"
+SEVERAL = "several"  # a value of the calibration data that differs between combinations
 
 
 def check_tables_directory(directory: str | Path, overwrite: bool, model: str | None = None) -> Path:
-    """Return a directory to write tables to. Raise `FileExistsError` if it has tables that no comparison of `model` wrote."""
+    """Return a directory for tables. Raise `FileExistsError` for tables of another `model`, or that no comparison wrote."""
     folder = check_writable(directory, "write tables to")
-    taken = [name for name in TABLES if (folder / name).exists()]
-    if taken and not overwrite:
-        try:
-            whose = Comparison.load(folder).model
-        except (OSError, ValueError):
-            whose = None
-        if whose is None or model not in (None, whose):
-            what = "was not written by a comparison" if whose is None else f"is about another model, {whose}"
-            raise FileExistsError(
-                f"{folder / taken[0]} {what}: choose another directory, or overwrite it (overwrite=True, --overwrite)."
-            )
+    taken = [folder / name for name in TABLES if (folder / name).exists()]
+    if not taken or overwrite:
+        return folder
+    try:
+        whose = Comparison.load(folder).model
+        fault = f"is about another model, {whose}" if model not in (None, whose) else ""
+    except (OSError, ValueError):
+        fault = "was not written by a comparison"
+    if fault:
+        raise FileExistsError(
+            f"{taken[0]} {fault}: choose another directory, or overwrite it (overwrite=True, --overwrite)."
+        )
     return folder
 
 
@@ -62,6 +65,11 @@ class Comparison:
             raise ValueError(f"{path} was not written by a comparison: {error}") from error
 
     @property
+    def measures(self) -> tuple[list[str], list[str], list[str]]:
+        """Names of the test sets and tasks, and the saliencies of AccRet."""
+        return sorted(self.dense.perplexity), sorted(self.dense.accuracy), sorted(self.accuracy_over or ())
+
+    @property
     def failed(self) -> list[Result]:
         return [result for result in self.results if result.error is not None]
 
@@ -75,32 +83,33 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Return what the figures were measured on, in sentences."""
-        notes, settings = [], [result.setting for result in self.results]
-        swept = dict.fromkeys(name for setting in settings for name in setting)
+        notes, swept = [], {}
+        for result in self.results:
+            for name, value in result.setting.items():
+                swept.setdefault(name, {})[str(value)] = None
         if self.calibration:
-            known = {name: "several" if name in swept else value for name, value in self.calibration.items()}
-            source = "several datasets" if "dataset" in swept else known["source"]
-            seed = None if "seed" in swept else known["seed"]
-            notes.append(f"Calibration: {calibration_text(known | {'source': source, 'seed': seed})}.")
-        stated = {*self.calibration, *swept}
-        given = ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name not in stated)
+            unnamed = {"source": "several datasets", "seed": None}  # in place of what differs
+            known = {
+                name: unnamed.get(name, value) if value == SEVERAL else value
+                for name, value in self.calibration.items()
+            }
+            notes.append(f"Calibration: {calibration_text(known)}.")
+        given = {name: value for name, value in self.config.items() if name not in {*self.calibration, *swept}}
         if given:
-            notes.append(f"All with {given}.")
-        for name in swept:
-            values = ", ".join(dict.fromkeys(str(setting[name]) for setting in settings if name in setting))
-            notes.append(f"Means over {name} {values}, ± the standard deviation.")
-        tests = [
-            f"{name} ({count} x {tokens} tokens{', BOS first' if name in self.with_bos else ''})"
-            for name, (count, tokens) in self.windows.items()
+            notes.append(f"All with {', '.join(f'{name}={value!r}' for name, value in given.items())}.")
+        notes += [
+            f"Means over {name} {', '.join(values)}, ± the standard deviation." for name, values in swept.items()
         ]
-        if tests:
+        if self.windows:
+            first = {name: ", BOS first" if name in self.with_bos else "" for name in self.windows}
+            tests = [
+                f"{name} ({count} x {tokens} tokens{first[name]})" for name, (count, tokens) in self.windows.items()
+            ]
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
-            spread = "the standard error" + (
-                ", of several runs the standard deviation and one's error" if swept else ""
-            )
-            notes.append(f"Zero-shot accuracy, ± {spread}: {', '.join(asked)}.")
+            several = ", of several runs the standard deviation and one's error" if swept else ""
+            notes.append(f"Zero-shot accuracy, ± the standard error{several}: {', '.join(asked)}.")
         return notes
 
     def __repr__(self) -> str:
@@ -112,17 +121,12 @@ class Comparison:
         return f"# {self.model}\n\n{self._shown(format_markdown)}\n\nVersions: {made_by}.\n"
 
     def _shown(self, show: Callable[..., str]) -> str:
-        means = self.aggregates()
-        tables = [
-            show(*result_table(self.dense, self.results)),
-            aggregate_caption(means),
-            show(*aggregate_table(means)),
-        ]
-        return "\n\n".join([*self.notes(), *tables])
+        means, table = self.aggregates(), show(*result_table(self.dense, self.results))
+        return "\n\n".join([*self.notes(), table, aggregate_caption(means), show(*aggregate_table(means))])
 
     def save(self, directory: str | Path, overwrite: bool = False) -> None:
-        """Write `comparison.json` and `.md` into a directory. Raise `FileExistsError` for tables that no comparison wrote."""
-        folder = check_tables_directory(directory, overwrite)
+        """Write `comparison.json` and `.md` into a directory, see [`check_tables_directory`]."""
+        folder = check_tables_directory(directory, overwrite, self.model)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / JSON, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
         write_atomically(folder / PAGE, self.to_markdown().encode())
@@ -130,3 +134,30 @@ class Comparison:
     def plot(self, directory: str | Path) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths."""
         return draw_figures(Path(directory), self.model, self.dense, self.results)
+
+
+def merge(directories: Sequence[str | Path], output: str | Path) -> str:
+    """Write the means over finished comparisons of several models to `means.md` in a directory, and return them.
+
+    The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
+    """
+    folder = check_writable(output, "write means to")
+    page = folder / MEANS_PAGE
+    if page.exists() and MEANS not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{page} was not written by a comparison: choose another directory.")
+    comparisons = [Comparison.load(directory) for directory in directories]
+    first = comparisons[0]
+    for one in comparisons[1:]:
+        if one.measures != first.measures:
+            raise ValueError(
+                f"The comparisons of {first.model} and {one.model} have different test sets, tasks or saliencies of AccRet, "
+                f"{first.measures} and {one.measures}: measure both on the same."
+            )
+    means = aggregate(((one.dense, one.results) for one in comparisons), first.accuracy_over)
+    tables = side_by_side_table([(one.model, one.dense, one.results) for one in comparisons]), aggregate_table(means)
+    notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
+    shown = format_markdown(*tables[0]), aggregate_caption(means), format_markdown(*tables[1])
+    text = "\n\n".join([*notes, *shown])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
+    return text

@@ -32,10 +32,7 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     for (saliency, sparsity), members in group_by(results, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
-        lines = {
-            label: _means((i, y) for run in runs for i, y in enumerate(run.block_sparsity) if y is not None)
-            for label, runs in group_by(members, "label").items()
-        }
+        lines = _lines((run.label, i, y) for run in members for i, y in enumerate(run.block_sparsity) if y is not None)
         labels = ("Decoder block", "Sparsity")
         paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
         for across, *drawn in _by_parameters(members) if dense.perplexity else ():
@@ -53,11 +50,9 @@ def _draw_perplexities(
     if len(styles) <= len(style.COLORS):  # more would be hard to distinguish
         paths.append(plot_by_seconds(folder, title, dense, results, styles))
     if len({result.sparsity for result in results}) > 2:
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for run in results:
-            lines.setdefault(f"{run.saliency} + {run.topup}", []).append((run.sparsity, run.mean_perplexity))
-        means, label = {name: _means(points) for name, points in lines.items()}, "Sparsity of the pruned projections"
-        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, means, label, dense=dense))
+        lines = _lines((f"{run.saliency} + {run.topup}", run.sparsity, run.mean_perplexity) for run in results)
+        xlabel = "Sparsity of the pruned projections"
+        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, xlabel, dense=dense))
     return paths
 
 
@@ -94,12 +89,12 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
     return path
 
 
-def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return points in order of x, with the mean over points of the same x, for example of several seeds."""
-    by_x: dict[float, list[float]] = {}
-    for x, y in points:
-        by_x.setdefault(x, []).append(y)
-    return [(x, sum(ys) / len(ys)) for x, ys in sorted(by_x.items())]
+def _lines(points: Iterable[tuple[str, float, float]]) -> Lines:
+    """Return a line per name from (name, x, y), with the mean over points of the same x, for example of several seeds."""
+    lines: dict[str, dict[float, list[float]]] = {}
+    for name, x, y in points:
+        lines.setdefault(name, {}).setdefault(x, []).append(y)
+    return {name: [(x, sum(ys) / len(ys)) for x, ys in sorted(line.items())] for name, line in lines.items()}
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -113,44 +108,42 @@ def _numbers(result: Result) -> dict[str, float]:
 
 def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str, str, Lines]]:
     """Yield a name, lines, labels of the axes and marks for every top-up with three values of a number or more."""
-    methods: dict[str, list[tuple[Result, dict[str, float]]]] = {}
+    methods: dict[str, list[Result]] = {}
     for result in results:
-        name = result.topup.partition(" (" if result.saliency == PRESET else ",")[0]
-        methods.setdefault(name, []).append((result, _numbers(result)))
+        methods.setdefault(result.topup.partition(" (" if result.saliency == PRESET else ",")[0], []).append(result)
     for name, runs in methods.items():
-        keys = dict.fromkeys(key for _, numbers in runs for key in numbers)
-        values = {key: {numbers[key] for _, numbers in runs if key in numbers} for key in keys}
+        values: dict[str, set[float]] = {}
+        for key, value in chain(*(_numbers(run).items() for run in runs)):
+            values.setdefault(key, set()).add(value)
         across = max(values, key=lambda key: len(values[key]), default="")
         if len(values.get(across, ())) > 2:
-            key = f"{name}-{across}".replace(" ", "-")
-            having = [(run, numbers) for run, numbers in runs if across in numbers]
-            yield key, *_across(having, across, f"{across} of {name}")
+            lines, ylabel, marks = _across([run for run in runs if across in _numbers(run)], across)
+            yield f"{name}-{across}".replace(" ", "-"), lines, f"{across} of {name}", ylabel, marks
 
 
-def _across(
-    runs: Sequence[tuple[Result, dict[str, float]]], across: str, xlabel: str
-) -> tuple[Lines, str, str, Lines]:
-    """Return a line per value of the other numbers, or per test set without any, and circles around points.
+def _across(runs: Sequence[Result], across: str) -> tuple[Lines, str, Lines]:
+    """Return a line per value of the other numbers, or per test set without any, a label, and circles around points.
 
     Circles mark the lambdas that were chosen, or the best value: of each test set, or of all lines together.
     """
-    lines: dict[str, list[tuple[float, float]]] = {}
-    marks: dict[str, list[tuple[float, float]]] = {}
-    ylabel = PERPLEXITY
-    for run, numbers in runs:
-        others = ", ".join(f"{key}={value:g}" for key, value in numbers.items() if key != across)
-        if others and len(run.perplexity) > 1:
-            ylabel = MEAN
-        for line, value in [(others, run.mean_perplexity)] if others else run.perplexity.items():
-            lines.setdefault(line, []).append((numbers[across], value))
-            if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
-                by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
-                marks.setdefault(f"chosen by the {by}", []).append((numbers[across], value))
-    means = {line: _means(points) for line, points in lines.items()}
-    if across != BLOCK_LAMBDA:
-        compared = means.values() if means.keys() <= runs[0][0].perplexity.keys() else [chain(*means.values())]
-        marks["best"] = [min(points, key=itemgetter(1)) for points in compared]
-    return means, xlabel, ylabel, marks
+    points: list[tuple[str, float, float]] = []
+    chosen: dict[str, list[tuple[float, float]]] = {}
+    several = False  # True if perplexities of several test sets are averaged
+    for run in runs:
+        numbers = _numbers(run)
+        x = numbers.pop(across)
+        others = ", ".join(f"{key}={value:g}" for key, value in numbers.items())
+        several |= bool(others) and len(run.perplexity) > 1
+        own = {others: run.mean_perplexity} if others else run.perplexity
+        points += [(line, x, y) for line, y in own.items()]
+        if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
+            by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
+            chosen.setdefault(f"chosen by the {by}", []).extend((x, y) for y in own.values())
+    lines, ylabel = _lines(points), MEAN if several else PERPLEXITY
+    if across == BLOCK_LAMBDA:
+        return lines, ylabel, chosen
+    compared = lines.values() if lines.keys() <= runs[0].perplexity.keys() else [chain(*lines.values())]
+    return lines, ylabel, {"best": [min(line, key=itemgetter(1)) for line in compared]}
 
 
 def plot_lines(

@@ -1,7 +1,6 @@
 """Results of single combinations of methods, and the paper's aggregates over several."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -26,7 +25,7 @@ class Result:
     block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
     allocation_seconds: float = 0.0  # these two count what the combination needs, even if another one computed it
     pruning_seconds: float = 0.0
-    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device during the prune, with the model
+    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device while pruning, with the model
     block_lambda: float | None = None  # NeuronAL's choices
     row_lambda: float | None = None
     decisions: dict[str, Any] = field(default_factory=dict)  # candidates and decisions of the top-up
@@ -55,11 +54,11 @@ class Result:
 
     @property
     def is_uniform(self) -> bool:
-        return self.topup.partition(",")[0] == UNIFORM
+        return _base(self.topup) == UNIFORM
 
     @property
     def seconds(self) -> float:
-        """Seconds of the prune: allocation and final pruning."""
+        """Seconds of allocation and final pruning."""
         return self.allocation_seconds + self.pruning_seconds
 
     @property
@@ -97,14 +96,23 @@ class Aggregate:
     topup: str
     perplexity_factor: float | None  # PPLFac: geometric mean of perplexity over the dense model's; None: no result
     accuracy_retention: float | None  # AccRet: geometric mean of mean accuracy over the dense model's
-    improvement: float | None  # mean share of perplexity below uniform sparsity (paper, Table 2)
+    improvement: float | None  # by which part perplexity is lower than with uniform sparsity, on average (Table 2)
     saliencies: list[str]  # of PPLFac; with a number of models where it is not all of them
     accuracy_saliencies: list[str]  # of AccRet
 
 
-Pair = tuple[Result, Result]  # of the dense model and of a combination
-Key = tuple[int, str, str]  # the number of the model, the saliency and the setting
-Runs = dict[Key, list[Pair]]
+@dataclass(frozen=True)
+class _Entry:
+    """A result of one of several models, beside the dense model's."""
+
+    model: int
+    dense: Result
+    result: Result
+
+    @property
+    def key(self) -> tuple:
+        """What top-ups are compared over: a model, a saliency and a setting."""
+        return self.model, self.result.saliency, repr(self.result.setting)
 
 
 def aggregate(
@@ -114,52 +122,45 @@ def aggregate(
 
     `accuracy_over` are the saliencies to compute AccRet over. If none of them has results: the same as PPLFac.
     """
-    entries = [(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
-    count = 1 + max((number for number, *_ in entries), default=0)
+    entries = [_Entry(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
+    count = 1 + max((entry.model for entry in entries), default=0)
     aggregates = []
-    for sparsity in dict.fromkeys(result.sparsity for _, _, result in entries):
-        by_label: dict[str, Runs] = {}
-        for number, dense, result in entries:
-            if result.sparsity == sparsity and result.error is None:
-                runs = by_label.setdefault(result.label, {})
-                runs.setdefault((number, result.saliency, repr(result.setting)), []).append((dense, result))
-        methods = [set(runs) for runs in by_label.values() if all(saliency != PRESET for _, saliency, _ in runs)]
-        shared = set.intersection(*methods) if methods else set()
-        for label, runs in by_label.items():
-            kept = [key for key in runs if key in shared] or list(runs)
-            asked = [key for key in kept if key[1].partition(",")[0] in (accuracy_over or ())] or kept
-            pairs = [pair for key in kept for pair in runs[key]]
-            factors = [r.perplexity[name] / dense.perplexity[name] for dense, r in pairs for name in r.perplexity]
-            answered = [pair for key in asked for pair in runs[key]]
-            retained = [
-                r.mean_accuracy / dense.mean_accuracy for dense, r in answered if dense.accuracy and r.accuracy
+    for sparsity, members in group_by(entries, "result.sparsity").items():
+        finished = [entry for entry in members if entry.result.error is None]
+        uniform = {entry.key: entry.result for entry in finished if entry.result.is_uniform}
+        by_label = group_by(finished, "result.label")
+        keys = [{one.key for one in own} for own in by_label.values() if own[0].result.saliency != PRESET]
+        shared = set.intersection(*keys) if keys else set()
+        for label, own in by_label.items():
+            counted = [entry for entry in own if entry.key in shared] or own
+            answered = [entry for entry in counted if _base(entry.result.saliency) in (accuracy_over or ())] or counted
+            compared = [entry for entry in counted if entry.key in uniform and not entry.result.is_uniform]
+            factors = [ratio for entry in counted for ratio in _ratios(entry.result, entry.dense)]
+            gains = [1 - ratio for entry in compared for ratio in _ratios(entry.result, uniform[entry.key])]
+            both = [
+                (entry.result, entry.dense) for entry in answered if entry.dense.accuracy and entry.result.accuracy
             ]
-            means = geometric_mean(factors), geometric_mean(retained), _improvement(pairs, entries)
-            aggregates.append(Aggregate(sparsity, label, *means, _names(kept, count), _names(asked, count)))
+            retained = [result.mean_accuracy / dense.mean_accuracy for result, dense in both]
+            means = geometric_mean(factors), geometric_mean(retained), sum(gains) / len(gains) if gains else None
+            aggregates.append(Aggregate(sparsity, label, *means, _names(counted, count), _names(answered, count)))
     return aggregates
 
 
-def _improvement(pairs: Sequence[Pair], entries: Iterable[tuple[int, Result, Result]]) -> float | None:
-    """Return the mean share by which perplexities are lower than with uniform sparsity; None if it was not run."""
-    uniform = {_twin(dense, result): result for _, dense, result in entries if result.is_uniform}
-    shares = [
-        1 - result.perplexity[name] / uniform[_twin(dense, result)].perplexity[name]
-        for dense, result in pairs
-        for name in result.perplexity
-        if _twin(dense, result) in uniform and not result.is_uniform
-    ]
-    return sum(shares) / len(shares) if shares else None
+def _ratios(result: Result, other: Result) -> list[float]:
+    """Return the perplexity over another result's, for each test set."""
+    return [value / other.perplexity[name] for name, value in result.perplexity.items()]
 
 
-def _twin(dense: Result, result: Result) -> tuple:
-    """Return what a result has in common with its counterpart of uniform sparsity."""
-    return id(dense), result.sparsity, result.saliency, repr(result.setting)
+def _base(title: str) -> str:
+    """Return the name of a method without its variant and hyperparameters."""
+    return title.partition(",")[0]
 
 
-def _names(keys: Sequence[Key], count: int) -> list[str]:
-    """Return the saliencies of keys. In parentheses: the variant, and the number of models unless it is all."""
+def _names(entries: Sequence[_Entry], count: int) -> list[str]:
+    """Return the saliencies of entries. In parentheses: the variant, and the number of models unless it is all."""
     names = []
-    for title, own in Counter(saliency for _, saliency in dict.fromkeys(key[:2] for key in keys)).items():
+    for title, members in group_by(entries, "result.saliency").items():
+        own = len({entry.model for entry in members})
         name, _, rest = title.partition(", ")
         notes = [rest] if rest else []
         notes += [] if own == count else [f"{own} of {count} models"]

@@ -11,16 +11,17 @@ from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
 MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
+METHOD = ("sparsity", "saliency", "topup")  # what distinguishes the rows of a table
 
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
     """Return a table with one row per combination below the dense model's row. The best at every sparsity is marked."""
-    rows = [[dense], *group_by(results, "sparsity", "saliency", "topup").values()]
+    rows = [[dense], *group_by(results, *METHOD).values()]
     heads = [row[0] for row in rows]
-    achieved = [mean_of(row, lambda result: result.achieved_sparsity) for row in rows]
-    shares = [mean[0] if mean else head.sparsity for mean, head in zip(achieved, heads)]
+    achieved = [mean_of(row, lambda result: result.achieved_sparsity)[0] for row in rows]
+    sparsities = [head.sparsity if mean is None else mean for mean, head in zip(achieved, heads)]
     columns = [
-        Column("sparsity", shares, "{:.2%}".format),
+        Column("sparsity", sparsities, "{:.2%}".format),
         Column("saliency", [head.saliency for head in heads]),
         Column("top-up", [None if head.saliency == DENSE else head.topup for head in heads]),
         column("bits per weight", rows, lambda result: result.bits_per_weight, "{:.2f}"),
@@ -31,6 +32,21 @@ def result_table(dense: Result, results: Sequence[Result]) -> Table:
         Column("lambdas", [_lambdas(row) for row in rows]),
     ]
     return Table.of(columns, [None, *(head.sparsity for head in heads[1:])])
+
+
+def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -> Table:
+    """Return a table with a row per method and columns of every model. The best of every saliency and sparsity is marked."""
+    by_method = [group_by([dense, *results], *METHOD) for _, dense, results in models]
+    keys = list(dict.fromkeys(key for groups in by_method for key in groups))
+    heads = [Result(*key) for key in keys]
+    columns = [
+        Column("amount", [head.target for head in heads]),
+        Column("saliency", [head.saliency for head in heads]),
+        Column("top-up", [head.topup for head in heads]),
+    ]
+    for (name, dense, _), groups in zip(models, by_method):
+        columns += measured_columns(dense, [groups.get(key, []) for key in keys], f"{name} ")
+    return Table.of(columns, [key[:2] for key in keys])
 
 
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
@@ -82,16 +98,15 @@ def measured_columns(
         for name in dense.perplexity
     ]
     for name in tasks:
-        task = partial(_of_task, name)
-        columns.append(column(name, rows, partial(task, "accuracy"), "{:.2%}", max, partial(task, "stderr")))
+        columns.append(column(name, rows, _of_task(name, "accuracy"), "{:.2%}", max, _of_task(name, "stderr")))
     if dense.accuracy:
         accuracy, error = attrgetter("mean_accuracy"), attrgetter("mean_accuracy_error")
         columns.append(column(f"{prefix}mean accuracy", rows, accuracy, "{:.2%}", max, error))
     return columns
 
 
-def _of_task(name: str, what: str, result: Result) -> float | None:
-    return result.accuracy.get(name, {}).get(what)
+def _of_task(name: str, what: str) -> Callable[[Result], float | None]:
+    return lambda result: result.accuracy.get(name, {}).get(what)
 
 
 def column(
@@ -109,24 +124,24 @@ def column(
     show = text.format if text else _short
 
     def shown(cell: tuple[float, float | None, float | None]) -> str:
-        mean, deviation, of_one = cell
-        if best is None or (deviation is None and of_one is None):
-            return show(mean)
-        if deviation is None or of_one is None:
-            return f"{show(mean)} ± {show(of_one if deviation is None else deviation)}"
-        return f"{show(mean)} ± {show(deviation)} (one: ± {show(of_one)})"
+        mean, *others = cell
+        deviation, of_one = (f"± {show(value)}" if best and value is not None else "" for value in others)
+        if deviation and of_one:
+            of_one = f"(one: {of_one})"
+        return " ".join(filter(None, (show(mean), deviation, of_one)))
 
-    means = [mean_of(row, value) for row in rows]
-    errors = [mean_of(row, error) if error else None for row in rows]
-    cells = [mean and (*mean, of_one and of_one[0]) for mean, of_one in zip(means, errors)]
+    cells = []
+    for row in rows:
+        mean, deviation = mean_of(row, value)
+        cells.append(None if mean is None else (mean, deviation, mean_of(row, error)[0] if error else None))
     return Column(title, cells, shown, best and partial(best, key=itemgetter(0)))
 
 
-def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) -> tuple[float, float | None] | None:
-    """Return the mean over results, and the standard deviation of several."""
+def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) -> tuple[float | None, float | None]:
+    """Return the mean over results, and the standard deviation of several; None if no result has a value."""
     known = [number for result in results if result.error is None and (number := value(result)) is not None]
     if not known:
-        return None
+        return None, None
     mean = sum(known) / len(known)
     return mean, statistics.stdev(known) if len(known) > 1 and math.isfinite(mean) else None
 

@@ -1,4 +1,4 @@
-"""Answers of a model to a prompt, to see what a prune did to it."""
+"""Answers of a model to a prompt, to see what pruning did to it."""
 
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -55,23 +55,16 @@ class SpeedReport:
     packed_bytes: int
 
     def __repr__(self) -> str:
-        rows = [
-            [
-                t.work,
-                f"{t.dense:.1f}",
-                f"{t.packed:.1f}",
-                f"{t.ratio:.2f}",
-                f"{t.lowest:.2f} to {t.highest:.2f}",
-                t.verdict,
-            ]
-            for t in self.timings
-        ]
+        rows = []
+        for one in self.timings:
+            speeds = [f"{value:.1f}" for value in (one.dense, one.packed)] + [f"{one.ratio:.2f}"]
+            rows.append([one.work, *speeds, f"{one.lowest:.2f} to {one.highest:.2f}", one.verdict])
         sizes = self.dense_bytes, self.packed_bytes
         memory = ["weights and buffers", *map(format_bytes, sizes), f"{sizes[1] / max(1, sizes[0]):.2f}"]
         title = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
-        header = ["tokens per second", "dense", "packed", "packed / dense", "lowest and highest", "packed is"]
-        table = format_table(header, rows)
-        return f"{title}\n\n{table}\n\n{format_table(['memory', 'dense', 'packed', 'packed / dense'], [memory])}"
+        forms = ["dense", "packed", "packed / dense"]
+        table = format_table(["tokens per second", *forms, "lowest and highest", "packed is"], rows)
+        return f"{title}\n\n{table}\n\n{format_table(['memory', *forms], [memory])}"
 
 
 def measure_speed(

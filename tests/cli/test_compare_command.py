@@ -31,14 +31,13 @@ def test_tables_files_and_figures(run, arguments, tmp_path):
     assert run(*arguments, *ways, "--plots") == shown, "resumed, seconds included"
 
 
-def test_the_exit_status_says_that_something_failed(run, arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(*arguments, "--saliency", "wanda", "--topup", "uniform", "besa", "--sparsity", 0.5, "--refit-epochs", 2,
-            "--num-samples", 2, "--num-alignment-samples", 2)  # fmt: skip
-    assert "combinations failed, see the table" in stop.value.code or "No combination is possible" in stop.value.code
+def test_the_exit_status_says_that_something_failed(run, arguments):
+    ways = ("--saliency", "wanda", "sparsegpt", "--topup", "dsnot", "--sparsity", 0.5)
+    with pytest.raises(SystemExit, match="1 of 2 combinations failed, see the table"):
+        run(*arguments, *ways)
 
 
-def test_hyper_parameters_of_a_file_are_for_the_method_of_a_flag(run, arguments, tmp_path):
+def test_hyperparameters_of_a_file_are_for_the_method_of_a_flag(run, arguments, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"topup_args": {"block_lambdas": [0.13]}, "sparsity": 0.5}))
     assert "block 0.13" in run(*arguments, "--config", tmp_path / "config.json", "--topup", "neuronal")
 
@@ -82,6 +81,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch)
         (("--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
         (("--sparsity", "70"), "sparsities is 70"),
         (("--config", "own.json"), "compare calibrates on one dataset at a time"),
+        (("--limit", "5", "--output", "new"), "limit is 5, but there are no tasks"),
         (("--output", "."), "comparison.md was not written by a comp.* --overwrite"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -45,8 +45,8 @@ def test_mistakes_are_found_before_anything_is_measured(run, dense, tmp_path, ca
     texts = (tmp_path / "text.txt", tmp_path / "short.txt")
     for flags, message in (
         (("--batch-size", 0), "--batch-size is 0"),
-        (("--limit", 0), "--limit is 0"),
-        (("--limit", 5), "--limit is 5, but there are no tasks"),
+        (("--limit", 0), "limit is 0"),
+        (("--limit", 5), "limit is 5, but there are no tasks"),
         (("--tasks",), "--tasks names none"),
         (("--dataset", *texts, "--window", 16), "fewer than one window of 16"),
         (("--dataset", texts[0], "--window", 999), "Sequences of 999 tokens do not fit"),

@@ -1,26 +1,29 @@
 import pytest
 
-from optimum_neuronal.cli.compare_command import WAYS
-from optimum_neuronal.cli.flags import CONFIG_FLAGS
-from optimum_neuronal.comparing.combinations import find_combinations
+from optimum_neuronal.comparing import study
 from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS, experiment
 from optimum_neuronal.topup import neuronal
 
 
-def methods_of(name):
-    given = EXPERIMENTS[name]
-    fields = {key: value for key, value in given.items() if key in CONFIG_FLAGS and key not in WAYS}
-    found = find_combinations(**{key: given[key] for key in WAYS if key in given}, config=fields)
-    assert all(result.error is None and config.num_samples == 128 for result, config in found)
-    return {(result.sparsity, *(m.partition(",")[0] for m in (result.saliency, result.topup))) for result, _ in found}
+@pytest.fixture
+def methods_of(monkeypatch):
+    """Return what an experiment prunes with, without reading its tasks: sparsity, saliency and top-up."""
+    monkeypatch.setattr(study, "load_tasks", lambda *_: None)
+
+    def methods_of(name):
+        found = study.Study.of(EXPERIMENTS[name]).combinations
+        assert all(one.result.error is None and one.config.num_samples == 128 for one in found)
+        return {(one.config.sparsity, one.config.saliency, one.config.topup) for one in found}
+
+    return methods_of
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_combination_is_possible(name):
+def test_every_combination_is_possible(name, methods_of):
     assert methods_of(name)
 
 
-def test_the_papers_tables():
+def test_the_papers_tables(methods_of):
     """Four saliencies by five top-ups, without those that the paper has no rows of, at three sparsities."""
     methods = methods_of("paper")
     assert len(methods) == 3 * (4 * 5 - 2) and (0.7, "sparsegpt", "neuronal") in methods

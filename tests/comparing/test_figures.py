@@ -77,25 +77,22 @@ def test_infinite_perplexities_are_named(drawn):
 
 
 def test_blocks(drawn):
-    shares = {"uniform": [0.7] * 40, "neuronal": [*np.linspace(0.6, 0.8, 40)]}
-    shares |= {f"a rather long name of a method, number {index}": [0.5, 0.6] for index in range(20)}
-    found = [result(topup=name, block_sparsity=values) for name, values in shares.items()]
-    assert {*shares, "Decoder block", "Sparsity", "70.0%"} < set(drawn(found)["block-sparsity-wanda-70"])
+    sparsities = {"uniform": [0.7] * 40, "neuronal": [*np.linspace(0.6, 0.8, 40)]}
+    sparsities |= {f"a rather long name of a method, number {index}": [0.5, 0.6] for index in range(20)}
+    found = [result(topup=name, block_sparsity=values) for name, values in sparsities.items()]
+    assert {*sparsities, "Decoder block", "Sparsity", "70.0%"} < set(drawn(found)["block-sparsity-wanda-70"])
 
 
 def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     failed = Result(0.7, "ria", "uniform", error="no memory")
-    assert list(drawn([result(), failed])) == ["perplexity-by-seconds", "block-sparsity-wanda-70"]
+    found = drawn([result(), result("owl", "ria"), failed])
+    assert list(found) == ["perplexity-by-seconds", "block-sparsity-wanda-70", "block-sparsity-ria-70"]
+    assert "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
     assert drawn([failed]) == {}
     long = drawn([result(saliency=f"ria:{'power=1.0,' * 100}")])
     assert max(map(len, long)) < 150, "a method of many words has a file"
     untested = drawn([result(perplexity=())], Result(0, "dense", "dense", {}))
     assert list(untested) == ["block-sparsity-wanda-70"]
-
-
-def test_titles_name_the_model_the_saliency_and_the_target(drawn):
-    found = drawn([result("owl", saliency) for saliency in ("wanda", "ria")])
-    assert len(found) == 3 and "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
 
 
 def block_step(lam, *candidates, value=30.0, more=""):

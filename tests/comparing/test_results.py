@@ -82,3 +82,9 @@ def test_a_saliency_that_one_model_lacks_is_named_by_amount():
     found = aggregate([(dense, results), (replace(dense), other)])
     text = aggregate_caption(found)
     assert "magnitude, multiflow, wanda (60%); magnitude (1 of 2 models), multiflow, wanda (70%); magnitude," in text
+
+
+def test_uniform_sparsity_that_failed_is_no_reference():
+    dense, owl = Result(0.0, "dense", "dense", {"c4": 1.0}), Result(0.6, "wanda", "owl", {"c4": 2.0})
+    (found,) = aggregate([(dense, [Result(0.6, "wanda", "uniform", error="no memory"), owl])])
+    assert found.perplexity_factor == pytest.approx(2) and found.improvement is None

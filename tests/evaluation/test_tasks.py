@@ -2,7 +2,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -133,14 +132,10 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
         evaluate(llama, tokenizer)
 
 
-def test_the_harness_is_indexed_once(monkeypatch):
-    made = []
-    monkeypatch.setattr(tasks, "_task_manager", lambda: made.append(1) or SimpleNamespace(all_tasks=["boolq"]))
-    tasks._harness_tasks.cache_clear()
-    try:
-        for _ in range(2):
-            with pytest.raises(ValueError, match="Unknown task 'bolq'. Did you mean 'boolq'"):
-                tasks.load_tasks(["bolq"])
-    finally:
-        tasks._harness_tasks.cache_clear()
-    assert made == [1]
+def test_questions_are_read_once(harness, llama, tokenizer, monkeypatch):
+    """Other models answer the same tasks, of which the first run left nothing."""
+    loaded = tasks.load_tasks(["neuronal_words"], include_path=TASKS)
+    assert list(loaded.files) == [str(file) for file in sorted(TASKS.glob("*.yaml"))]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("read again"))
+    found = [loaded.measure(model, tokenizer)["neuronal_words"] for model in (llama, make_model("gpt2"), llama)]
+    assert found[0] == found[2] != found[1]

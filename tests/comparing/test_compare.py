@@ -9,11 +9,12 @@ from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.comparing import comparing, runs
+from optimum_neuronal.comparing import runner, study
+from optimum_neuronal.comparing.compare import finished
 from optimum_neuronal.comparing.experiments import experiment
 from optimum_neuronal.comparing.results import Result
-from optimum_neuronal.comparing.runs import Runs
-from optimum_neuronal.files.records import Records
+from optimum_neuronal.comparing.runner import CombinationRunner
+from optimum_neuronal.evaluation.tasks import TaskSet
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 
@@ -30,7 +31,7 @@ def state(model):
 
 
 def assert_alone(result, family, ids):
-    """A result is what a prune alone gives."""
+    """A result is what pruning in this way alone gives."""
     pruner, model = NeuronALPruner(NeuronALConfig.from_dict({**result.config, **SMALL})), make_model(family)
     pruner.prune(model, ids[:6])
     report = pruner.report
@@ -44,7 +45,7 @@ def assert_alone(result, family, ids):
 @pytest.mark.usefixtures("quick_alps")
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "llama"))
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
-def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
+def test_every_row_is_what_pruning_alone_gives(family, saliency, ids, others):
     """The model's weights are restored."""
     model = make_model(family)
     before = state(model)
@@ -95,15 +96,15 @@ def test_draws_that_differ_are_not_named(llama, tokenizer, others, tmp_path):
 
 
 def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
-    started, run = [], Runs.run
+    started, run = [], CombinationRunner.run
 
-    def interrupted(self, combination, config):
+    def interrupted(self, combination):
         started.append(combination)
         if len(started) == 3:
             raise KeyboardInterrupt
-        return run(self, combination, config)
+        return run(self, combination)
 
-    monkeypatch.setattr(Runs, "run", interrupted)
+    monkeypatch.setattr(CombinationRunner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare(llama, **METHODS, **others, output=tmp_path)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
@@ -130,21 +131,20 @@ def test_commands_may_share_an_output_directory(parts, llama, others, tmp_path, 
     """Other methods do not change what a result depends on, also that of one that looks at no text."""
     for part in parts:
         compare(llama, **part, **others, output=tmp_path)
-    monkeypatch.delattr(Runs, "measure")  # of any model, the dense one too
+    monkeypatch.delattr(CombinationRunner, "_measure")  # of any model, the dense one too
     whole = {name: list(dict.fromkeys(method for part in parts for method in part[name])) for name in METHODS}
     assert compare(llama, **whole, **others, output=tmp_path).results, "all were finished"
 
 
 def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
-    monkeypatch.setattr(runs, "evaluate_tasks", lambda *_, **how: asked.append(how) or {})
-    task, given = tmp_path / "mine.yaml", {"tasks": ["mine"], "include_path": tmp_path, "batch_size": 3}
-    for text, count in (("task: mine", 2), ("task: mine", 2), ("task: mine  # again", 4)):
-        task.write_text(text)
-        compare(llama, make_tokenizer(), **ONE, **others, **given, output=tmp_path / "out")
-        assert len(asked) == count, "the dense model, and one prune"
-    assert asked[0]["batch_size"] == 3
+    """Questions are read once, whatever the number of combinations."""
+    asked, read = [], []
+    monkeypatch.setattr(TaskSet, "measure", lambda self, *given: asked.append(given) or {})
+    for files, count in (({"a.yaml": "1"}, 2), ({"a.yaml": "1"}, 2), ({"a.yaml": "2"}, 4)):
+        monkeypatch.setattr(study, "load_tasks", lambda *_, files=files: read.append(1) or TaskSet({}, 5, files))
+        compare(llama, make_tokenizer(), **ONE, **others, tasks=["mine"], batch_size=3, output=tmp_path)
+        assert len(asked) == count, "the dense model, and one that is pruned"
+    assert asked[0][2] == 3 and len(read) == 3
 
 
 def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_path):
@@ -163,8 +163,8 @@ def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_pat
     assert vars(again.results[0]) == vars(first.results[0])
 
 
-def test_records(tmp_path):
-    """A finished result is read whole. Failures are not kept."""
+def test_finished_results(tmp_path):
+    """Each is read whole, and made again if its file is damaged. Failures are not kept."""
     made = []
 
     def find(directory=tmp_path, error=None, **depends_on):
@@ -172,15 +172,17 @@ def test_records(tmp_path):
             made.append(1)
             return Result(0.7, "wanda", "owl:m=7", {"test": math.inf}, pruning_seconds=len(made), error=error)
 
-        return comparing._recorded(Records(directory), ["wanda + owl:m=7", depends_on], make)
+        return finished(directory, ["wanda + owl:m=7", depends_on], make)
 
     first = find()
     assert find() == first and len(made) == 1
     find(seed=1)
     for _ in range(2):
         find(seed=2, error="out of memory")
-    assert len(made) == 4 and find() == first
-    assert find(None).pruning_seconds == 5
+    assert len(made) == 4 and find() == first and find(None).pruning_seconds == 5
+    for file in tmp_path.iterdir():
+        file.write_text("{")
+    assert find().pruning_seconds == 6 and find().pruning_seconds == 6
 
 
 @pytest.mark.parametrize("error", [None, MemoryError("too large")])
@@ -199,7 +201,7 @@ def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeyp
 
 
 def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(runner, "find_changes", lambda *args: pytest.fail("work began"))
     with pytest.raises(ValueError, match="num_samples=100, but there are 6 sequences"):
         compare(llama, saliencies=["wanda"], topups=["uniform"], **{**others, "num_samples": 100})
     (tmp_path / "comparison.md").write_text("mine")
@@ -208,14 +210,7 @@ def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
-def test_dense_work_is_shared(llama, others, monkeypatch):
-    captures, original = [], BlockRunner.check_replay
-    monkeypatch.setattr(BlockRunner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
-    compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
-    assert len(captures) == 1
-
-
-def test_hyper_parameters_of_one_top_up_do_not_share_scores(llama, ids, others):
+def test_hyperparameters_of_one_top_up_do_not_share_scores(llama, ids, others):
     topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
     found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
     for result in found:
@@ -247,32 +242,30 @@ def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):
     assert ["fc1 and 2 others are not used" in str(result.error) for result in found] == [True, True]
 
 
-def test_what_the_cache_gave_is_counted(llama, others, monkeypatch):
-    """Both rows have the seconds of the scores that the first one measured."""
-    measure, clock = BlockRunner.run, [0.0]
+@pytest.mark.parametrize(
+    ("ways", "seconds"),
+    [
+        ({"saliencies": ["wanda", "magnitude"], "topups": ["owl"]}, [100.0, 100.0]),
+        ({"saliencies": ["wanda"], "topups": ["uniform"]}, [0.0]),
+    ],
+)
+def test_what_the_cache_gave_is_counted(llama, others, monkeypatch, ways, seconds):
+    """All rows have the seconds of the scores that the first one measured, and none those of the check of the replay."""
+    measure, check, clock = BlockRunner.run, BlockRunner.check_replay, [0.0]
 
     def slow(self, inputs, streams, visit, label=None, release=False):
         clock[0] += 100 * ("OWL" in str(label))
         return measure(self, inputs, streams, visit, label, release)
 
-    monkeypatch.setattr(BlockRunner, "run", slow)
-    monkeypatch.setattr(runs.time, "perf_counter", lambda: clock[0])
-    found = compare(llama, saliencies=["wanda", "magnitude"], topups=["owl"], **others)
-    assert [result.allocation_seconds for result in found.results] == [100.0, 100.0] and clock == [100.0]
-
-
-def test_checking_the_replay_is_not_the_top_ups_time(llama, others, monkeypatch):
-    """It is done once for all combinations."""
-    clock, check = [0.0], BlockRunner.check_replay
-
-    def slow(self, ids):
-        clock[0] += 100
+    def slow_check(self, ids):
+        clock[0] += 7
         return check(self, ids)
 
-    monkeypatch.setattr(BlockRunner, "check_replay", slow)
-    monkeypatch.setattr(runs.time, "perf_counter", lambda: clock[0])
-    found = compare(llama, saliencies=["wanda"], topups=["uniform", "owl"], **others)
-    assert [result.seconds for result in found.results] == [0.0, 0.0] and clock == [100.0]
+    monkeypatch.setattr(BlockRunner, "run", slow)
+    monkeypatch.setattr(BlockRunner, "check_replay", slow_check)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    assert [result.seconds for result in compare(llama, **ways, **others).results] == seconds
+    assert clock == [max(seconds) + 7], "each is done once"
 
 
 def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_path):
@@ -304,6 +297,6 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     assert [one.perplexity for one in found.results] == [one.perplexity for one in expected.results]
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert evaluate_perplexity(model, None, ids[6:]) == pytest.approx(expected.dense.perplexity["test"])
-    monkeypatch.setattr(comparing, "load_tasks", lambda *_: None)
+    monkeypatch.setattr(study, "load_tasks", lambda *_: TaskSet({"boolq": None}))
     with pytest.raises(ValueError, match="Zero-shot tasks need the embeddings in memory"):
         compare(model, **methods, **others, tasks=["boolq"])

@@ -5,14 +5,23 @@ import numpy as np
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.comparing.combinations import find_combinations
+from optimum_neuronal.comparing.study import Grid, Study, find_combinations
 
 
 GIVEN = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]]}
 
 
 def find(**changes):
-    return find_combinations(**GIVEN | changes)
+    return [(one.result, one.config) for one in find_combinations(Grid(**GIVEN | changes))]
+
+
+def test_arguments_are_sorted():
+    """What is neither combined nor measured is a field of the config."""
+    study = Study.of(GIVEN | {"evaluate": ["wikitext2"], "window": 8, "seed": 3, "overwrite": True})
+    assert study.config == {"seed": 3} and study.window == 8 and list(study.test_sets) == ["wikitext2"]
+    assert [one.config.seed for one in study.combinations] == [3] and study.overwrite
+    with pytest.raises(ValueError, match="limit is 5, but there are no tasks: name some"):
+        Study.of(GIVEN | {"limit": 5})
 
 
 def test_each_occurs_once_methods_first_then_presets():
@@ -34,16 +43,13 @@ def test_each_occurs_once_methods_first_then_presets():
     assert all(config.num_samples == 16 and config.seed == 3 for _, config in found)
     expected = NeuronALConfig.preset("best", sparsity=0.6, dataset=None, num_samples=16, seed=3)
     assert found[5][1].to_dict() == expected.to_dict()
-
-
-def test_a_preset_with_an_amount_of_its_own_is_run_once():
-    found = find(sparsities=[0.6, 0.7], presets=["two-four"])
+    found = find(sparsities=[0.6, 0.7], presets=["two-four"])  # at its own sparsity
     assert [result.method for result, _ in found[2:]] == [
         "preset two-four (alps + uniform, pattern 2:4), 50% sparsity"
     ]
 
 
-def test_hyper_parameters_are_split_from_the_names():
+def test_hyperparameters_are_split_from_the_names():
     """Those in the name replace those of the config, which hold for all methods."""
     (_, config), *_ = find(
         saliencies=["ria:power=1.0"],

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,18 +13,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..common.progress import progress
-from ..config.config_fields import as_json
-from ..data.known_datasets import check_datasets
-from ..evaluation.perplexity import as_model, name_test_sets
-from ..evaluation.tasks import load_tasks
+from ..evaluation.perplexity import as_model
+from ..files.atomic import write_atomically
 from ..files.identity import versions
-from ..files.records import Records, remove_records
 from ..model.public_names import public_name
 from ..pruning.prepare import exclusive
-from .combinations import Combinations, find_combinations
-from .comparison import Comparison, check_tables_directory
+from .comparison import SEVERAL, Comparison
 from .results import DENSE, Result
-from .runs import Runs
+from .runner import CombinationRunner
+from .study import Evaluation, Grid, Study
 
 
 logger = get_logger(__name__)
@@ -73,82 +71,82 @@ def compare(
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
-        tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
+        tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`]; their questions are read once.
         accuracy_over (`Sequence[str]`, *optional*): saliencies to compute AccRet over. None: the same as PPLFac.
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
-        overwrite (`bool`): True runs finished combinations again, and replaces tables that no comparison wrote.
+        overwrite (`bool`): True runs finished combinations again, and replaces tables of another model or that no comparison wrote.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
         config: further fields of [`NeuronALConfig`] for all combinations.
 
     Raises:
         `ValueError`, `TypeError`: unknown methods or presets, or a model and data that no combination can work with.
-        `FileExistsError`: the directory holds a table that no comparison wrote.
+        `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
-    ways = (saliencies, topups, sparsities, presets, without, sweep)
-    combinations = find_combinations(*ways, dataset, config)
-    tests = name_test_sets(evaluate)
-    check_datasets([dataset, *(sweep or {}).get("dataset", ()), *tests.values()])
-    if output is not None:
-        check_tables_directory(output, overwrite)
-    if tasks:
-        load_tasks(tasks, include_path)
-    questions = {"tasks": tasks, "limit": limit, "include_path": include_path, "add_bos": config.get("add_bos")}
-    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
-    runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
-    runs.load_tests(tests, window, max_windows, config.get("add_bos"))
-    if output is not None:
-        check_tables_directory(output, overwrite, public_name(runs.model))
-    with exclusive(runs.model):
-        return _run_all(runs, combinations, as_json(config), as_json(accuracy_over), output, overwrite)
+    grid = Grid(saliencies, topups, sparsities, presets, without, sweep, dataset, config)
+    evaluation = Evaluation(evaluate, window, max_windows, tasks, limit, include_path)
+    study = Study(grid, evaluation, accuracy_over, output, overwrite)
+    return run_study(study, *as_model(model, tokenizer), batch_size, max_hidden_bytes)
 
 
-def _run_all(
-    runs: Runs,
-    combinations: Combinations,
-    fields: dict[str, Any],
-    accuracy_over: list[str] | None,
-    output: str | Path | None,
-    overwrite: bool,
+def run_study(
+    study: Study,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
 ) -> Comparison:
-    """Measure the dense model and each combination. The tables are written after each."""
-    folder = None if output is None else Path(output) / FINISHED
-    if overwrite:
-        remove_records(folder)
-    records = Records(folder)
-    dense = _recorded(records, [DENSE, {}, runs.depends_on(None)], runs.dense)
-    windows = {name: list(test.ids.shape) for name, test in runs.windows.items()}
-    drawn = _in_common([one.to_dict() for one in runs.calibrations.values() if one is not None])
-    with_bos = [name for name, test in runs.windows.items() if test.begin_with_bos]
-    comparison = Comparison(
-        public_name(runs.model), dense, [], drawn, versions(), windows, with_bos, fields, accuracy_over
-    )
-    for result, config in progress(combinations, "comparing", "combination"):
-        if config is not None:
-            depends_on = [result.method, config.to_dict(), runs.depends_on(runs.calibration_of(result, config))]
-            result = _recorded(records, depends_on, partial(runs.run, result, config))
-        if result.error is not None:
-            logger.warning(f"{result.method} failed: {result.error}")
-        comparison.results.append(result)
-        if output is not None:
-            comparison.save(output, overwrite)
+    """Measure the dense model, then prune, measure and restore it with each combination. Tables are written after each."""
+    study.check_output(public_name(model))
+    folder = study.output and study.output / FINISHED
+    if folder is not None and study.overwrite:
+        for file in folder.glob("*.json"):
+            file.unlink(missing_ok=True)
+    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+    with exclusive(model):
+        runner = CombinationRunner(study, model, tokenizer, memory)
+        dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)
+        comparison = Comparison(
+            model=public_name(model),
+            dense=dense,
+            results=[],
+            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+            versions=versions(),
+            windows={name: list(test.ids.shape) for name, test in runner.windows.items()},
+            with_bos=[name for name, test in runner.windows.items() if test.begin_with_bos],
+            config=study.config,
+            accuracy_over=study.accuracy_over,
+        )
+        for combination in progress(study.combinations, "comparing", "combination"):
+            result = combination.result
+            if combination.config is not None:
+                depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
+                result = finished(folder, depends_on, partial(runner.run, combination))
+            if result.error is not None:
+                logger.warning(f"{result.method} failed: {result.error}")
+            comparison.results.append(result)
+            if study.output is not None:
+                comparison.save(study.output, overwrite=True)  # its tables are this comparison's
     return comparison
+
+
+def finished(folder: Path | None, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
+    """Return the result that an earlier run has finished, or make it. Failures are not kept."""
+    if folder is None:
+        return make()
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
+    path = folder / f"{digest}.json"
+    with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
+        return Result(**json.loads(path.read_bytes()))
+    result = make()
+    if result.error is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(result)).encode())
+    return result
 
 
 def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what calibration data have in common, and "several" where they differ."""
     first = calibrations[0] if calibrations else {}
     return {
-        name: value if all(one[name] == value for one in calibrations) else "several" for name, value in first.items()
+        name: value if all(one[name] == value for one in calibrations) else SEVERAL for name, value in first.items()
     }
-
-
-def _recorded(records: Records, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
-    """Return a recorded result, or make and record it. Failures are not recorded."""
-    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
-    record = records.get(digest)
-    if record is not None:
-        return Result(**record[0])
-    result = make()
-    if result.error is None:
-        records.put(digest, asdict(result), {})
-    return result

@@ -1,0 +1,171 @@
+"""What a comparison combines and measures, checked before a model is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..common.registry import Registry, parse_method
+from ..common.validation import check_choice, check_numbers, validate_list, validate_strings
+from ..config.config_fields import as_json
+from ..config.neuronal_config import NeuronALConfig
+from ..config.presets import PRESETS
+from ..data.known_datasets import check_datasets
+from ..evaluation.perplexity import name_test_sets
+from ..evaluation.tasks import load_tasks
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
+from .comparison import check_tables_directory
+from .results import PRESET, Result
+
+
+LISTS = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}  # field of the config -> of the grid
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a comparison combines; see [`compare`]."""
+
+    saliencies: Sequence[str] = ("wanda",)
+    topups: Sequence[str] = ("uniform", "owl", "neuronal")
+    sparsities: Sequence[float] = (0.6, 0.7, 0.8)
+    presets: Sequence[str] = ()
+    without: Sequence[str] = ()
+    sweep: Mapping[str, Sequence[Any]] | None = None
+    dataset: Any = "c4"
+    config: Mapping[str, Any] | None = None  # further fields of all combinations
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the models are measured on; see [`compare`]."""
+
+    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",)
+    window: int | None = None
+    max_windows: int | None = None
+    tasks: Sequence[str] = ()
+    limit: int | None = None
+    include_path: str | Path | None = None
+
+
+class Study:
+    """A comparison, which [`run_study`] runs on any model."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        evaluation: Evaluation,
+        accuracy_over: Sequence[str] | None = None,
+        output: str | Path | None = None,
+        overwrite: bool = False,
+    ):
+        self.config, self.accuracy_over = as_json(grid.config or {}), as_json(accuracy_over)
+        self.combinations = find_combinations(grid)
+        self.test_sets = name_test_sets(evaluation.evaluate)
+        self.window, self.max_windows = evaluation.window, evaluation.max_windows
+        check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
+        self.output, self.overwrite = None if output is None else Path(output), overwrite
+        self.check_output()
+        self.tasks = load_tasks(evaluation.tasks, evaluation.limit, evaluation.include_path)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Study":
+        """Return the study of arguments of [`compare`] by name. Other names are fields of the config."""
+        config, parts = dict(arguments), []
+        for kind in (Grid, Evaluation):
+            names = [entry.name for entry in fields(kind) if entry.name in arguments]
+            parts.append({name: config.pop(name) for name in names})
+        own = {name: config.pop(name) for name in ("accuracy_over", "output", "overwrite") if name in config}
+        return cls(Grid(**parts[0], config=config), Evaluation(**parts[1]), **own)
+
+    def check_output(self, model: str | None = None) -> None:
+        """Raise `FileExistsError` if the output holds tables of another model, or that no comparison wrote."""
+        if self.output is not None:
+            check_tables_directory(self.output, self.overwrite, model)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to prune a model."""
+
+    result: Result  # without figures; with an error if the combination is impossible
+    config: NeuronALConfig | None  # None if it is impossible
+    dataset: Any  # calibration data
+
+    @property
+    def drawn_by(self) -> tuple:
+        """What decides the calibration sequences."""
+        config = self.config
+        fields = config.seed, config.sampling, config.num_samples, config.seq_length, config.add_bos
+        return (repr(self.result.setting.get("dataset")), *fields)
+
+
+def find_combinations(grid: Grid) -> list[Combination]:
+    """Return all combinations of a grid once, those of methods first. Raise `ValueError` if none is possible."""
+    saliencies = _named("saliencies", grid.saliencies, SALIENCIES)
+    topups = _named("topups", grid.topups, TOPUPS)
+    presets = validate_strings("presets", grid.presets, "['paper']")
+    for preset in presets:
+        check_choice("presets", preset, list(PRESETS))
+    pairs = (text.partition("+")[::2] for text in validate_strings("without", grid.without, "['sparsegpt+dsnot']"))
+    left_out = {(_name(saliency, SALIENCIES), _name(topup, TOPUPS)) for saliency, topup in pairs}
+    sparsities = as_json(validate_list("sparsities", grid.sparsities, "[0.6]"))
+    if sparsities:
+        check_numbers("sparsities", sparsities, 0, 1)
+    sweep, config = as_json(grid.sweep or {}), grid.config or {}
+    for name, values in {**config, **sweep}.items():
+        if name in LISTS:
+            raise ValueError(f"{name} is {values!r}: give a list as {LISTS[name]}.")
+        if name in sweep and not values:
+            raise ValueError(f"sweep has no values of {name}: name some, or leave it out.")
+    wanted = [
+        Result(sparsity, saliency, topup)
+        for sparsity, saliency, topup in product(sparsities, saliencies, topups)
+        if (saliencies[saliency], topups[topup]) not in left_out
+    ]
+    for preset in presets:  # at its own sparsity if it has one
+        own = PRESETS[preset].get("sparsity")
+        wanted += [Result(sparsity, PRESET, preset) for sparsity in (sparsities if own is None else [own])]
+    if not wanted:
+        raise ValueError("There is nothing to compare: name methods and a sparsity, or a preset.")
+    settings = [dict(zip(sweep, values)) for values in product(*sweep.values())]
+    found = [_combine(replace(result, setting=setting), grid) for setting in settings for result in wanted]
+    if all(one.config is None for one in found):
+        raise ValueError(f"No combination is possible: {found[0].result.error}")
+    return list({(one.result.method, one.result.error): one for one in found}.values())
+
+
+def _name(text: str, registry: Registry) -> str:
+    return registry.get(parse_method(text)[0]).name
+
+
+def _named(argument: str, texts: Any, registry: Registry) -> dict[str, str]:
+    """Return the registered name of each method's text, which may hold hyperparameters."""
+    return {text: _name(text, registry) for text in validate_strings(argument, texts, f"['{registry.names()[0]}']")}
+
+
+def _combine(result: Result, grid: Grid) -> Combination:
+    """Return the combination of a result's methods and setting, with the titles of the methods."""
+    dataset = result.setting.get("dataset", grid.dataset)
+    fields = as_json(grid.config or {}) | result.setting | {"dataset": dataset if isinstance(dataset, str) else None}
+    try:
+        config = _make_config(result, fields)
+    except ValueError as error:
+        return Combination(replace(result, error=" ".join(str(error).split())), None, dataset)
+    methods = config.methods
+    if result.saliency == PRESET:
+        titles = {"topup": f"{result.topup} ({methods.title})"}
+    else:
+        titles = {"saliency": methods.saliency.title(), "topup": methods.topup.title()}
+    return Combination(replace(result, **titles), config, dataset)
+
+
+def _make_config(result: Result, fields: dict[str, Any]) -> NeuronALConfig:
+    """Return the config of a result's methods. Raise `ValueError` if the combination is impossible."""
+    if result.saliency == PRESET:
+        return NeuronALConfig.preset(result.topup, sparsity=result.sparsity, **fields)
+    for kind, text in (("saliency", result.saliency), ("topup", result.topup)):
+        name, hyperparameters = parse_method(text)
+        fields |= {kind: name, f"{kind}_args": fields.get(f"{kind}_args", {}) | hyperparameters}
+    return NeuronALConfig(result.sparsity, **fields)
