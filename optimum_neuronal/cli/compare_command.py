@@ -15,6 +15,7 @@ from ..comparing.means import merge
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
 from ..config.presets import PRESETS
+from ..model.load_model import check_unquantized
 from . import flags
 from .command import Command, write
 
@@ -81,12 +82,15 @@ class CompareCommand(Command):
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
         given, device = self._arguments(), flags.device_of(args)
+        flags.memory_of(args)
         check_tables_directory(args.output, args.overwrite)
         ways = {key: given[key] for key in WAYS if key in given}
         others = {key: given[key] for key in given.keys() & flags.CONFIG_FLAGS.keys() - ways.keys()}
         find_combinations(**ways, config=others)  # raises before the model is loaded
         options = {name: getattr(args, name) for name in ("output", "overwrite", "batch_size", "max_hidden_bytes")}
-        with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
+        source = flags.source_of(args)
+        check_unquantized(source, {})
+        with flags.loaded(args, source, device, Path(args.output)) as (model, tokenizer):
             comparison = compare(model, tokenizer, **given, **options)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:

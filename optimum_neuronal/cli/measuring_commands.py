@@ -12,6 +12,7 @@ import torch
 from ..common.display import format_table
 from ..common.validation import check_count
 from ..config.config_fields import DATASETS
+from ..data.documents import check_datasets
 from ..evaluation.perplexity import begin_with_bos, evaluate_perplexity, load_windows
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import evaluate_tasks, load_tasks
@@ -41,34 +42,31 @@ class EvaluateCommand(Command):
         flags.add_config_flags(parser, ["add_bos"])
         flags.add_memory_flags(parser, prunes=False)
 
-    def work(self) -> None:
-        args, device = self.args, flags.device_of(self.args)
-        if args.batch_size is not None:
-            check_count("--batch-size", args.batch_size, 1)
+    def check(self) -> None:
+        args = self.args
         if args.limit is not None:
             check_count("--limit", args.limit, 1)
-        if args.tasks == []:
-            raise ValueError("--tasks names none: expected tasks of lm-eval, such as hellaswag, or 'paper'.")
-        for flag, value in (("--limit", args.limit), ("--include-path", args.include_path)):
-            if value is not None and not args.tasks:
-                raise ValueError(
-                    f"{flag} is {value}, but there are no tasks: name some with --tasks, or leave it out."
-                )
+        if not args.tasks and any(value is not None for value in (args.tasks, args.limit, args.include_path)):
+            raise ValueError("--tasks is empty, or --limit or --include-path is given without tasks: name some.")
+
+    def work(self) -> None:
+        args, device = self.args, flags.device_of(self.args)
+        memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
+        check_datasets(datasets)
         if args.tasks:
             load_tasks(args.tasks, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), device, scratch) as (model, tokenizer):
             rows, sizes, bos = [], (args.window, args.max_windows), getattr(args, "add_bos", None)
-            datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
             tests = {name: load_windows(model.config, tokenizer, name, *sizes, bos) for name in datasets}
             for dataset, windows in tests.items():
-                perplexity = evaluate_perplexity(model, None, windows, batch_size=args.batch_size)
+                perplexity = evaluate_perplexity(model, None, windows, batch_size=memory.batch_size)
                 first = "yes" if begin_with_bos(windows, tokenizer) else "no"
                 rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.shape), first])
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
-                options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
+                options = {"limit": args.limit, "batch_size": memory.batch_size, "include_path": args.include_path}
                 options["add_bos"] = bos
                 results = evaluate_tasks(model, tokenizer, args.tasks, **options)
                 write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
@@ -104,9 +102,9 @@ class SpeedCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
-        options = flags.load_options(args)
-        dense = densify(load_model(args.model, **options)).to(device)
-        packed = load_model(args.model, **options)
+        source = flags.source_of(args)
+        dense = densify(load_model(source)).to(device)
+        packed = load_model(source)
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)

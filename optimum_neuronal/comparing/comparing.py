@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..common.memory import MemoryLimits
 from ..common.notes import get_logger
 from ..common.progress import progress
 from ..config.config_fields import as_json
@@ -93,7 +94,7 @@ def compare(
     if tasks:
         load_tasks(tasks, include_path)
     questions = {"tasks": tasks, "limit": limit, "include_path": include_path, "add_bos": config.get("add_bos")}
-    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+    memory = MemoryLimits(batch_size, max_hidden_bytes)
     runs = Runs(*as_model(model, tokenizer), combinations, dataset, questions, memory)
     runs.load_tests(tests, window, max_windows, config.get("add_bos"))
     if output is not None:

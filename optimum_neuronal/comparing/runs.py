@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..common.memory import MemoryLimits
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
@@ -38,7 +39,13 @@ class Runs:
     """Prunes of one model that share the work on the dense model. The weights are restored after each."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, combinations: Combinations, dataset: Any, questions: dict, memory: dict
+        self,
+        model: Any,
+        tokenizer: Any,
+        combinations: Combinations,
+        dataset: Any,
+        questions: dict,
+        memory: MemoryLimits,
     ):
         self.model = model
         self.questions, self.memory = questions, memory  # arguments of `evaluate_tasks` and of `prepare`
@@ -47,7 +54,7 @@ class Runs:
         self.caches: dict[tuple, TimedCache] = {}  # the latest: with other data, hidden states differ
         self.calibrations: dict[tuple, CalibrationSet | None] = {}
         possible = [(result, config) for result, config in combinations if config is not None]
-        self.decoder = _decoder(model, [config for _, config in possible], memory)
+        self.decoder = _decoder(model, [config for _, config in possible])
         for result, config in possible:  # before any long work
             if config.methods.needs_calibration and self.calibration_of(result, config) is None:
                 drawn = draw_calibration(model, config, tokenizer, result.setting.get("dataset", dataset))
@@ -81,7 +88,7 @@ class Runs:
 
     def measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
-        size, accuracy = {"batch_size": self.memory["batch_size"]}, {}
+        size, accuracy = {"batch_size": self.memory.batch_size}, {}
         perplexity = {name: evaluate_perplexity(self.model, None, ids, **size) for name, ids in self.windows.items()}
         if self.questions["tasks"]:
             accuracy = evaluate_tasks(self.model, self.tokenizer, **self.questions, **size)
@@ -99,7 +106,9 @@ class Runs:
             cache = self.caches[key]
             cache.start()
             calibration = self.calibration_of(combination, config)
-            context = prepare(self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, **self.memory)
+            context = prepare(
+                self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, memory=self.memory
+            )
             outcome = find_changes(context)
             report = make_report(context, outcome)
             with changed_weights(context.decoder, outcome.changes):
@@ -116,12 +125,12 @@ class Runs:
         )
 
 
-def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig], memory: Mapping[str, Any]) -> Decoder:
+def _decoder(model: PreTrainedModel, configs: Sequence[NeuronALConfig]) -> Decoder:
     """Return the decoder of the first config that fits the model. Raise the first one's error if none does."""
     for config in configs:
         with suppress(ValueError, TypeError):
-            return check_prune(model, config, **memory)
-    return check_prune(model, configs[0], **memory)
+            return check_prune(model, config)
+    return check_prune(model, configs[0])
 
 
 def _checksums(folder: str | Path | None) -> dict[str, str]:

@@ -206,7 +206,7 @@ class TestResult:
     def test_tied_weights_are_not_called_missing(self, folders, caplog):
         make_model("llama", vocab_size=256, tie_word_embeddings=True).save_pretrained(folders / "dense")
         config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse")
+        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse", overwrite=True)
         model, _ = tuned(folders)
         assert "missing keys" not in caplog.text and model.lm_head.weight is model.model.embed_tokens.weight
 
