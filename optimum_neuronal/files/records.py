@@ -134,7 +134,7 @@ def run_directory(directory: str | Path) -> Iterator[Path]:
         try:
             yield path
         finally:
-            if not (path / IDENTITY).exists():
+            if not (path / IDENTITY).exists() or not any(path.glob(f"*{SUFFIX}")):
                 shutil.rmtree(path, ignore_errors=True)
 
 

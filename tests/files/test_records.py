@@ -115,7 +115,8 @@ def test_records_stay_until_the_directory_is_removed_as_a_whole(tmp_path):
 
 
 def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
-    with pytest.raises(ZeroDivisionError), work_directory(tmp_path / "work"):
+    with pytest.raises(ZeroDivisionError), work_directory(tmp_path / "work") as folder:
+        Records(folder, {"seed": 0})
         raise ZeroDivisionError
     monkeypatch.setattr(Processes, "current", classmethod(lambda cls: cls(1, 2)))
     with work_directory(tmp_path / "work") as folder:
