@@ -134,10 +134,11 @@ def prepare(
         decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
     processes, ids = Processes.current(), ids_of(calibration)
     started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
-    batch_size = memory.batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS)
     runner = BlockRunner(
         decoder,
-        batch_size=1 if device.type in ONE_AT_A_TIME else batch_size,
+        batch_size=1
+        if device.type in ONE_AT_A_TIME
+        else memory.batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
         device=device,
         max_hidden_bytes=memory.max_hidden_bytes,
         quiet=processes.rank > 0,
