@@ -1,7 +1,7 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
+from .checkpoint.save_options import SaveOptions
 from .checkpoint.saving import check_other_directory, check_replaceable, check_saveable, save_pruned
 from .common.device import default_device
+from .common.memory import MemoryLimits
 from .common.notes import get_logger
 from .common.processes import Processes
 from .common.progress import announce
@@ -19,12 +21,12 @@ from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
 from .evaluation.perplexity import name_test_sets
 from .evaluation.test_sets import TestWindows, digest, load_tests, measure, report_tests
-from .files.directories import check_writable
+from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
+from .model.sources import locate
 from .model.sparsity_config import KEY
-from .model.tokenizers import TOKENIZER_KWARGS, find_tokenizer
-from .pruning.checks import check_prunable
+from .model.tokenizers import find_tokenizer
 from .pruning.prepare import PruneContext, exclusive, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
@@ -33,6 +35,22 @@ from .report import PruningReport
 logger = get_logger(__name__)
 
 CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the user gives none
+
+
+@dataclass(frozen=True)
+class PruningJob:
+    """What [`NeuronALPruner.run`] does. It is checked when it is made, which may be before a model is loaded."""
+
+    config: NeuronALConfig
+    output: Output | None  # None: the job is checked, but not run
+    tests: Mapping[str, Any]  # name -> test set
+    options: SaveOptions = SaveOptions()  # without a dtype, the checkpoint's
+    memory: MemoryLimits = MemoryLimits()
+    window: int | None = None
+    dataset: Any = None  # calibration data instead of the config's
+
+    def __post_init__(self) -> None:
+        check_datasets([self.config.dataset if self.dataset is None else self.dataset, *self.tests.values()])
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -52,7 +70,7 @@ class NeuronALPruner(OptimumQuantizer):
     Attributes:
         model (`PreTrainedModel`): loaded by `from_pretrained`; None otherwise.
         tokenizer (`PreTrainedTokenizerBase`): the given one, or else the latest model's own; None if it has none.
-        report ([`PruningReport`]): of the last prune; None before the first.
+        report ([`PruningReport`]): of the last pruning run; None before the first.
     """
 
     def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | Path | None = None):
@@ -98,15 +116,14 @@ class NeuronALPruner(OptimumQuantizer):
         """
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
-        pruner = cls(config, tokenizer)
-        check_unquantized(model_or_path, model_kwargs)
+        pruner, source = cls(config, tokenizer), locate(model_or_path, model_kwargs)
+        check_unquantized(source, {})
         if stream_to is None:
-            pruner.model = load_model(model_or_path, **model_kwargs)
+            pruner.model = load_model(source)
         else:
-            pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
+            pruner.model = load_streamed(source, device or default_device(), stream_to)
         if pruner.tokenizer is None:
-            shared = {key: model_kwargs[key] for key in TOKENIZER_KWARGS if key in model_kwargs}
-            pruner._own = pruner._last = find_tokenizer(model_or_path, **shared)
+            pruner._own = pruner._last = find_tokenizer(source)
         return pruner
 
     def quantize(
@@ -133,41 +150,47 @@ class NeuronALPruner(OptimumQuantizer):
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set. Report and model card show the
-                perplexities before and after the prune. Without any, a few held-out sequences of the calibration text
+                perplexities before and after. Without any, a few held-out sequences of the calibration text
                 are used, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: dense.
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, even if `from_pretrained` got another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
-            overwrite (`bool`): True to replace a model in `save_dir` that is not pruned.
+            overwrite (`bool`): True to replace a model's directory at `save_dir`, with all that is in it.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
-        model, tests = self.model, name_test_sets(evaluate)
-        check_datasets([*(self.config.dataset_names if dataset is None else [dataset]), *tests.values()])
-        format = check_saveable(model, format, save_dtype)
-        check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
-        check_replaceable(save_dir, overwrite)
-        with work_directory(work_dir) as folder, exclusive(model):
-            context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
-            sets = load_tests(tests, model, context.tokenizer, window, None, self.config.add_bos)
+        output = check_output(save_dir, overwrite, [self.model.config.name_or_path])
+        options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
+        job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset)
+        with work_directory(work_dir, save_dir) as folder:
+            return self.run(job, folder)
+
+    def run(self, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
+        """Do what [`~NeuronALPruner.quantize`] does, as a checked job says. `folder`: of [`work_directory`]."""
+        model, memory = self.model, job.memory
+        options = replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model))
+        options = replace(options, format=check_saveable(model, options.format, options.dtype))
+        with exclusive(model):
+            context = self._prepare(model, job.dataset, folder, memory)
+            sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
             calibration = context.calibration
             if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
                 sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-            dense = self._measure_dense(context, sets, batch_size)
+            dense = self._measure_dense(context, sets, memory.batch_size)
             report, pruned = prune_model(context), {}
             self._remember(context, report)
             try:
-                pruned = measure(model, sets, batch_size)
+                pruned = measure(model, sets, memory.batch_size)
             except ValueError as error:  # the pruned model is saved all the same
                 logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
             context.clock.lap("evaluation")
             evaluation = report_tests(sets, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model), overwrite)
+            self._save(model, job.output, options)
             remove_records(folder)
         return model
 
@@ -182,8 +205,8 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> PreTrainedModel:
         """Set weights of the model to zero, in place.
 
-        All weights change at the very end. A prune that fails or is interrupted earlier leaves them as they were. No
-        other thread may use the model meanwhile: it would compute with trial weights, and disturb the prune. Under
+        All weights change at the very end: after an error or an interrupt, they are as they were. No other thread may use
+        the model meanwhile: it would compute with trial weights, and disturb the pruning. Under
         torchrun or `accelerate launch`, the processes share the work, and each prunes its own copy of the model.
 
         Args:
@@ -195,8 +218,8 @@ class NeuronALPruner(OptimumQuantizer):
                 `datasets.Dataset`, one of its columns, an `IterableDataset`, or token ids of shape (num_samples,
                 seq_length) without padding.
             work_dir (`str` or `Path`, *optional*):
-                Where finished steps and blocks are recorded. After a crash, the same call resumes from there, with a
-                bit-identical result.
+                Where finished steps and blocks are recorded: absent or empty, and of this run alone. After a crash, the
+                same call resumes from there, with a bit-identical result.
             batch_size (`int`, *optional*):
                 Sequences per forward pass on an accelerator, which change the result by rounding at most. None: about
                 8192 tokens. On a CPU it is ignored: sequences run one at a time.
@@ -209,21 +232,23 @@ class NeuronALPruner(OptimumQuantizer):
 
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
-            `BlockingIOError`: another prune uses the work directory.
+            `BlockingIOError`: another run uses the work directory.
             `RuntimeError`: another thread prunes the model.
         """
-        check_prunable(model)
+        memory = MemoryLimits(batch_size, max_hidden_bytes)
         with work_directory(work_dir) as folder, exclusive(model):
-            context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
+            context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model
 
-    def _prepare(self, model: PreTrainedModel, dataset: Any, folder: Path | None, **memory: Any) -> PruneContext:
+    def _prepare(
+        self, model: PreTrainedModel, dataset: Any, folder: Path | None, memory: MemoryLimits
+    ) -> PruneContext:
         tokenizer = self._given or (self._own if model is self.model else None)
-        return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, **memory)
+        return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, memory=memory)
 
     def _measure_dense(self, context: PruneContext, tests: TestWindows, batch_size: int | None) -> dict[str, float]:
-        """Return the perplexities of the model before it is pruned, recorded for a prune that resumes."""
+        """Return the perplexities of the model before it is pruned, recorded for a run that resumes."""
         if not tests:
             return {}
         dense, _ = context.records.recorded(
@@ -267,12 +292,17 @@ class NeuronALPruner(OptimumQuantizer):
             `FileExistsError`: the model was read from this directory, whose dense weights it would replace; or the directory
                 holds another model that is not pruned.
         """
-        report = self._report_of(model)
+        self._report_of(model)
         check_other_directory(model.config.name_or_path, directory)
         check_replaceable(directory, overwrite)
+        self._save(model, Output(Path(directory).absolute()), SaveOptions(format, dtype))
+
+    def _save(self, model: PreTrainedModel, output: Output, options: SaveOptions) -> None:
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, report, self.tokenizer, format, dtype=dtype)
+            save_pruned(
+                model, output.path, self._report_of(model), self.tokenizer, options.format, dtype=options.dtype
+            )
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:

@@ -1,4 +1,4 @@
-"""What holds for all configs, for all files, and wherever a prune is interrupted."""
+"""What holds for all configs, for all files, and wherever a run is interrupted."""
 
 import json
 import shutil
@@ -153,6 +153,7 @@ def interrupt_at(patch, number):
 def test_wherever_a_prune_is_interrupted_and_whatever_file_is_cut_short_it_ends_the_same(
     method, undisturbed, data, tmp_path
 ):
+    """A file that is cut short is not read, or raises an error that says to delete the directory."""
     expected, runs = undisturbed[method]
     work_dir = tmp_path / "work"
     shutil.rmtree(work_dir, ignore_errors=True)
@@ -166,4 +167,9 @@ def test_wherever_a_prune_is_interrupted_and_whatever_file_is_cut_short_it_ends_
             path = data.draw(st.sampled_from(records))
             content = path.read_bytes()
             path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+            try:
+                assert same_state(prune(method, work_dir), expected)
+            except ValueError as error:
+                assert f"is damaged: delete {work_dir} to start again" in str(error)
+                shutil.rmtree(work_dir)
     assert same_state(prune(method, work_dir), expected)

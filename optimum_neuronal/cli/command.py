@@ -8,22 +8,18 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..common.connection import check_connection
 from ..common.display import escaped
-from ..data.known_datasets import check_datasets
-from ..files.atomic import finish_moves
 from ..model.auto_classes import loading_code
-from ..model.sources import GGUF, check_directory, find_gguf
 
 
-EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
+# torch raises an `AssertionError` for a device that it was built without.
+EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError, AssertionError)
 
 
 def write(text: str) -> None:
@@ -87,7 +83,6 @@ class Command(ABC):
             sys.exit(128 + number)
 
     def _run(self) -> None:
-        check_arguments(self.args)
         self.check()
         if self.args.quiet:
             logging.set_verbosity_error()
@@ -100,50 +95,19 @@ class Command(ABC):
         """Add the flags that only this command has."""
 
     def check(self) -> None:
-        """Raise for arguments that cannot be right, before anything is read."""
+        """Raise for flags that do not go together."""
 
     @abstractmethod
     def work(self) -> None:
         """Do what the command is for."""
 
+    def unfinished(self) -> str | Path | None:
+        """Return the directory from which the same command resumes, if it has one."""
+        return None
+
     def after_interrupt(self) -> str:
         """Return the end of the line on Ctrl-C: how to resume."""
-        return ""
-
-
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raise for datasets, files and models that cannot be right. Read nothing."""
-    for flag in ("dataset", "evaluate"):
-        named = getattr(args, flag, None) or ()
-        check_datasets([named] if isinstance(named, str) else named)
-    for flag in ("config", "include_path"):
-        path = getattr(args, flag, None)
-        if path is not None and not os.path.exists(path):
-            raise FileNotFoundError(f"--{flag.replace('_', '-')} {path} does not exist.")
-    if getattr(args, "model", None) is not None:
-        _check_model(args.model, getattr(args, "revision", None))
-
-
-def _check_model(name: str, revision: str | None) -> None:
-    """Raise for a directory without a model, a path that does not exist, or a Hub that cannot be reached."""
-    if os.path.isdir(name):
-        finish_moves(name)
-        check_directory(name)
-    elif find_gguf(name) is not None:
-        return
-    elif os.path.isfile(name):
-        raise ValueError(f"{name} is a file: name the directory of a model, a Hub id or a {GGUF} file.")
-    elif name.lower().endswith(GGUF):
-        raise FileNotFoundError(f"The file {name} does not exist.")
-    elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
-        raise FileNotFoundError(f"The directory {name} does not exist.")
-    elif not _is_cached(name, revision):
-        check_connection()
-
-
-def _is_cached(name: str, revision: str | None) -> bool:
-    """Return True if a model is in the Hub's cache. Raise `ValueError` for a name that no model can have."""
-    try:
-        return try_to_load_from_cache(name, "config.json", revision=revision) is not None
-    except HFValidationError as error:
-        raise ValueError(f"{name!r} is neither a directory nor the id of a model on the Hub.") from error
+        folder = self.unfinished()
+        if folder is None or not os.path.exists(folder):
+            return ""
+        return f": the same command resumes from here; to start over, delete {folder}"

@@ -14,6 +14,7 @@ from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
 from ..config.presets import PRESETS
+from ..model.load_model import check_unquantized
 from . import flags
 from .command import Command, write
 
@@ -73,10 +74,11 @@ class CompareCommand(Command):
         if args.merge:
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
-        device = flags.device_of(args)
+        device, memory, source = flags.device_of(args), flags.memory_of(args), flags.source_of(args)
         study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite})
-        with flags.loaded(args, device, Path(args.output)) as (model, tokenizer):
-            comparison = run_study(study, model, tokenizer, args.batch_size, args.max_hidden_bytes)
+        check_unquantized(source, {})
+        with flags.loaded(args, source, device, Path(args.output)) as (model, tokenizer):
+            comparison = run_study(study, model, tokenizer, memory)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output)))

@@ -4,8 +4,6 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-import torch
-
 from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
 from ..files.records import hidden_directory
@@ -25,7 +23,7 @@ METHOD = ("kl_weight", "learning_rate", "lora")
 
 class FinetuneCommand(Command):
     NAME = "finetune"
-    HELP = "Train a sparse model toward the predictions of its dense model. Every zero stays."
+    HELP = "Train a sparse model toward the predictions of its dense model. The sparsity pattern doesn't change."
     USAGE = "--model SPARSE --output DIR [flags]"
     EXAMPLES = (
         "--model qwen-sparse --minutes 10 --output qwen-tuned --evaluate wikitext2",
@@ -42,17 +40,7 @@ class FinetuneCommand(Command):
         teacher = "Hub id or directory of the dense model (default: the one that the sparse model was pruned from)"
         main.add_argument("--teacher", help=teacher)
         main.add_argument("--device", help="cpu, or the accelerator's name (default: the accelerator if there is one)")
-        result.add_argument("--output", required=True, help="directory to save the trained model in (required)")
-        flags.add_overwrite_flag(result)
-        format = "packed: small, loads with this package (default: dense)"
-        result.add_argument("--format", choices=("dense", "packed"), default="dense", help=format)
-        dtype = "dtype of the saved weights (default: the sparse model's)"
-        result.add_argument("--save-dtype", choices=flags.DTYPES, help=dtype)
-        evaluate = "test text: measure perplexity before and after (default: none)"
-        result.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
-        flags.add_window_flag(result)
-        result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
-        flags.add_switch(result, "--private", "make that repository private")
+        flags.add_result_flags(result, "the sparse model's", "none")
         for group, names in ((amount, AMOUNTS), (text, TEXT), (method, METHOD)):
             flags.add_config_flags(group, names, {"dataset": "c4"}, FIELDS)
         others = (name for name in FIELDS if name not in (*AMOUNTS, *TEXT, *METHOD))
@@ -67,12 +55,12 @@ class FinetuneCommand(Command):
 
     def work(self) -> None:
         args, config, device = self.args, self.config(), flags.device_of(self.args)
-        options = {name: value for name, value in flags.load_options(args).items() if name != "dtype"}
+        options = flags.load_options(args)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
             if report_of(args.model, options) is None:
                 raise ValueError(f"{args.model} has no {REPORT_NAME}, which --push-to-hub needs for the model card.")
-        dtype = getattr(torch, args.save_dtype) if args.save_dtype else None
+        dtype = flags.save_options_of(args).dtype
         with process_group() as processes:
             model, report = finetune(
                 args.model,
@@ -99,8 +87,5 @@ class FinetuneCommand(Command):
                 how["dtype"] = dtype or checkpoint_dtype(model)
                 write(f"Published: {push_pruned(model, args.push_to_hub, report, tokenizer, **how)}")
 
-    def after_interrupt(self) -> str:
-        folder = Path(self.args.work_dir or hidden_directory(self.args.output))
-        if not folder.exists():
-            return ""
-        return f": the same command resumes from its last checkpoint; to start over, delete {folder}"
+    def unfinished(self) -> str | Path | None:
+        return self.args.work_dir or hidden_directory(self.args.output)

@@ -12,13 +12,16 @@ from typing import Any, get_args
 
 import torch
 
+from ..checkpoint.save_options import SaveOptions
 from ..common.connection import is_connected
 from ..common.device import default_device
+from ..common.memory import MemoryLimits
 from ..common.registry import parse_method
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
-from ..files.records import weights_directory
-from ..model.load_model import check_unquantized, load_model, load_streamed
+from ..files.records import run_directory
+from ..model.load_model import load_model, load_streamed
+from ..model.sources import Source, locate
 from ..model.tokenizers import find_tokenizer
 
 
@@ -68,14 +71,11 @@ def add_import_flag(parser: Flags) -> None:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import the modules that `--import` names, which register methods. Raise `ImportError` if one fails."""
+    """Import the modules that `--import` names, which register methods."""
     if names:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # the user's code may raise anything
-            raise ImportError(f"--import {name} failed: {type(error).__name__}: {error}") from error
+        importlib.import_module(name)
 
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -112,15 +112,30 @@ def add_model_flags(parser: Flags, rare: Flags | None = None, required: bool = T
     add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 
 
+def add_result_flags(parser: Flags, dtype: str, measured: str, needed: str = "required") -> None:
+    """Add the flags of what is saved and published. `dtype` and `measured` are defaults in words."""
+    parser.add_argument("--output", required=needed == "required", help=f"directory to save the model in ({needed})")
+    add_overwrite_flag(parser)
+    format = "packed: small, loads with this package (default: dense)"
+    parser.add_argument("--format", choices=("dense", "packed"), default="dense", help=format)
+    parser.add_argument("--save-dtype", choices=DTYPES, help=f"dtype of the saved weights (default: {dtype})")
+    evaluate = f"test text: measure perplexity before and after (default: {measured})"
+    parser.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
+    add_window_flag(parser)
+    push = "publish the result as this repository; --overwrite replaces a model there (default: no)"
+    parser.add_argument("--push-to-hub", metavar="ID", help=push)
+    add_switch(parser, "--private", "make that repository private")
+
+
 def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
     """Add the flags of models and batches that take much memory."""
     add_switch(parser, "--stream", "read weights from disk one block at a time, for models larger than memory")
     placement = "auto, balanced, ...: let accelerate spread the weights over devices (default: all on --device)"
     parser.add_argument("--device-map", help=placement)
-    default = "about 2048 tokens; for tasks 32 answers on an accelerator, else 1"
-    if prunes:
-        default += "; to prune, about 8192 tokens on an accelerator. On a CPU, pruning always uses one sequence"
-    batch = f"sequences per forward pass; changes the result by rounding at most (default: {default})"
+    default = "about 2048 tokens to measure" + (
+        ", and 8192 to prune on an accelerator; one on a CPU" if prunes else ""
+    )
+    batch = f"sequences per forward pass (default: {default})"
     parser.add_argument("--batch-size", type=int, help=batch)
     if not prunes:
         return
@@ -129,7 +144,7 @@ def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
 
 
 def add_overwrite_flag(parser: Flags) -> None:
-    add_switch(parser, "--overwrite", "replace another model's files in the output directory; all others stay")
+    add_switch(parser, "--overwrite", "replace the model's directory at --output, with all that is in it")
 
 
 def add_window_flag(parser: Flags) -> None:
@@ -149,46 +164,48 @@ def add_test_flags(parser: Flags) -> None:
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model."""
-    # Without a connection, transformers retries for a minute even if all files are in the cache.
+    options = {"revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
+    if "dtype" in args:
+        options["dtype"] = args.dtype
+    # Without a connection, transformers retries for half a minute even if all files are in the cache.
     only_cached = not os.path.exists(args.model) and not is_connected()
-    options = {
-        "dtype": getattr(args, "dtype", None),
-        "revision": args.revision or "main",
-        "trust_remote_code": args.trust_remote_code,
-    }
     return {**options, **({"local_files_only": True} if only_cached else {})}
 
 
-def tokenizer_of(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of the model or None. `options`: the result of [`load_options`]."""
-    return find_tokenizer(args.model, **{name: value for name, value in options.items() if name != "dtype"})
+def source_of(args: argparse.Namespace) -> Source:
+    """Return where to load the model from, checked."""
+    return locate(args.model, load_options(args))
+
+
+def memory_of(args: argparse.Namespace) -> MemoryLimits:
+    """Return the limits of [`add_memory_flags`], checked."""
+    return MemoryLimits(args.batch_size, getattr(args, "max_hidden_bytes", None))
+
+
+def save_options_of(args: argparse.Namespace) -> SaveOptions:
+    """Return how `--format` and `--save-dtype` say to save, checked."""
+    return SaveOptions(args.format, args.save_dtype and getattr(torch, args.save_dtype))
 
 
 @contextmanager
 def loaded(
-    args: argparse.Namespace, device, output: Path, rank: int = 0, prunes: bool = True
+    args: argparse.Namespace, source: Source, device: torch.device, place: Path, rank: int = 0
 ) -> Iterator[tuple[Any, Any]]:
-    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None."""
-    options = load_options(args)
-    if prunes:
-        check_unquantized(args.model, options)
-    tokenizer = tokenizer_of(args, options)
+    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None.
+
+    Weights that have to be rewritten lie on the disk of `place`, next to it.
+    """
+    tokenizer = find_tokenizer(source)
     if not args.stream and not args.device_map:
-        yield load_model(args.model, **options).to(device), tokenizer
+        yield load_model(source).to(device), tokenizer
         return
-    # On the output's disk, for weights that have to be rewritten.
-    with weights_directory(output.absolute().parent / f".{output.name}.weights-{rank}") as folder:
+    with run_directory(place.absolute().parent / f".{place.name}.weights-{rank}") as folder:
         if args.stream:
-            yield load_streamed(args.model, device, str(folder), **options), tokenizer
+            yield load_streamed(source, device, str(folder)), tokenizer
         else:
-            placement = {"device_map": args.device_map, "offload_folder": str(folder)}
-            yield load_model(args.model, **placement, **options), tokenizer
+            yield load_model(source, device_map=args.device_map, offload_folder=str(folder)), tokenizer
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Return the device to compute on. Raise `ValueError` if it is not available."""
-    try:
-        return torch.empty(0, device=args.device or default_device()).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # each backend has its own
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {args.device} is not available in torch {torch.__version__}: {reason}") from error
+    """Return the device to compute on. torch raises an error if it is not available."""
+    return torch.empty(0, device=args.device or default_device()).device

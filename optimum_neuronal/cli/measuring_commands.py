@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..common.display import format_table
-from ..common.validation import check_count
 from ..config.config_fields import DATASETS
+from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import load_tasks
@@ -43,24 +43,23 @@ class EvaluateCommand(Command):
 
     def work(self) -> None:
         args, device = self.args, flags.device_of(self.args)
-        if args.batch_size is not None:
-            check_count("--batch-size", args.batch_size, 1)
         if args.tasks == []:
             raise ValueError("--tasks names none: expected tasks of lm-eval, such as hellaswag, or 'paper'.")
+        memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
+        check_datasets(datasets)
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, device, scratch, prunes=False) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), device, scratch) as (model, tokenizer):
             rows, sizes, bos = [], (args.window, args.max_windows), getattr(args, "add_bos", None)
-            datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
             tests = {name: load_windows(model.config, tokenizer, name, *sizes, bos) for name in datasets}
             for dataset, windows in tests.items():
-                perplexity = evaluate_perplexity(model, None, windows, batch_size=args.batch_size)
+                perplexity = evaluate_perplexity(model, None, windows, batch_size=memory.batch_size)
                 first = "yes" if windows.begin_with_bos else "no"
                 rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.ids.shape), first])
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
-                results = tasks.measure(model, tokenizer, args.batch_size, bos)
+                results = tasks.measure(model, tokenizer, memory.batch_size, bos)
                 write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
 
 
@@ -94,9 +93,9 @@ class SpeedCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
-        options = flags.load_options(args)
-        dense = densify(load_model(args.model, **options)).to(device)
-        packed = load_model(args.model, **options)
+        source = flags.source_of(args)
+        dense = densify(load_model(source)).to(device)
+        packed = load_model(source)
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)

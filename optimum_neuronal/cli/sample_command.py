@@ -1,24 +1,25 @@
-"""`optimum-cli neuronal sample`: text that a model writes itself, as a file that other commands take as `--dataset`."""
+"""`optimum-cli neuronal sample`: text that a model generates, as a file that other commands take as `--dataset`."""
 
 import argparse
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
-from ..files.atomic import write_atomically
-from ..files.directories import check_writable
 from ..files.identity import checksum
+from ..files.output import write_new_file
 from ..files.records import Records, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model
+from ..model.tokenizers import find_tokenizer
 from . import flags
 from .command import Command, write
 
 
 class SampleCommand(Command):
     NAME = "sample"
-    HELP = "Let a dense model write text, to calibrate and to train with."
+    HELP = "Generate calibration or training text with the dense model."
     USAGE = "--model MODEL --output FILE.jsonl [flags]"
     EXAMPLES = ("--model Qwen/Qwen3-0.6B --output qwen3.jsonl", "--model gpt2 --num-samples 128 --output gpt2.jsonl")
 
@@ -40,33 +41,30 @@ class SampleCommand(Command):
         args, output = self.args, Path(self.args.output)
         if output.suffix != ".jsonl":
             raise ValueError(f"--output is {args.output}: expected a file whose name ends in .jsonl.")
-        if output.exists():
+        if os.path.lexists(output):
             raise FileExistsError(f"{output} exists: choose another --output, or delete it.")
-        check_writable(output.absolute().parent, "save in")
         check_sampling(args.num_samples, args.temperature, args.top_p)
 
     def work(self) -> None:
-        args, output, device = self.args, Path(self.args.output), flags.device_of(self.args)
-        options = flags.load_options(args)
-        tokenizer = flags.tokenizer_of(args, options)
-        if tokenizer is None:
-            raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
-        model = load_model(args.model, **options).to(device)
-        how = {name: getattr(args, name) for name in ("num_samples", "max_length", "temperature", "top_p", "seed")}
-        made_with = {
-            **how,
-            "model": checksum(model),
-            "device": device.type,
-            "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
-        }
-        with work_directory(hidden_directory(output)) as folder:
+        args, output, device = self.args, Path(self.args.output).absolute(), flags.device_of(self.args)
+        with work_directory(self.unfinished()) as folder:
+            source = flags.source_of(args)
+            tokenizer = find_tokenizer(source)
+            if tokenizer is None:
+                raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
+            model = load_model(source).to(device)
+            how = {name: getattr(args, name) for name in ("num_samples", "max_length", "temperature", "top_p", "seed")}
+            made_with = {
+                **how,
+                "model": checksum(model),
+                "device": device.type,
+                "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
+            }
             rows = [*sample_text(model, tokenizer, **how, records=Records(folder, made_with))]
-            output.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            write_new_file(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
             remove_records(folder)
         kind = "conversations" if "messages" in rows[0] else "documents"
-        write(f"Wrote {len(rows):,} {kind} to {output}. Use it as --dataset {output}.")
+        write(f"Wrote {len(rows):,} {kind} to {args.output}. Use it as --dataset {args.output}.")
 
-    def after_interrupt(self) -> str:
-        folder = hidden_directory(self.args.output)
-        return f": the same command continues; to start over, delete {folder}" if folder.exists() else ""
+    def unfinished(self) -> str | Path | None:
+        return hidden_directory(self.args.output)

@@ -1,11 +1,36 @@
-"""Memory: its peak, and what is returned to the system."""
+"""Memory: how much a run may use, its peak, and what is returned to the system."""
 
 import ctypes
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from .validation import check_count
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """How much memory a run may use. Checked when made.
+
+    Args:
+        batch_size (`int`, *optional*): sequences per forward pass. None: as many as keep a processor busy.
+        max_hidden_bytes (`int`, *optional*):
+            Hidden states beyond this many bytes are kept in CPU memory. None: they stay on the device.
+    """
+
+    batch_size: int | None = None
+    max_hidden_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("batch_size", self.batch_size, 1), ("max_hidden_bytes", self.max_hidden_bytes, 0)):
+            if value is not None:
+                check_count(name, value, least)
+
+
+UNLIMITED = MemoryLimits()
 
 
 def trim_heap() -> None:

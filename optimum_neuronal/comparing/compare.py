@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..common.memory import UNLIMITED, MemoryLimits
 from ..common.notes import get_logger
 from ..common.progress import progress
 from ..evaluation.perplexity import as_model
@@ -85,15 +86,14 @@ def compare(
     grid = Grid(saliencies, topups, sparsities, presets, without, sweep, dataset, config)
     evaluation = Evaluation(evaluate, window, max_windows, tasks, limit, include_path)
     study = Study(grid, evaluation, accuracy_over, output, overwrite)
-    return run_study(study, *as_model(model, tokenizer), batch_size, max_hidden_bytes)
+    return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
 def run_study(
     study: Study,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    batch_size: int | None = None,
-    max_hidden_bytes: int | None = None,
+    memory: MemoryLimits = UNLIMITED,
 ) -> Comparison:
     """Measure the dense model, then prune, measure and restore it with each combination. Tables are written after each."""
     study.check_output(public_name(model))
@@ -101,7 +101,6 @@ def run_study(
     if folder is not None and study.overwrite:
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
-    memory = {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
     with exclusive(model):
         runner = CombinationRunner(study, model, tokenizer, memory)
         dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)

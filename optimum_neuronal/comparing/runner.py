@@ -1,7 +1,7 @@
 """Prunes one model by one combination after another, and measures each."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..blocks.offload import changed_weights
+from ..common.memory import MemoryLimits
 from ..data.token_windows import TokenWindows
 from ..evaluation.test_sets import load_tests, measure
 from ..files.identity import versions
@@ -31,18 +32,15 @@ CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
 
 
 class CombinationRunner:
-    """Prunes one model by one combination of a study after another, and measures each. They share work on the dense model.
+    """Prunes one model by one combination of a study after another, and measures each. They share work on the dense model."""
 
-    `memory` has the arguments `batch_size` and `max_hidden_bytes` of [`compare`].
-    """
-
-    def __init__(self, study: Study, model: PreTrainedModel, tokenizer: Any, memory: Mapping[str, int | None]):
+    def __init__(self, study: Study, model: PreTrainedModel, tokenizer: Any, memory: MemoryLimits):
         if tokenizer is None:
             with suppress(ValueError):  # token ids need none
                 tokenizer = own_tokenizer(model)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         possible = [one for one in study.combinations if one.config is not None]
-        self.decoder = _decoder(model, possible, memory)
+        self.decoder = _decoder(model, possible)
         self.calibrations: dict[tuple, TokenWindows] = {}
         for one in possible:  # before any long work
             if one.config.methods.needs_calibration and one.drawn_by not in self.calibrations:
@@ -58,7 +56,9 @@ class CombinationRunner:
         cache, config = self._cache_of(combination), combination.config
         try:
             calibration = self._calibration_of(combination)
-            context = prepare(self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, **self.memory)
+            context = prepare(
+                self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, memory=self.memory
+            )
             outcome = find_changes(context)
             report = make_report(context, outcome)
             with changed_weights(context.decoder, outcome.changes):
@@ -90,7 +90,7 @@ class CombinationRunner:
 
     def _measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
-        size = self.memory["batch_size"]
+        size = self.memory.batch_size
         accuracy = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
         perplexity = measure(self.model, self.windows, size)
         return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
@@ -108,12 +108,12 @@ class CombinationRunner:
         return self._cache[1]
 
 
-def _decoder(model: PreTrainedModel, combinations: Sequence[Combination], memory: Mapping[str, int | None]) -> Decoder:
+def _decoder(model: PreTrainedModel, combinations: Sequence[Combination]) -> Decoder:
     """Return the decoder of the first combination that fits the model. Raise the first one's error if none does."""
     for combination in combinations:
         with suppress(ValueError, TypeError):
-            return check_prune(model, combination.config, **memory)
-    return check_prune(model, combinations[0].config, **memory)
+            return check_prune(model, combination.config)
+    return check_prune(model, combinations[0].config)
 
 
 class TimedCache(Cache):

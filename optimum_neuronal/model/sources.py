@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 GGUF = ".gguf"
@@ -54,20 +54,32 @@ def find_gguf(path: str | os.PathLike[str]) -> Path | None:
     return files[0] if files else None
 
 
-def locate(path: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
+class Source(NamedTuple):
+    """Where a model is read from, checked by [`locate`], and the options of `from_pretrained`."""
+
+    path: str | os.PathLike[str]
+    options: dict[str, Any]
+
+
+def locate(path: str | os.PathLike[str] | Source, options: Mapping[str, Any]) -> Source:
     """Return the directory or Hub id of a model, and options of `from_pretrained`, with `gguf_file` for a GGUF file.
 
-    A `subfolder` becomes a part of the directory, so that the model's config names the place of its files.
+    A `subfolder` becomes a part of the directory, so that the model's config names the place of its files. A `Source` is not
+    checked again.
     """
-    options = dict(options)
+    if isinstance(path, Source):
+        return Source(path.path, {**path.options, **options})
+    options, name = dict(options), os.fspath(path)
     if os.path.isdir(path):
         subfolder = options.pop("subfolder", None)
         path = Path(path) / subfolder if subfolder else path
         if not options.get("gguf_file"):
             check_directory(path)
+    elif not os.path.exists(path) and (name.startswith((".", "~", os.sep)) or name.lower().endswith(GGUF)):
+        raise FileNotFoundError(f"{name} does not exist: name the directory of a model, a {GGUF} file or a Hub id.")
     file = None if options.get("gguf_file") else find_gguf(path)
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}
     if options.get("gguf_file") and find_spec("gguf") is None:
         raise ImportError(f"Reading {options['gguf_file']} needs gguf: pip install 'optimum-neuronal[gguf]'")
-    return path, options
+    return Source(path, options)

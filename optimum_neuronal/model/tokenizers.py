@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .sources import locate
+from .sources import Source, locate
 
 
 # Arguments of `from_pretrained` that locate the files of a tokenizer.
@@ -31,9 +31,10 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
         raise ValueError(f"{wanted}. None could be loaded from {origin!r}: {error}") from error
 
 
-def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one."""
+def find_tokenizer(model_or_path: str | Path | Source, **options) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a checkpoint, or None if it has none: only text needs one. Other options are left out."""
     model_or_path, options = locate(model_or_path, options)
+    options = {name: value for name, value in options.items() if name in (*TOKENIZER_KWARGS, "gguf_file")}
     with suppress(ImportError, OSError, ValueError, AttributeError, StrictDataclassError):  # also for a damaged config
         return _load_tokenizer(model_or_path, **options)
     return None

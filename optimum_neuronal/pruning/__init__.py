@@ -2,5 +2,5 @@
 
 `prepare.py` checks model, config and weights (`checks.py`), draws the calibration data, and returns the context that every
 step receives. `prune.py` is the way through: the top-up's plan, the blocks one by one (`refit.py`), the report
-(`reporting.py`); at the very end the weights change. `dry_run.py` shows what a prune would do.
+(`reporting.py`); at the very end the weights change. `dry_run.py` shows what pruning would do.
 """

@@ -1,4 +1,4 @@
-"""The checks of a prune: model, config and weights, before any long work."""
+"""Checks model, config and weights before they are pruned, once, and before any long work."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,7 +8,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..common.device import multiplies_bfloat16
-from ..common.validation import check_count
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
@@ -23,17 +22,8 @@ from ..topup import TopUp
 BFLOAT16_WIDTH = 512  # hidden size from which a CPU runs a block about twice as fast with bfloat16 products
 
 
-def check_prune(
-    model: PreTrainedModel,
-    config: NeuronALConfig,
-    batch_size: int | None = None,
-    max_hidden_bytes: int | None = None,
-    loaded: bool = True,
-) -> Decoder:
+def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = True) -> Decoder:
     """Return the decoder of a model. Raise if the config does not fit it; `loaded=False`: weights may be on meta."""
-    for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
-        if value is not None:
-            check_count(name, value, least)
     check_prunable(model)
     decoder = find_decoder(model, config.targets, config.ignore)
     _check_topup(decoder, config.methods.topup)
@@ -47,20 +37,14 @@ def check_prune(
 
 def check_prunable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
-    if hasattr(model, "peft_config"):
-        raise ValueError("The model has PEFT adapters: merge them first with model.merge_and_unload().")
-    if hf_private.uncompiled(model) is not model:
-        raise TypeError("The model is compiled: prune the original model, and compile it afterwards.")
-    if not isinstance(model, PreTrainedModel):
+    inner = hf_private.uncompiled(model)
+    if not isinstance(inner, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
-    if compiled := hf_private.compiled_parts(model):
+    if inner is not model or hf_private.compiled_parts(model):
+        raise ValueError("The model or a part of it is compiled: load it again, prune it, and compile it afterwards.")
+    if hasattr(model, "peft_config") or any(hasattr(module, "get_base_layer") for module in model.modules()):
         raise ValueError(
-            f"{compiled[0]} is compiled, so what its projections receive cannot be observed: load the model again, prune it, "
-            "and compile it afterwards."
-        )
-    if any(hasattr(module, "get_base_layer") for module in model.modules()):
-        raise ValueError(
-            "The model has PEFT layers whose adapters were deleted: load the model again without adapters."
+            "The model has PEFT layers: merge them first with merge_and_unload(), or load it again without."
         )
     check_dense(model, "to prune it")
     if hf_private.is_quantized(model):
@@ -129,7 +113,9 @@ def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection])
 
 
 def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
-    """Return a config that names the dtype of its refit of float32 weights, for the report and for a resumed prune."""
+    """Return a config that names the dtype of its refit of float32 weights, for the report and for a resumed run."""
+    if not config.refit_epochs:
+        return config
     projections = decoder.projections.values()
     weights_dtype = str(next(iter(projections)).owner.dtype).removeprefix("torch.")
     if weights_dtype != "float32":

@@ -1,4 +1,4 @@
-"""`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a prune share."""
+"""`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a pruning run share."""
 
 import math
 import threading
@@ -17,7 +17,7 @@ from ..blocks.block_inputs import called_blocks
 from ..blocks.runner import BlockRunner
 from ..common.device import default_batch_size
 from ..common.inference import inference
-from ..common.memory import reset_peak_memory
+from ..common.memory import UNLIMITED, MemoryLimits, reset_peak_memory
 from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..compat import hf_private
@@ -66,7 +66,7 @@ class Clock:
 
 @dataclass(frozen=True, eq=False)
 class PruneContext:
-    """One prune: the dense model, how to prune it, and what its steps share."""
+    """One pruning run: the dense model, how to prune it, and what the steps share."""
 
     decoder: Decoder
     config: NeuronALConfig
@@ -74,7 +74,7 @@ class PruneContext:
     tokenizer: PreTrainedTokenizerBase | None
     runner: BlockRunner
     records: Records
-    cache: Cache  # shared by prunes with the same calibration sequences
+    cache: Cache  # shared by runs with the same calibration sequences
     clock: Clock
     dataset: Any = None  # passed by the user instead of the config's
 
@@ -100,28 +100,26 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase | None = None,
     folder: Path | None = None,
     cache: Cache | None = None,
-    batch_size: int | None = None,
-    max_hidden_bytes: int | None = None,
+    memory: MemoryLimits = UNLIMITED,
 ) -> PruneContext:
-    """Return the context of a prune. No weight is changed.
+    """Check model, config and data, and return the context of a pruning run. No weight is changed.
 
     Args:
         model (`PreTrainedModel`): the dense model.
         config ([`NeuronALConfig`]): how to prune.
         dataset (*optional*): calibration data instead of the config's, see [`draw_calibration`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): for calibration text. None: the model's own.
-        folder (`Path`, *optional*): where finished steps and blocks are recorded, so that a prune can resume.
-        cache ([`Cache`], *optional*): measurements of other prunes with the same calibration sequences.
-        batch_size, max_hidden_bytes (`int`, *optional*): see [`NeuronALPruner.prune`].
+        folder (`Path`, *optional*): where finished steps and blocks are recorded, so that the run can resume.
+        cache ([`Cache`], *optional*): measurements of other runs with the same calibration sequences.
+        memory ([`MemoryLimits`]): for sequences that run through the blocks.
 
     Raises:
-        `ValueError`, `TypeError`: model, data and config do not fit together, or the records belong to another prune.
+        `ValueError`, `TypeError`: model, data and config do not fit together, or the records belong to another run.
     """
     reset_peak_memory()
     clock = Clock()
-    decoder = check_prune(model, config, batch_size, max_hidden_bytes)
-    if config.refit_epochs:
-        config = with_refit_dtype(config, decoder)
+    decoder = check_prune(model, config)
+    config = with_refit_dtype(config, decoder)
     calibration = draw_calibration(model, config, tokenizer, dataset)
     tokenizer = tokenizer or (calibration and calibration.tokenizer)
     if tokenizer is None:  # token ids, or no text at all
@@ -136,13 +134,13 @@ def prepare(
         decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
     processes, ids = Processes.current(), ids_of(calibration)
     started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
-    if device.type in ONE_AT_A_TIME:
-        batch_size = 1
     runner = BlockRunner(
         decoder,
-        batch_size=batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
+        batch_size=1
+        if device.type in ONE_AT_A_TIME
+        else memory.batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
         device=device,
-        max_hidden_bytes=max_hidden_bytes,
+        max_hidden_bytes=memory.max_hidden_bytes,
         quiet=processes.rank > 0,
     )
     return PruneContext(
@@ -218,7 +216,7 @@ def draw_calibration(
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
-    parameters, is_taken = set(model.parameters()), True
+    parameters, is_taken = set(model.parameters() if isinstance(model, nn.Module) else ()), True
     try:  # first, so that Ctrl-C leaves no model in use
         with _lock:
             is_taken = bool(parameters & _in_use)

@@ -1,4 +1,4 @@
-"""The report of a prune, and the `sparsity_config` in config.json. Both are made before any weight changes."""
+"""The report of a pruning run, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ class PruneOutcome:
 
 
 def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
-    """Return the report of a prune of a model whose weights are still dense."""
+    """Return the report of a pruning run whose model has still dense weights."""
     decoder, config = context.decoder, context.config
     achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions

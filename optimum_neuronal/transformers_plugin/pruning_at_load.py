@@ -1,6 +1,6 @@
 """Prunes a model at load: `from_pretrained(..., quantization_config=NeuronALConfig(...))`.
 
-The module is imported with the package, so what only a prune needs is imported when a prune starts.
+The module is imported with the package, so what only pruning needs is imported when it starts.
 """
 
 from pathlib import Path

@@ -4,7 +4,6 @@ import signal
 import sys
 from functools import partial
 
-import huggingface_hub
 import pytest
 
 from optimum_neuronal.cli.command import Command, write
@@ -17,8 +16,8 @@ class Sample(Command):
     def work(self):
         raise self.error
 
-    def after_interrupt(self):
-        return ": nothing is lost"
+    def unfinished(self):
+        return "."
 
 
 def run(error, **flags):
@@ -56,7 +55,11 @@ def test_an_interrupted_command_ends_with_one_line(stop, status, capsys):
 
     with pytest.raises(SystemExit) as caught:
         Stopped(argparse.Namespace(debug=False, quiet=False)).run()
-    assert caught.value.code == status and capsys.readouterr().err == "sample: interrupted: nothing is lost\n"
+    assert (
+        caught.value.code == status
+        and capsys.readouterr().err
+        == "sample: interrupted: the same command resumes from here; to start over, delete .\n"
+    )
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -65,19 +68,6 @@ def test_other_errors_and_debug_show_where():
         run(ValueError("bad"), debug=True)
     with pytest.raises(KeyError, match="unforeseen"):
         run(KeyError("unforeseen"))
-
-
-def test_without_a_connection_an_error_comes_at_once(monkeypatch, tmp_path):
-    """Unless the model is in the cache."""
-    for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", tmp_path)):
-        monkeypatch.setattr(huggingface_hub.constants, name, value)
-    with pytest.raises(SystemExit, match="http://127.0.0.1:1 cannot be reached: .* set HF_HUB_OFFLINE=1"):
-        run(None, model="me/llama")
-    commit = tmp_path / "models--me--llama" / "snapshots" / "abc"
-    commit.mkdir(parents=True)
-    (commit / "config.json").write_text("{}")
-    with pytest.raises(SystemExit, match="at work"):
-        run(ValueError("at work"), model="me/llama", revision="abc")
 
 
 def test_what_is_written_does_not_steer_the_terminal(monkeypatch):

@@ -1,12 +1,22 @@
+"""Each check runs once, before a model is loaded."""
+
+from collections import Counter
+
 import pytest
+
+from optimum_neuronal import pruner
+from optimum_neuronal.cli import flags, measuring_commands, prune_command
+from optimum_neuronal.model import sources
+from optimum_neuronal.pruning import prepare
 
 
 PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
-    (("prune", "--model", "dense", "--output", "new"), "--sparsity is missing: .* or a preset or config"),
+    (("prune", "--model", "dense", "--output", "new"), "The config has no sparsity"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
-    ((*PRUNE, "--dry-run", "--batch-size", "0"), "--batch-size is 0"),
-    ((*PRUNE, "--config", "gone.json"), "--config gone.json does not exist"),
+    ((*PRUNE, "--dry-run", "--batch-size", "0"), "batch_size is 0"),
+    ((*PRUNE, "--max-hidden-bytes", "-1"), "max_hidden_bytes is -1"),
+    ((*PRUNE, "--config", "gone.json"), "No such file or directory: 'gone.json'"),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
@@ -14,30 +24,76 @@ COMMANDS = (
         (*PRUNE, "--dry-run", "--evaluate", "notes.xyz"),
         "'notes.xyz' does not exist, or is not a single file that ends in .txt",
     ),
-    ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist"),
-    (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone does not exist"),
-    (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
-    ((*PRUNE[:-1], "gone.gguf"), "The file gone.gguf does not exist"),
-    ((*PRUNE[:-1], "notes.xyz"), "notes.xyz is a file: name the directory of a model, a Hub id or a .gguf"),
+    ((*PRUNE, "--dry-run", "--evaluate", "gone.txt"), "'gone.txt' does not exist"),
+    ((*PRUNE, "--device", "tpu"), "tpu"),
+    ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
+    ((*PRUNE, "--output", "dense"), "dense holds 1 file, a model: .* --overwrite"),
+    ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds"),
+    ((*PRUNE, "--output", "notes.xyz"), "notes.xyz is a file"),
+    ((*PRUNE, "--work-dir", "new/work"), "must not lie in each other"),
+    ((*PRUNE, "--work-dir", "dense"), "dense holds other files"),
+    ((*PRUNE[:-1], "./dens"), "./dens does not exist: name the directory of a model"),
+    ((*PRUNE[:-1], "empty"), "There is no config.json in empty: name the directory of a model"),
     ((*PRUNE[:-1], "adapter"), "adapter is a PEFT adapter: merge it into its model"),
     ((*PRUNE[:-1], "pipeline"), "pipeline is a diffusers pipeline, not a language model"),
-    (("inspect", "no name"), "'no name' is neither a directory nor the id of a model on the Hub"),
-    (("inspect", "./gone"), "The directory ./gone does not exist"),
+    (("evaluate", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
+    (("evaluate", "--model", "dense", "--dataset", "gone.txt"), "'gone.txt' does not exist"),
+    (("evaluate", "--model", "dense", "--limit", "0"), "limit is 0"),
+    (("evaluate", "--model", "dense", "--limit", "5"), "limit is 5, but there are no tasks"),
+    (("evaluate", "--model", "dense", "--tasks"), "--tasks names none"),
+    (("compare", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
+    (("sample", "--model", "dense", "--output", "own.txt"), "expected a file whose name ends in .jsonl"),
+    (("sample", "--model", "dense", "--output", "own.jsonl", "--temperature", "0"), "temperature is 0"),
+    (("inspect", "./gone"), "is neither a directory nor the id of a model on the Hub"),
 )
 
 
 @pytest.mark.parametrize(("words", "message"), COMMANDS)
-def test_mistakes_are_found_before_anything_is_read(run, words, message, tmp_path, monkeypatch):
+def test_mistakes_are_found_before_a_model_is_loaded(run, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder, file in (
-        ("dense", "config.json"),
-        ("adapter", "adapter_config.json"),
-        ("pipeline", "model_index.json"),
-    ):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / file).write_text("{}")
+    for module in (flags, measuring_commands, pruner):
+        monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    files = ("dense/config.json", "adapter/adapter_config.json", "pipeline/model_index.json")
+    for file in files:
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("{}")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.xyz").write_text("text of an unknown kind")
     with pytest.raises(SystemExit, match=message):
         run(*words)
-    assert not (tmp_path / "new").exists()
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == len(files) + 1, "nothing was written"
+
+
+def test_a_prune_checks_everything_once(run, dense, tmp_path, monkeypatch):
+    calls = Counter()
+
+    def count(module, name):
+        check = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.update([name]) or check(*args, **kwargs))
+
+    for module, name in (
+        (pruner, "check_datasets"),
+        (pruner, "check_output"),
+        (pruner, "check_saveable"),
+        (prune_command, "check_output"),
+        (prune_command, "check_unquantized"),
+        (sources, "check_directory"),
+        (prepare, "check_prune"),
+    ):
+        count(module, name)
+    text = tmp_path / "text.txt"
+    given = (
+        "--dataset",
+        text,
+        "--evaluate",
+        text,
+        "--num-samples",
+        8,
+        "--num-alignment-samples",
+        2,
+        "--seq-length",
+        16,
+    )
+    run("prune", "--model", dense, "--sparsity", 0.5, *given, "--topup", "uniform", "--output", tmp_path / "sparse")
+    names = ("datasets", "output", "saveable", "unquantized", "directory", "prune")
+    assert calls == Counter([f"check_{name}" for name in names])

@@ -40,14 +40,10 @@ def test_windows_with_and_without_bos(run, dense, tmp_path):
     assert rows[0] == rows[2] and rows[0][1] != rows[1][1]
 
 
-def test_mistakes_are_found_before_anything_is_measured(run, dense, tmp_path, capsys):
+def test_text_that_does_not_fit_is_found_before_anything_is_measured(run, dense, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("w1")
     texts = (tmp_path / "text.txt", tmp_path / "short.txt")
     for flags, message in (
-        (("--batch-size", 0), "--batch-size is 0"),
-        (("--limit", 0), "limit is 0"),
-        (("--limit", 5), "limit is 5, but there are no tasks"),
-        (("--tasks",), "--tasks names none"),
         (("--dataset", *texts, "--window", 16), "fewer than one window of 16"),
         (("--dataset", texts[0], "--window", 999), "Sequences of 999 tokens do not fit"),
     ):

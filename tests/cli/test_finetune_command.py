@@ -16,19 +16,8 @@ SHORT = ("--steps", 4, "--seq-length", 16, "--batch-size", 4)
 @pytest.fixture
 def sparse(run, dense, tmp_path):
     folder = tmp_path / "sparse"
-    run(
-        "prune",
-        "--model",
-        dense,
-        "--sparsity",
-        0.5,
-        "--saliency",
-        "magnitude",
-        "--topup",
-        "uniform",
-        "--output",
-        folder,
-    )
+    method = ("--sparsity", 0.5, "--saliency", "magnitude", "--topup", "uniform")
+    run("prune", "--model", dense, *method, "--output", folder)
     return folder
 
 
@@ -57,43 +46,19 @@ def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatc
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    given = (
-        "--model",
-        sparse,
-        "--teacher",
-        dense,
-        "--dataset",
-        tmp_path / "text.txt",
-        *SHORT,
-        "--output",
-        tmp_path / "tuned",
-    )
+    models = ("--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
+    given = (*models, "--dataset", tmp_path / "text.txt", *SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(module.SparseTrainer, "training_step", interrupted)
         with pytest.raises(SystemExit, match="130"):
             run("finetune", *given)
-    assert re.search(
-        "the same command resumes from its last checkpoint; .*delete .*unfinished", capsys.readouterr().err
-    )
+    assert re.search("the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
     assert "Saved to" in run("finetune", *given)
 
 
 def test_flags_are_the_fields_of_the_config():
-    words = [
-        "finetune",
-        "--model",
-        "m",
-        "--output",
-        "o",
-        "--minutes",
-        "5",
-        "--lora",
-        "8",
-        "--no-bf16",
-        "--kl-weight",
-        "0.5",
-    ]
-    config = FinetuneCommand(make_parser().parse_args(words)).config()
+    words = "finetune --model m --output o --minutes 5 --lora 8 --no-bf16 --kl-weight 0.5"
+    config = FinetuneCommand(make_parser().parse_args(words.split())).config()
     assert config == FinetuneConfig(minutes=5.0, lora=8, bf16=False, kl_weight=0.5)
 
 

@@ -5,13 +5,11 @@ import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
-from sparse_checkpoints import change_config
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.cli.prune_command import PruneCommand
 from optimum_neuronal.evaluation import perplexity, test_sets
-from optimum_neuronal.files import atomic
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
@@ -133,26 +131,6 @@ def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys)
     assert not (tmp_path / ".sparse.unfinished").exists()
 
 
-@pytest.mark.parametrize("moved", [0, 1, 3, 7])
-@pytest.mark.parametrize("first", ["inspect", "prune"])
-def test_a_prune_that_was_killed_while_its_files_moved_is_completed(first, moved, run, dense, tmp_path, monkeypatch):
-    given, move = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity"), atomic._move
-    run(*given, 0.5)
-
-    def stop(moves):
-        if moves[0][1].name == "config.json" and ".replaced" in str(moves[0][1]):  # not when old files would come back
-            move(moves[:moved])
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(atomic, "_move", stop)
-        run(*given, 0.7)
-    if first == "prune":
-        run(*given, 0.7)
-    assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse") and not (tmp_path / "sparse" / ".saving").exists()
-    run(*given, 0.7)
-
-
 def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
     data = ("--dataset", tmp_path / "text.txt")
     given = ("--model", dense, "--sparsity", 0.7, "--seed", 3, *TUNED)
@@ -204,36 +182,13 @@ def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_pa
             run("prune", *given, *last)
 
 
-def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
-    """The only dense copy, and a project's own files. Pruning again over what prune wrote is fine."""
-    given = ("--model", dense, "--sparsity", 0.5, *PLAIN, "--output")
-    before = (dense / "model.safetensors").read_bytes()
-    with pytest.raises(SystemExit, match="would replace the model in"):
-        run("prune", *given, dense, "--overwrite", "--dry-run")
-    assert (dense / "model.safetensors").read_bytes() == before
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="project is not empty.*--overwrite"):
-        run("prune", *given, project)
-    assert [file.name for file in project.iterdir()] == ["README.md"]
-    run("prune", *given, project, "--overwrite")
-    assert (project / "README.md").read_text() == "# Mine" and (project / "model.safetensors").exists()
-    with pytest.raises(SystemExit, match="--work-dir is the output directory"):
-        run("prune", *given, tmp_path / "sparse", "--work-dir", tmp_path / "sparse")
-
-
-def test_the_pruned_model_that_is_replaced_is_named(run, dense, tmp_path, caplog):
-    """One of another tool is not a pruned model."""
-    given, output = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse"), tmp_path / "sparse"
-    run(*given, "--sparsity", 0.5)
-    assert not caplog.messages
-    run(*given, "--sparsity", 0.7)
-    note = f"{output} holds a pruned model, which will be replaced: magnitude + uniform, sparsity 0.5."
-    assert caplog.messages == [note]
-    change_config(output, lambda config: config.update(sparsity_config={"format": "dense"}))
-    with pytest.raises(SystemExit, match="does not hold a pruned model"):
-        run(*given, "--sparsity", 0.6)
+def test_a_model_at_the_output_is_replaced_if_that_is_asked_for(run, dense, tmp_path):
+    given = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity")
+    run(*given, 0.5)
+    with pytest.raises(SystemExit, match="--overwrite"):
+        run(*given, 0.7)
+    run(*given, 0.7, "--overwrite")
+    assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse")
 
 
 def test_conversations(run, dense, tmp_path, monkeypatch):

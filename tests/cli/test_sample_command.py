@@ -35,7 +35,7 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
         run(*given)
     assert end.value.code == 130 and not output.exists()
     assert (
-        f"the same command continues; to start over, delete {tmp_path / '.own.jsonl.unfinished'}"
+        f"the same command resumes from here; to start over, delete {tmp_path / '.own.jsonl.unfinished'}"
         in capsys.readouterr().err
     )
     template = dense / "chat_template.jinja"
@@ -54,18 +54,33 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
     assert counts == [32, 8, 8] and output.exists()
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (("--output", "own.txt"), "--output is own.txt: expected a file whose name ends in .jsonl"),
-        (("--output", "own.jsonl", "--temperature", 0), "temperature is 0"),
-        (("--output", "taken.jsonl"), "taken.jsonl exists"),
-        (("--output", "own.jsonl", "--max-length", 10**6), "do not fit"),
-    ],
-)
-def test_bad_arguments(given, message, run, dense, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken.jsonl").touch()
-    with pytest.raises(SystemExit, match=message):
-        run("sample", "--model", dense, *given)
-    assert (tmp_path / "taken.jsonl").read_text() == ""
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_what_lies_at_the_output_or_appears_there_meanwhile_stays(kind, run, dense, tmp_path, monkeypatch):
+    output, target, write = tmp_path / "own.jsonl", tmp_path / "mine", module.Writer.write
+    given = ("sample", "--model", dense, "--num-samples", 4, "--max-length", 24, "--output", output)
+
+    def appear():
+        if kind != "dangling link":
+            target.write_text("mine")
+        output.write_text("mine") if kind == "file" else output.symlink_to(target)
+
+    def meanwhile(self, count):
+        appear()
+        return write(self, count)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="File exists"):
+        patch.setattr(module.Writer, "write", meanwhile)
+        run(*given)
+    with pytest.raises(SystemExit, match="own.jsonl exists: choose another --output, or delete it"):
+        run(*given)
+    assert target.exists() == (kind != "dangling link") and (kind == "dangling link" or output.read_text() == "mine")
+    output.unlink()
+    monkeypatch.setattr(module.Writer, "write", lambda *_: pytest.fail("written again"))
+    run(*given)
+    assert len(output.read_text().splitlines()) == 4 and not [*tmp_path.glob(".own*")]
+
+
+def test_a_length_that_does_not_fit(run, dense, tmp_path):
+    with pytest.raises(SystemExit, match="do not fit"):
+        run("sample", "--model", dense, "--output", tmp_path / "own.jsonl", "--max-length", 10**6)
+    assert not [*tmp_path.glob("*own*")]

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
+from optimum_neuronal.common.memory import MemoryLimits, peak_memory, reset_peak_memory
 
 
 MB = 2**20
@@ -21,3 +21,15 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before > 192 * MB, "a peak stays"
     reset_peak_memory()
     assert peak_memory()["host"] - before < 64 * MB
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0: expected a whole number of at least 1"),
+        ({"max_hidden_bytes": -1}, "max_hidden_bytes is -1: expected a whole number of at least 0"),
+    ],
+)
+def test_limits_are_checked_when_they_are_made(limits, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryLimits(**limits)

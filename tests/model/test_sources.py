@@ -54,7 +54,7 @@ def test_a_gguf_file_is_pruned_and_report_and_card_say_what_it_was(gguf_file, tm
     assert "2 blocks" in str(dry_run(gguf_file, CONFIG))
     for path in (gguf_file, gguf_file.parent):
         pruner = NeuronALPruner.from_pretrained(path, config=CONFIG)
-        pruner.quantize(tmp_path / "sparse")
+        pruner.quantize(tmp_path / "sparse", overwrite=True)
         assert "tiny.Q8_0.gguf, whose weights had been quantized before" in str(pruner.report)
         card = (tmp_path / "sparse" / "README.md").read_text()
         assert "`tiny.Q8_0.gguf`, whose weights had been quantized before" in card
@@ -70,6 +70,13 @@ def test_what_a_directory_names(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "find_spec", lambda name: name)
     assert locate(tmp_path, {"revision": "main"}) == (tmp_path, {"revision": "main", "gguf_file": "a.gguf"})
     assert locate("owner/name", {}) == ("owner/name", {})
+    source = locate(tmp_path, {"revision": "main"})
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "check_directory", lambda _: pytest.fail("checked again"))
+        assert locate(source, {"dtype": "auto"}) == (tmp_path, {**source.options, "dtype": "auto"})
+    for gone in ("./gone", "gone.gguf"):
+        with pytest.raises(FileNotFoundError, match=f"{gone} does not exist: name the directory of a model"):
+            locate(gone, {})
     (tmp_path / "of" / "sub").mkdir(parents=True)
     (tmp_path / "of" / "sub" / "config.json").touch()
     assert locate(tmp_path / "of", {"subfolder": "sub"}) == (tmp_path / "of" / "sub", {})

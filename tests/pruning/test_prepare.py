@@ -1,4 +1,4 @@
-"""The context of a prune: batches, records of an unfinished prune, and threads."""
+"""The context of a pruning run: batches, its identity, and threads."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +10,7 @@ from conftest import make_model
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.common.memory import MemoryLimits
 from optimum_neuronal.compat import hf_private
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prepare as preparing
@@ -28,7 +29,9 @@ def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
     monkeypatch.setattr(
         preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None)
     )  # runs nothing there
-    assert prepare(llama, config(), ids, batch_size=given).runner.batch_size == expected, "of 8192 tokens in all"
+    assert prepare(llama, config(), ids, memory=MemoryLimits(batch_size=given)).runner.batch_size == expected, (
+        "of 8192 tokens in all"
+    )
 
 
 def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
@@ -68,7 +71,7 @@ def test_the_config_of_the_report_names_data_that_replace_its_own(ids, tokenizer
         assert pruner.report.config["dataset"] == named
 
 
-def test_a_second_prune_of_the_same_model_raises(llama, ids):
+def test_pruning_a_model_twice_at_once_raises(llama, ids):
     pruner = NeuronALPruner(config())
     with exclusive(llama.model):
         with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
@@ -77,7 +80,7 @@ def test_a_second_prune_of_the_same_model_raises(llama, ids):
     pruner.prune(llama, ids)
 
 
-def test_two_prunes_at_once_are_as_each_alone(ids):
+def test_two_models_at_once_are_pruned_as_each_alone(ids):
     """With the random state, the number of threads and the models' hooks as they were."""
     configs = {
         "llama": config(saliency="alps"),
@@ -97,7 +100,7 @@ def test_two_prunes_at_once_are_as_each_alone(ids):
     assert torch.get_num_threads() == before[0] and torch.equal(torch.random.get_rng_state(), before[1])
 
 
-def test_a_prune_is_recognized_by_checksums(llama):
+def test_a_run_is_recognized_by_checksums(llama):
     ids = torch.arange(12).view(3, 4)
 
     def checksums(model=llama, ids=ids, **selection):

@@ -113,7 +113,7 @@ def test_the_dry_run_counts_what_is_pruned(skipped, ids, tmp_path, caplog):
     run = dry_run(tmp_path / "dense", config(dataset=str(tmp_path / "text.txt"), seq_length=16))
     pruner = NeuronALPruner(config())
     pruner.prune(model, ids)
-    assert f"{len(pruner.report.projections)} projections in 3 blocks" in str(run) and run.block_seconds
+    assert f"{len(pruner.report.projections)} projections in 3 blocks" in str(run)
     assert "mllama, " in str(run), "as its config says, not the text decoder's"
     assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
