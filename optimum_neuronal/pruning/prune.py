@@ -150,7 +150,8 @@ def prune_block(
     check_finite({n: torch.isfinite(c.weight).all() for n, c in changes.items() if isinstance(c, NewWeight)})
     if refit is not None:
         evaluator.runner.block_forwards += RUNS * refit.epochs * streams[0].sequences
-        changes = refit.fit(block, changes, inputs.statistics, *streams, calls, plan if adds else None)
+        hidden, expected = streams
+        changes = refit.fit(block, changes, inputs.statistics, hidden, expected, calls, plan if adds else None)
     tensors: dict[str, torch.Tensor] = {}
     for p in block.pruned:
         tensors |= PackedChange.pack(changes[p.name], p.weight).tensors(p.name)

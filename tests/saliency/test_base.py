@@ -3,11 +3,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from by_hand import make_block, make_experts
-from conftest import make_ids, make_model
 from random_layers import weights
 from torch import nn
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.projections import Projection
@@ -130,19 +128,6 @@ class TestWeightUpdates:
         assert [list(sparsities) for _, _, sparsities, _ in saliency.calls] == [["q", "k"], ["o"]]
         assert set(changes) == set(names)
 
-    @pytest.mark.parametrize("saliency", ["sparsegpt", "alps"])
-    def test_a_prune_factorizes_once_for_projections_with_the_same_input(self, saliency, monkeypatch):
-        names = []
-
-        def noted(hessian, dampening, name, attempt):
-            names.append([each.rpartition(".")[2].removesuffix("_proj") for each in name.split(", ")])
-            return solve_dampened(hessian, dampening, name, attempt)
-
-        monkeypatch.setattr(f"optimum_neuronal.saliency.{saliency}.solve_dampened", noted)
-        config = NeuronALConfig(0.5, saliency, topup="uniform", num_samples=12)
-        NeuronALPruner(config).prune(make_model("llama"), make_ids())
-        assert names == 3 * [["q", "k", "v"], ["o"], ["gate", "up"], ["down"]]
-
 
 class TestSolveDampened:
     def test_a_share_of_the_mean_diagonal_is_added(self):
@@ -174,3 +159,28 @@ class TestSolveDampened:
     def test_what_is_not_finite_is_an_error(self, bad):
         with pytest.raises(ValueError, match="The Hessian of model.fc1 is not finite: load the model in"):
             solve_dampened(torch.diag(torch.tensor([1.0, bad])), 0.01, "model.fc1", torch.clone)
+
+
+WEIGHT = torch.tensor([[1.0, -2.0], [-3.0, 0.5]])
+ACTIVATION = torch.tensor([2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("magnitude", [[1, 2], [3, 0.5]]),
+        ("wanda", [[2, 8], [6, 2]]),
+        # |W| a = [[2, 8], [6, 2]]: means over the rows 5 and 4, over the columns 4 and 5
+        ("multiflow", [[1 * 5 * 4, 2 * 5 * 5], [3 * 4 * 4, 0.5 * 4 * 5]]),
+        # shares of the rows: [1/3, 2/3], [6/7, 1/7]; of the columns: [1/4, 3/4], [4/5, 1/5]; times [2, 4] ** 0.5
+        ("ria", [[(1 / 3 + 1 / 4) * 2**0.5, (2 / 3 + 4 / 5) * 2], [(6 / 7 + 3 / 4) * 2**0.5, (1 / 7 + 1 / 5) * 2]]),
+    ],
+)
+def test_by_hand(name, expected):
+    torch.testing.assert_close(SALIENCIES.get(name)().score(WEIGHT, ACTIVATION), torch.tensor(expected).float())
+
+
+def test_ria_without_weights_is_finite_and_its_power_is_not_negative():
+    assert torch.isfinite(SALIENCIES.get("ria")().score(torch.zeros(2, 2), ACTIVATION)).all()
+    with pytest.raises(ValueError, match="power is -1"):
+        SALIENCIES.make("ria", "saliency_args", {"power": -1})
