@@ -1,19 +1,9 @@
 import pytest
 import torch
-import transformers
 from conftest import make_model
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
 
 from optimum_neuronal.compat import hf_private
-
-
-def test_look_for_weights(tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    hf_private.look_for_weights(config, "other.safetensors.index.json")
-    with pytest.raises((OSError, ValueError), match=r"other\.safetensors"):
-        LlamaForCausalLM.from_pretrained(tmp_path, config=config)
 
 
 @pytest.mark.parametrize("family, overrides", [("mixtral", {}), ("llama", {"tie_word_embeddings": True})])

