@@ -10,7 +10,8 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
-from .checkpoint.saving import check_other_directory, check_replaceable, check_saveable, save_pruned
+from .checkpoint.save_options import SaveOptions
+from .checkpoint.saving import check_saveable, save_pruned
 from .common.device import default_device
 from .common.notes import get_logger
 from .common.processes import Processes
@@ -19,7 +20,7 @@ from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import name_test_sets
 from .evaluation.test_sets import TestSets
-from .files.directories import check_writable
+from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .model.sparsity_config import KEY
@@ -127,7 +128,7 @@ class NeuronALPruner(OptimumQuantizer):
         """Prune the model of [`~NeuronALPruner.from_pretrained`], save it, and return it.
 
         Args:
-            save_dir (`str` or `Path`): where to save; checked before the work starts.
+            save_dir (`str` or `Path`): absent, or an empty directory; checked before the work starts, and at its end.
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
@@ -140,7 +141,7 @@ class NeuronALPruner(OptimumQuantizer):
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, even if `from_pretrained` got another one to compute in.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
-            overwrite (`bool`): True to replace a model in `save_dir` that is not pruned.
+            overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
@@ -148,9 +149,8 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
         check_datasets([self.config.dataset if dataset is None else dataset, *tests.values()])
-        format = check_saveable(model, format, save_dtype)
-        check_other_directory(model.config.name_or_path, check_writable(save_dir, "save to"))
-        check_replaceable(save_dir, overwrite)
+        options = check_saveable(model, SaveOptions(format, save_dtype))
+        output = check_output(save_dir, overwrite, [model.config.name_or_path, work_dir])
         with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
             sets = TestSets.load(tests, model, context.tokenizer, window, self.config.add_bos)
@@ -167,7 +167,7 @@ class NeuronALPruner(OptimumQuantizer):
             context.clock.lap("evaluation")
             evaluation = sets.report(context.tokenizer, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            self.save(model, save_dir, format, save_dtype or checkpoint_dtype(model), overwrite)
+            self._save(model, output, replace(options, dtype=save_dtype or checkpoint_dtype(model)))
             remove_records(folder)
         return model
 
@@ -254,25 +254,26 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model (`PreTrainedModel`): what `prune` returned.
-            directory (`str` or `Path`): where to save it; created if missing.
+            directory (`str` or `Path`): absent, or an empty directory.
             format (`str`, *optional*):
                 `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, which load in
                 processes that have imported this package. None: packed if the model computes with packed weights, else
                 dense.
             dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
-            overwrite (`bool`): True to replace a model in the directory that is not pruned.
+            overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
 
         Raises:
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
-            `FileExistsError`: the model was read from this directory, whose dense weights it would replace; or the directory
-                holds another model that is not pruned.
+            `FileExistsError`: something lies there that may not be replaced.
         """
-        report = self._report_of(model)
-        check_other_directory(model.config.name_or_path, directory)
-        check_replaceable(directory, overwrite)
+        self._report_of(model)
+        output = check_output(directory, overwrite, [model.config.name_or_path])
+        self._save(model, output, SaveOptions(format, dtype))
+
+    def _save(self, model: PreTrainedModel, output: Output, options: SaveOptions) -> None:
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, report, self.tokenizer, format, dtype=dtype)
+            save_pruned(model, output, self._report_of(model), self.tokenizer, options)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:

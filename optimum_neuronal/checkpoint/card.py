@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
@@ -20,29 +19,35 @@ from ..model.sparsity_config import KEY
 from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .names import CONFIG, MODEL_CARD
+from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
+from .packed_files import read_json
+from .save_options import SaveOptions
 
 
 logger = get_logger(__name__)
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
-# A comment, which readers of the card do not see.
-MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved here again. To keep your edits, remove this line. -->"
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")  # metadata of the dense model's card
+
+
+def write_card(folder: Path, model: PreTrainedModel, report: PruningReport, title: str, options: SaveOptions) -> None:
+    """Write the card of a pruned model into the folder that it is saved in, with its tokenizer."""
+    with_tokenizer = any(folder.glob("tokenizer*"))
+    card = make_card(model, report, title, options, with_tokenizer, _has_chat_template(folder))
+    (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
 def make_card(
     model: PreTrainedModel,
     report: PruningReport,
     title: str,
-    format: str = "dense",
+    options: SaveOptions,
     with_tokenizer: bool = True,
     chats: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> str:
-    """Return the card of a pruned model that is saved in a dtype, by default its own.
+    """Return the card of a pruned model.
 
     Without a tokenizer, the example loads the dense model's. If the model `chats`, it has a chat template.
     """
@@ -50,8 +55,14 @@ def make_card(
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     methods = _methods(report)
-    saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
-    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
+    saved, folder = str(options.dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
+    command = [
+        *_command(report, base, model.is_remote_code()),
+        "--save-dtype",
+        saved,
+        "--format",
+        options.format or "",
+    ]
     command += ["--dtype", report.dtype or saved, "--output", folder]
     blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
     metadata = ModelCardData(
@@ -64,11 +75,10 @@ def make_card(
     card = ModelCard.from_template(
         metadata,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
-        mark=MARK,
         title=title,
         base=base,
         report=report,
-        format=format,
+        format=options.format,
         loader=loader,
         call=loading_code(model, title),
         part=" text decoder" if model.config.get_text_config(decoder=True) is not model.config else "",
@@ -87,6 +97,14 @@ def make_card(
     return str(card)
 
 
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / CHAT_TEMPLATE).exists():
+        return True
+    with suppress(OSError, ValueError):
+        return bool(read_json(folder / TOKENIZER_CONFIG).get("chat_template"))
+    return False
+
+
 def _methods(report: PruningReport) -> list[type]:
     """Return the classes of top-up and saliency. A method of the user's own may not be registered in this process."""
     classes = []
@@ -97,13 +115,6 @@ def _methods(report: PruningReport) -> list[type]:
             chosen = report.config.get(f"{kind}_args", {}).get("variant")
             classes.append(variants.get(chosen, registry.get(name)))
     return classes
-
-
-def may_write_card(directory: Path) -> bool:
-    """Return True if a directory has no README.md, or one that this package may replace."""
-    with suppress(FileNotFoundError):
-        return MARK.encode() in (directory / MODEL_CARD).read_bytes()
-    return True
 
 
 def _command(report: PruningReport, base: str | None, remote_code: bool) -> list[str]:

@@ -18,7 +18,6 @@ from transformers.utils import logging
 from ..common.connection import check_connection
 from ..common.display import escaped
 from ..data.documents import check_datasets
-from ..files.atomic import finish_moves
 from ..model.auto_classes import loading_code
 from ..model.sources import GGUF, check_directory, find_gguf
 
@@ -127,7 +126,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 def _check_model(name: str, revision: str | None) -> None:
     """Raise for a directory without a model, a path that does not exist, or a Hub that cannot be reached."""
     if os.path.isdir(name):
-        finish_moves(name)
         check_directory(name)
     elif find_gguf(name) is not None:
         return

@@ -129,7 +129,7 @@ def add_memory_flags(parser: Flags, prunes: bool = True) -> None:
 
 
 def add_overwrite_flag(parser: Flags) -> None:
-    add_switch(parser, "--overwrite", "replace another model's files in the output directory; all others stay")
+    add_switch(parser, "--overwrite", "replace the model's directory at --output with all that is in it")
 
 
 def add_window_flag(parser: Flags) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ..checkpoint.hub import check_push
-from ..checkpoint.saving import check_model_directory
 from ..common.processes import process_group
 from ..common.validation import check_count
 from ..config.neuronal_config import NeuronALConfig, read_config_file
@@ -16,6 +15,7 @@ from ..data.documents import check_datasets
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import load_windows
 from ..files.directories import is_same
+from ..files.output import check_output
 from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype
 from ..pruner import NeuronALPruner
@@ -89,7 +89,7 @@ class PruneCommand(Command):
     def work(self) -> None:
         args, config = self.args, self.config()
         if args.output is not None:
-            check_model_directory(args.output, args.overwrite, args.model)
+            check_output(args.output, args.overwrite, [args.model])
             if args.work_dir and is_same(args.work_dir, args.output):
                 raise ValueError("--work-dir is the output directory: name another one, or leave it out.")
         if args.dry_run:
