@@ -1,7 +1,6 @@
 """What a user of the Hub does, in a process whose endpoint is a stand-in from the start. Writes what came out as JSON."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
-from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.checkpoint.hub import check_push
 from optimum_neuronal.packed.packed_module import packed_modules
 
@@ -73,30 +71,19 @@ loaded = AutoModelForCausalLM.from_pretrained("me/uploaded-packed")
 outcome["uploaded"] = [same(packed, "me/uploaded-dense"), len(list(packed_modules(loaded)))]
 
 other_pruner, other = pruned(0.5)
-other_pruner.push_to_hub(other, "me/packed", commit_message="Dense now")
+HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo="notes/mine.txt", repo_id="me/packed")
+outcome["refused"] = [
+    error(check_push, "packed"),
+    error(other_pruner.push_to_hub, other, "me/packed"),
+    error(check_push, "me/dense-llama"),
+]
+outcome["allowed"] = error(check_push, "me/packed", overwrite=True)
+other_pruner.push_to_hub(other, "me/packed", commit_message="Dense now", overwrite=True)
 outcome["other format"] = [same(other, "me/packed"), inspect_checkpoint("me/packed").format]
 other_pruner.push_to_hub(other, "me/llama-70", revision="trial")
 outcome["branches"] = [same(other, "me/llama-70", revision="trial"), same(model, "me/llama-70")]
-
-other_pruner.push_to_hub(other, "me/adapted")
-HfApi().upload_file(path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id="me/adapted")
-notes = []
-handler = logging.Handler()
-handler.emit = lambda record: notes.append(record.getMessage())
-saving.logger.addHandler(handler)
-other_pruner.push_to_hub(other, "me/adapted")
-outcome["notes"] = list(notes)
-
-dense = make_model("llama", vocab_size=256)
-dense.push_to_hub("me/dense", max_shard_size="20KB")
-outcome["refused"] = [error(check_push, "dense"), error(pruner.push_to_hub, model, "me/dense")]
-outcome["new branch"] = error(pruner.push_to_hub, model, "me/dense", revision="70")
-outcome["dense stays"] = same(dense, "me/dense")
-outcome["overwritten"] = [
-    error(check_push, "me/dense", overwrite=True),
-    error(pruner.push_to_hub, model, "me/dense", revision="other", overwrite=True),
-]
-outcome["replaced"] = same(model, "me/dense", revision="other")
+outcome["branch again"] = error(other_pruner.push_to_hub, other, "me/llama-70", revision="trial")
+other_pruner.push_to_hub(other, "me/new-and-empty")
 
 outcome["may push"] = [error(check_push, name) for name in ("fresh", "me/llama-70", "lab/fresh")]
 rejected = [

@@ -150,7 +150,7 @@ class TestQuantize:
                 second.quantize(tmp_path / "other", work_dir=tmp_path / "work")
             errors.append(caught.value)
 
-        monkeypatch.setattr(first, "save", meanwhile)
+        monkeypatch.setattr(first, "_save", meanwhile)
         first.quantize(tmp_path / "model", work_dir=tmp_path / "work")
         assert errors and not (tmp_path / "work").exists()
 
@@ -222,7 +222,7 @@ class TestTokenizers:
 
     def saved_id(self, pruner, model) -> int:
         """Of the word "w7" in the tokenizer that is saved with a model."""
-        pruner.save(model, self.folder / "sparse")
+        pruner.save(model, self.folder / "sparse", overwrite=True)
         return AutoTokenizer.from_pretrained(self.folder / "sparse").get_vocab()["w7"]
 
     def test_every_model_has_its_own(self):
@@ -256,8 +256,8 @@ class TestTokenizers:
         options = {"subfolder": "inner", "config": config(), "dtype": torch.float32}
         pruner = NeuronALPruner.from_pretrained(tmp_path / "repo", **options)
         assert pruner.tokenizer.get_vocab()["w7"] == 12
-        with pytest.raises(FileExistsError, match="would replace the model in"):
-            pruner.quantize(inner, dataset=ids)
+        with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
+            pruner.quantize(inner, dataset=ids, overwrite=True)
         pruner.quantize(tmp_path / "sparse", dataset=ids)
         assert AutoModelForCausalLM.from_pretrained(tmp_path / "sparse", dtype="auto").dtype == torch.bfloat16
         asked = {}
@@ -295,7 +295,7 @@ def test_only_the_last_pruned_model_is_saved(tmp_path, ids):
             pruner.save(other, tmp_path / "saved")
         assert not (tmp_path / "saved").exists()
     for model in (second, copy.deepcopy(second)):
-        pruner.save(model, tmp_path / "saved")
+        pruner.save(model, tmp_path / "saved", overwrite=True)
         saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(pruner.report.to_dict()))
 

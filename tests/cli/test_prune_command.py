@@ -5,7 +5,7 @@ import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
-from sparse_checkpoints import change_config
+from sparse_checkpoints import all_files
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -205,35 +205,24 @@ def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_pa
 
 
 def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
-    """The only dense copy, and a project's own files. Pruning again over what prune wrote is fine."""
+    """The only dense copy, and a project's own files, are never; a model only on request."""
     given = ("--model", dense, "--sparsity", 0.5, *PLAIN, "--output")
-    before = (dense / "model.safetensors").read_bytes()
-    with pytest.raises(SystemExit, match="would replace the model in"):
+    before = all_files(dense)
+    with pytest.raises(SystemExit, match="dense holds .*dense, which is read: choose a new directory"):
         run("prune", *given, dense, "--overwrite", "--dry-run")
-    assert (dense / "model.safetensors").read_bytes() == before
+    assert all_files(dense) == before
     project = tmp_path / "project"
     project.mkdir()
     (project / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="project is not empty.*--overwrite"):
-        run("prune", *given, project)
+    with pytest.raises(SystemExit, match="project holds 1 file, and is not a model's directory"):
+        run("prune", *given, project, "--overwrite")
     assert [file.name for file in project.iterdir()] == ["README.md"]
-    run("prune", *given, project, "--overwrite")
-    assert (project / "README.md").read_text() == "# Mine" and (project / "model.safetensors").exists()
+    for overwrite in ((), ("--overwrite",)):
+        run("prune", *given, tmp_path / "sparse", *overwrite)
+    with pytest.raises(SystemExit, match="a model of type llama pruned with magnitude .*--overwrite"):
+        run("prune", *given, tmp_path / "sparse")
     with pytest.raises(SystemExit, match="--work-dir is the output directory"):
-        run("prune", *given, tmp_path / "sparse", "--work-dir", tmp_path / "sparse")
-
-
-def test_the_pruned_model_that_is_replaced_is_named(run, dense, tmp_path, caplog):
-    """One of another tool is not a pruned model."""
-    given, output = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse"), tmp_path / "sparse"
-    run(*given, "--sparsity", 0.5)
-    assert not caplog.messages
-    run(*given, "--sparsity", 0.7)
-    note = f"{output} holds a pruned model, which will be replaced: magnitude + uniform, sparsity 0.5."
-    assert caplog.messages == [note]
-    change_config(output, lambda config: config.update(sparsity_config={"format": "dense"}))
-    with pytest.raises(SystemExit, match="does not hold a pruned model"):
-        run(*given, "--sparsity", 0.6)
+        run("prune", *given, tmp_path / "new", "--work-dir", tmp_path / "new")
 
 
 def test_conversations(run, dense, tmp_path, monkeypatch):

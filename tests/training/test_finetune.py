@@ -6,6 +6,7 @@ import socket
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from obstacles import OBSTACLES, state
 from several_processes import in_processes
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,6 +20,7 @@ from optimum_neuronal import (
     finetune,
     inspect_checkpoint,
 )
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.training import finetune as module
 from optimum_neuronal.training import finetune_setup
 from optimum_neuronal.training.sparse_weights import DenseModelError
@@ -369,20 +371,35 @@ class TestRefused:
             tuned(folders)
 
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
-        with pytest.raises(FileExistsError, match="would replace the model"):
-            tuned(folders, output="sparse")
-        with pytest.raises(FileExistsError, match="would replace the model"):
-            tuned(folders, output="dense", overwrite=True)
+        for output in ("sparse", "dense"):
+            with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
+                tuned(folders, output=output, overwrite=True)
         monkeypatch.chdir(folders)  # where the name in the sparse model's config is a path
         config = json.loads((folders / "sparse" / "config.json").read_text())
         config["sparsity_config"]["base_model"] = "dense"
         (folders / "sparse" / "config.json").write_text(json.dumps(config))
-        with pytest.raises(FileExistsError, match="would replace the model"):
+        with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
             tuned(folders, output="dense", overwrite=True, teacher=None)
 
     def test_another_model_as_output(self, folders):
-        with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-            tuned(folders, output="dense")
+        shutil.copytree(folders / "dense", folders / "other")
+        with pytest.raises(
+            FileExistsError, match="a model of type llama: choose a new directory, or pass --overwrite"
+        ):
+            tuned(folders, output="other")
+
+    @pytest.mark.parametrize("kind", OBSTACLES)
+    def test_what_appears_at_the_output_meanwhile_stays(self, kind, folders, monkeypatch):
+        def appears(*given, write=saving.write_model):
+            write(*given)
+            OBSTACLES[kind](folders / "tuned")
+            before.extend(state(folders / "tuned"))
+
+        before = []
+        monkeypatch.setattr(saving, "write_model", appears)
+        with pytest.raises(FileExistsError, match="tuned was not written.*The complete result is in"):
+            tuned(folders, steps=1, overwrite=True)
+        assert state(folders / "tuned") == before
 
     def test_sizes_that_do_not_fit(self, folders):
         with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
