@@ -70,7 +70,7 @@ def test_nothing_is_replaced_unasked(session):
     check, push, card = outcome["refused"]
     for message in (check, push):
         assert (
-            "FileExistsError: The repository 'me/packed' holds 10 files, a model of type llama pruned with" in message
+            "FileExistsError: The repository 'me/packed' holds 11 files, a model of type llama pruned with" in message
         )
         assert "choose a new one, or pass --overwrite (overwrite=True) to replace all files in it" in message
     assert "'me/dense-llama' holds 1 files: choose" in card and outcome["allowed"] is None
@@ -79,7 +79,7 @@ def test_nothing_is_replaced_unasked(session):
 
 def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     outcome, hub = session
-    assert outcome["may push"] == [None, None, None] and not any("fresh" in name for name in hub.repositories)
+    assert outcome["may push"] == [None, None] and not any("fresh" in name for name in hub.repositories)
     invalid, other, reader, read_token, unknown = outcome["may not push"]
     assert invalid.startswith("HFValidationError") and "'not/an/id'" in invalid
     for message in (other, reader):

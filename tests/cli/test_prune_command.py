@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.cli.prune_command import PruneCommand
 from optimum_neuronal.evaluation import perplexity, test_sets
-from optimum_neuronal.files import atomic
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
@@ -131,26 +130,6 @@ def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys)
     run(*arguments, "--output", tmp_path / "sparse")
     assert equal(tmp_path / "undisturbed", tmp_path / "sparse")
     assert not (tmp_path / ".sparse.unfinished").exists()
-
-
-@pytest.mark.parametrize("moved", [0, 1, 3, 7])
-@pytest.mark.parametrize("first", ["inspect", "prune"])
-def test_a_prune_that_was_killed_while_its_files_moved_is_completed(first, moved, run, dense, tmp_path, monkeypatch):
-    given, move = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity"), atomic._move
-    run(*given, 0.5)
-
-    def stop(moves):
-        if moves[0][1].name == "config.json" and ".replaced" in str(moves[0][1]):  # not when old files would come back
-            move(moves[:moved])
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(atomic, "_move", stop)
-        run(*given, 0.7)
-    if first == "prune":
-        run(*given, 0.7)
-    assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse") and not (tmp_path / "sparse" / ".saving").exists()
-    run(*given, 0.7)
 
 
 def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):

@@ -198,17 +198,29 @@ class TestResult:
         assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_without_a_report(self, folders, caplog):
-        shutil.copytree(folders / "sparse", folders / "tuned")
         (folders / "sparse" / "neuronal_report.json").unlink()
         _, report = tuned(folders, steps=1)
-        assert not (folders / "tuned" / "neuronal_report.json").exists(), "that of the model which was replaced"
+        assert not (folders / "tuned" / "neuronal_report.json").exists()
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
+
+    @pytest.mark.parametrize("kind", OBSTACLES)
+    def test_what_appears_at_the_output_meanwhile_stays(self, kind, folders, monkeypatch):
+        def appears(*given, write=saving.write_model):
+            write(*given)
+            OBSTACLES[kind](folders / "tuned")
+            before.extend(state(folders / "tuned"))
+
+        before = []
+        monkeypatch.setattr(saving, "write_model", appears)
+        with pytest.raises(FileExistsError, match="tuned was not written.*The complete result is in"):
+            tuned(folders, steps=1, overwrite=True)
+        assert state(folders / "tuned") == before
 
     def test_tied_weights_are_not_called_missing(self, folders, caplog):
         make_model("llama", vocab_size=256, tie_word_embeddings=True).save_pretrained(folders / "dense")
         config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse")
+        NeuronALPruner.from_pretrained(folders / "dense", config=config).quantize(folders / "sparse", overwrite=True)
         model, _ = tuned(folders)
         assert "missing keys" not in caplog.text and model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -231,7 +243,7 @@ class TestResult:
         _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
         assert report.training[0]["source"] == "chat.jsonl"
         both = [str(folders / "text.txt"), str(folders / "chat.jsonl")]
-        _, report = tuned(folders, dataset=both, evaluate=())
+        _, report = tuned(folders, dataset=both, evaluate=(), overwrite=True)
         assert report.training[0]["source"] == "text.txt and chat.jsonl"
         assert "--dataset text.txt chat.jsonl" in (folders / "tuned" / "README.md").read_text()
 
@@ -387,19 +399,6 @@ class TestRefused:
             FileExistsError, match="a model of type llama: choose a new directory, or pass --overwrite"
         ):
             tuned(folders, output="other")
-
-    @pytest.mark.parametrize("kind", OBSTACLES)
-    def test_what_appears_at_the_output_meanwhile_stays(self, kind, folders, monkeypatch):
-        def appears(*given, write=saving.write_model):
-            write(*given)
-            OBSTACLES[kind](folders / "tuned")
-            before.extend(state(folders / "tuned"))
-
-        before = []
-        monkeypatch.setattr(saving, "write_model", appears)
-        with pytest.raises(FileExistsError, match="tuned was not written.*The complete result is in"):
-            tuned(folders, steps=1, overwrite=True)
-        assert state(folders / "tuned") == before
 
     def test_sizes_that_do_not_fit(self, folders):
         with pytest.raises(ValueError, match="Sequences of 65 tokens do not fit"):
