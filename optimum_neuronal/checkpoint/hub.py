@@ -129,9 +129,9 @@ def push_pruned(
         `str`: the commit's URL.
 
     Raises:
-        `PermissionError`: there is no token, or it may not write there.
+        `PermissionError`: there is no token.
         `FileExistsError`: the branch holds files.
-        `OSError`, `RuntimeError`: the temporary disk is full, or the upload failed. The repository is unchanged.
+        `OSError`, `RuntimeError`: the temporary disk is full, or the Hub refuses the upload. The branch is unchanged.
     """
     options = check_saveable(model, SaveOptions(format, dtype))
     api = HfApi(token=token)
@@ -154,15 +154,13 @@ def push_pruned(
 
 @contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
-    """Raise an error that says what to do if the Hub refuses or cannot be reached."""
+    """Raise an error that says what to do if there is no token or the Hub cannot be reached."""
     try:
         yield
     except LocalTokenNotFoundError as error:
         raise _refusal(repo_id, "there is no token") from error
-    except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in (401, 403):
-            raise
-        raise _refusal(repo_id, str(error)) from error
+    except HfHubHTTPError:  # its text says what to do
+        raise
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise ConnectionError(
             f"{repo_id!r} cannot be published, because the Hub cannot be reached: {error or type(error).__name__}"

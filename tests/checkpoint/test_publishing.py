@@ -36,21 +36,13 @@ def test_push_and_back(session):
     assert "8 sequences of 8 tokens of\na list of 1 strings, drawn with seed 3" in card
     report = json.loads(repository.files["neuronal_report.json"][0])
     assert report["calibration"]["seed"] == 3 and report["evaluation"]["wikitext2"]["pruned"] == 23.4567
-    assert outcome["by transformers"]
 
 
 def test_packed(session):
-    """It loads packed by its id. Transformers' own `push_to_hub` writes dense weights."""
     outcome, hub = session
     assert outcome["packed modules"] == 21 and outcome["packed inspected"] == "packed" and "hf_other" in hub.tokens
-    assert outcome["packed modules pushed"]
-    assert not any(name.startswith("packed") for name in hub.repositories["me/pushed-packed"].files)
     same, names = outcome["converted"]
     assert same and {"model.safetensors", "tokenizer.json", "neuronal_report.json"} <= set(names)
-
-
-def test_a_saved_folder_is_published_by_hf_upload(session):
-    assert session[0]["uploaded"] == [True, 21]
 
 
 def test_a_push_makes_the_branch_equal_to_the_saved_directory(session):
@@ -81,12 +73,10 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     outcome, hub = session
     assert outcome["may push"] == [None, None] and not any("fresh" in name for name in hub.repositories)
     invalid, other, reader, read_token, unknown = outcome["may not push"]
-    assert invalid.startswith("HFValidationError") and "'not/an/id'" in invalid
+    assert "'not/an/id'" in invalid and "Invalid username or password" in unknown
     for message in (other, reader):
         assert "PermissionError" in message and "can only create repositories of lab, me)" in message
-    assert "Permission denied for 'me/x' (the token is read-only)" in read_token and unknown.startswith(
-        "PermissionError"
-    )
+    assert "PermissionError: Permission denied for 'me/x' (the token is read-only). Log in with" in read_token
     assert "(there is no token)" in outcome["check without token"]
 
 
