@@ -129,7 +129,7 @@ def push_pruned(
         `str`: the commit's URL.
 
     Raises:
-        `PermissionError`: there is no token.
+        `PermissionError`: there is no token, or it may not write there.
         `FileExistsError`: the branch holds files.
         `OSError`, `RuntimeError`: the temporary disk is full, or the Hub refuses the upload. The branch is unchanged.
     """
@@ -159,8 +159,10 @@ def _explained(repo_id: str) -> Iterator[None]:
         yield
     except LocalTokenNotFoundError as error:
         raise _refusal(repo_id, "there is no token") from error
-    except HfHubHTTPError:  # its text says what to do
-        raise
+    except HfHubHTTPError as error:
+        if error.response is None or error.response.status_code not in (401, 403):
+            raise
+        raise _refusal(repo_id, str(error)) from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise ConnectionError(
             f"{repo_id!r} cannot be published, because the Hub cannot be reached: {error or type(error).__name__}"

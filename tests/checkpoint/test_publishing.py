@@ -73,7 +73,7 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     outcome, hub = session
     assert outcome["may push"] == [None, None] and not any("fresh" in name for name in hub.repositories)
     invalid, other, reader, read_token, unknown = outcome["may not push"]
-    assert "'not/an/id'" in invalid and "Invalid username or password" in unknown
+    assert "'not/an/id'" in invalid and "PermissionError: Permission denied for 'me/y' (Invalid" in unknown
     for message in (other, reader):
         assert "PermissionError" in message and "can only create repositories of lab, me)" in message
     assert "PermissionError: Permission denied for 'me/x' (the token is read-only). Log in with" in read_token

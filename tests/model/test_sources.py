@@ -54,7 +54,7 @@ def test_a_gguf_file_is_pruned_and_report_and_card_say_what_it_was(gguf_file, tm
     assert "2 blocks" in str(dry_run(gguf_file, CONFIG))
     for path in (gguf_file, gguf_file.parent):
         pruner = NeuronALPruner.from_pretrained(path, config=CONFIG)
-        pruner.quantize(tmp_path / "sparse")
+        pruner.quantize(tmp_path / "sparse", overwrite=True)
         assert "tiny.Q8_0.gguf, whose weights had been quantized before" in str(pruner.report)
         card = (tmp_path / "sparse" / "README.md").read_text()
         assert "`tiny.Q8_0.gguf`, whose weights had been quantized before" in card
