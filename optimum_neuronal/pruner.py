@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
 from .checkpoint.save_options import SaveOptions
-from .checkpoint.saving import check_other_directory, check_replaceable, check_saveable, save_pruned
+from .checkpoint.saving import check_saveable, save_pruned
 from .common.device import default_device
 from .common.memory import MemoryLimits
 from .common.notes import get_logger
@@ -50,7 +50,8 @@ class PruningJob:
     dataset: Any = None  # calibration data instead of the config's
 
     def __post_init__(self) -> None:
-        check_datasets([self.config.dataset if self.dataset is None else self.dataset, *self.tests.values()])
+        drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
+        check_datasets([*drawn_from, *self.tests.values()])
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -117,7 +118,7 @@ class NeuronALPruner(OptimumQuantizer):
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner, source = cls(config, tokenizer), locate(model_or_path, model_kwargs)
-        check_unquantized(source, {})
+        check_unquantized(source)
         if stream_to is None:
             pruner.model = load_model(source)
         else:
@@ -144,7 +145,7 @@ class NeuronALPruner(OptimumQuantizer):
         """Prune the model of [`~NeuronALPruner.from_pretrained`], save it, and return it.
 
         Args:
-            save_dir (`str` or `Path`): where to save; checked before the work starts.
+            save_dir (`str` or `Path`): absent, or an empty directory; checked before the work starts, and at its end.
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
@@ -167,13 +168,14 @@ class NeuronALPruner(OptimumQuantizer):
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
         job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset)
         with work_directory(work_dir, save_dir) as folder:
-            return self.run(job, folder)
+            return self.run(self.model, job, folder)
 
-    def run(self, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
-        """Do what [`~NeuronALPruner.quantize`] does, as a checked job says. `folder`: of [`work_directory`]."""
-        model, memory = self.model, job.memory
-        options = replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model))
-        options = replace(options, format=check_saveable(model, options.format, options.dtype))
+    def run(self, model: PreTrainedModel, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
+        """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
+        if job.output is None:
+            raise ValueError("The job has no output: make one with check_output(directory).")
+        memory = job.memory
+        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
         with exclusive(model):
             context = self._prepare(model, job.dataset, folder, memory)
             sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
@@ -279,30 +281,26 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model (`PreTrainedModel`): what `prune` returned.
-            directory (`str` or `Path`): where to save it; created if missing.
+            directory (`str` or `Path`): absent, or an empty directory.
             format (`str`, *optional*):
                 `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, which load in
                 processes that have imported this package. None: packed if the model computes with packed weights, else
                 dense.
             dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
-            overwrite (`bool`): True to replace a model in the directory that is not pruned.
+            overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
 
         Raises:
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
-            `FileExistsError`: the model was read from this directory, whose dense weights it would replace; or the directory
-                holds another model that is not pruned.
+            `FileExistsError`: something lies there that may not be replaced.
         """
         self._report_of(model)
-        check_other_directory(model.config.name_or_path, directory)
-        check_replaceable(directory, overwrite)
-        self._save(model, Output(Path(directory).absolute()), SaveOptions(format, dtype))
+        output = check_output(directory, overwrite, [model.config.name_or_path])
+        self._save(model, output, check_saveable(model, SaveOptions(format, dtype)))
 
     def _save(self, model: PreTrainedModel, output: Output, options: SaveOptions) -> None:
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(
-                model, output.path, self._report_of(model), self.tokenizer, options.format, dtype=options.dtype
-            )
+            save_pruned(model, output, self._report_of(model), self.tokenizer, options)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:

@@ -33,7 +33,7 @@ class Repository:
 
     def __init__(self, private: bool = False, files: Files | None = None):
         self.private = private
-        self.branches = {"main": Branch(files=dict(files or {}))}
+        self.branches = {"main": Branch(files={".gitattributes": (b"", None), **(files or {})})}
 
     @property
     def files(self) -> Files:

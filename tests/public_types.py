@@ -59,7 +59,7 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
 
 def store(model: PreTrainedModel, folder: Path) -> None:
     save_pretrained(model, folder, format="packed")
-    convert_checkpoint(folder, "dense")
+    convert_checkpoint(folder, "dense", folder / "dense")
     inspect_checkpoint(folder)
     densify(sparsify(model))
 

@@ -7,52 +7,55 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from ..common.connection import TIMEOUT
 from ..common.display import escaped, format_markdown
 from ..common.notes import get_logger
+from ..common.registry import Registry
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity_config import KEY
 from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .names import CONFIG, MODEL_CARD
+from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
+from .packed_files import read_json
+from .save_options import SaveOptions
 
 
 logger = get_logger(__name__)
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
-# A comment, which readers of the card do not see.
-MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved here again. To keep your edits, remove this line. -->"
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people search for
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")  # metadata of the dense model's card
+
+
+def write_card(folder: Path, model: PreTrainedModel, report: PruningReport, title: str, options: SaveOptions) -> None:
+    """Write the card of a pruned model into the folder that it is saved in, with its tokenizer."""
+    with_tokenizer = any(folder.glob("tokenizer*"))
+    card = make_card(model, report, title, options, with_tokenizer, _has_chat_template(folder))
+    (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
 def make_card(
     model: PreTrainedModel,
     report: PruningReport,
     title: str,
-    format: str = "dense",
+    options: SaveOptions,
     with_tokenizer: bool = True,
     chats: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> str:
-    """Return the card of a pruned model that is saved in a dtype, by default its own.
+    """Return the card of a pruned model.
 
     Without a tokenizer, the example loads the dense model's. If the model `chats`, it has a chat template.
     """
     title, loader = escaped(title), loading_class(model)
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    methods = _methods(report)
-    saved, folder = str(dtype or model.dtype).removeprefix("torch."), title.rpartition("/")[2]
-    command = [*_command(report, base, model.is_remote_code()), "--save-dtype", saved, "--format", format]
-    command += ["--dtype", report.dtype or saved, "--output", folder]
+    methods, folder = _methods(report), title.rpartition("/")[2]
     blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
     metadata = ModelCardData(
         library_name="transformers",
@@ -64,11 +67,10 @@ def make_card(
     card = ModelCard.from_template(
         metadata,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
-        mark=MARK,
         title=title,
         base=base,
         report=report,
-        format=format,
+        format=options.format,
         loader=loader,
         call=loading_code(model, title),
         part=" text decoder" if model.config.get_text_config(decoder=True) is not model.config else "",
@@ -77,9 +79,9 @@ def make_card(
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
-        training=[_training(record) for record in report.training],
-        tuning_commands="\n".join(shlex.join(_tuning_command(record, folder)) for record in report.training),
-        command=shlex.join(command),
+        training=[_training(run) for run in report.training],
+        tuning_commands="\n".join(shlex.join(_tuning_command(run, folder)) for run in report.training),
+        command=shlex.join(_command(model, report, base, options, folder)),
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
         papers=[method.paper for method in methods if method.paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
@@ -87,40 +89,47 @@ def make_card(
     return str(card)
 
 
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / CHAT_TEMPLATE).exists():
+        return True
+    with suppress(OSError, ValueError):
+        return bool(read_json(folder / TOKENIZER_CONFIG).get("chat_template"))
+    return False
+
+
+def _registries(report: PruningReport) -> list[tuple[str, str, Registry]]:
+    """Return kind, name and registry of the top-up and the saliency. The name may not be registered in this process."""
+    return [(kind, report.config[kind], of) for kind, of in (("topup", TOPUPS), ("saliency", SALIENCIES))]
+
+
 def _methods(report: PruningReport) -> list[type]:
-    """Return the classes of top-up and saliency. A method of the user's own may not be registered in this process."""
+    """Return the classes of top-up and saliency that are registered in this process."""
     classes = []
-    for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
-        name = report.config[kind]
+    for kind, name, registry in _registries(report):
         if name in registry.names():
-            variants = registry.variants(name)
             chosen = report.config.get(f"{kind}_args", {}).get("variant")
-            classes.append(variants.get(chosen, registry.get(name)))
+            classes.append(registry.variants(name).get(chosen, registry.get(name)))
     return classes
 
 
-def may_write_card(directory: Path) -> bool:
-    """Return True if a directory has no README.md, or one that this package may replace."""
-    with suppress(FileNotFoundError):
-        return MARK.encode() in (directory / MODEL_CARD).read_bytes()
-    return True
-
-
-def _command(report: PruningReport, base: str | None, remote_code: bool) -> list[str]:
-    """Return the start of the command that repeats a prune."""
+def _command(
+    model: PreTrainedModel, report: PruningReport, base: str | None, options: SaveOptions, folder: str
+) -> list[str]:
+    """Return the command that prunes the same way."""
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
-    text = _calibration_text(report)
+    text, saved = _calibration_text(report), str(options.dtype or model.dtype).removeprefix("torch.")
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
     command += ["--dataset", *text] if text else []
     command += [word for module in _own_modules(report) for word in ("--import", module)]
-    return command + (["--trust-remote-code"] if remote_code else [])
+    command += ["--trust-remote-code"] if model.is_remote_code() else []
+    command += ["--save-dtype", saved, "--format", str(options.format), "--dtype", report.dtype or saved]
+    return [*command, "--output", folder]
 
 
 def _own_modules(report: PruningReport) -> list[str]:
     """Return the modules of methods that this package does not have, with a placeholder for one that is not known."""
     modules = []
-    for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
-        name = report.config[kind]
+    for _, name, registry in _registries(report):
         module = registry.get(name).__module__ if name in registry.names() else "__main__"
         if module == "__main__":
             modules.append(f"the_module_of_{name}")
@@ -138,23 +147,23 @@ def _perplexities(report: PruningReport) -> str | None:
     return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
 
 
-def _training(record: Mapping[str, Any]) -> str:
-    """Return a paragraph on a fine-tune, with a table of its perplexities."""
+def _training(run: Mapping[str, Any]) -> str:
+    """Return a paragraph on a fine-tuning run, with a table of its perplexities."""
     rows = [
         [dataset, f"{values['before']:.2f}", f"{values['after']:.2f}", window_text(values)]
-        for dataset, values in record["evaluation"].items()
+        for dataset, values in run["evaluation"].items()
     ]
-    text = f"It was trained on {escaped(training_text(record))}; every zero stayed."
+    text = f"It was trained on {escaped(training_text(run))}; every zero stayed."
     header = ["dataset", "perplexity before", "after", "tokens per window"]
     return f"{text}\n\n{format_markdown(header, rows)}" if rows else text
 
 
-def _tuning_command(record: Mapping[str, Any], folder: str) -> list[str]:
-    """Return the command that repeats a fine-tune."""
-    given = {name: value for name, value in record["config"].items() if value not in (None, False)}
-    given |= {"steps": record["steps"]}
+def _tuning_command(run: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the command that repeats a fine-tuning run."""
+    given = {name: value for name, value in run["config"].items() if value not in (None, False)}
+    given |= {"steps": run["steps"]}
     command = ["optimum-cli", "neuronal", "finetune", "--model", "path/to/pruned-model"]
-    command += ["--teacher", record["teacher"]] if record["teacher"] else []
+    command += ["--teacher", run["teacher"]] if run["teacher"] else []
     command += [] if "dataset" in given else ["--dataset", TEXT]
     for name, value in given.items():
         if name not in ("tokens", "minutes"):

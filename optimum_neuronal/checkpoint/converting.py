@@ -4,31 +4,25 @@ import itertools
 import shutil
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice
-from ..files.atomic import finish_moves
-from ..files.directories import check_writable, is_same, leads_out
+from ..files.directories import leads_out
+from ..files.output import check_output, new_directory
 from ..model.load_model import load_model
 from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
-from .card import MARK, make_card, may_write_card
+from .card import write_card
 from .hub import find_checkpoint
-from .names import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    FORMATS,
-    MODEL_CARD,
-    MODEL_FILES,
-    WEIGHT_SUFFIXES,
-)
+from .names import CONFIG, FORMATS, WEIGHT_SUFFIXES
 from .packed_files import float_tensors, is_packed, read_json, weight_files
-from .saving import check_replaceable, check_saveable, has_chat_template, old_files, replaced_checkpoint
-from .writing import SHARD_SIZE, write_model
+from .save_options import SHARD_SIZE, SaveOptions
+from .saving import check_saveable
+from .writing import write_model
 
 
 logger = get_logger(__name__)
@@ -37,7 +31,7 @@ logger = get_logger(__name__)
 def convert_checkpoint(
     directory_or_id: str | Path,
     format: str,
-    output: str | Path | None = None,
+    output: str | Path,
     max_shard_size: int | str = SHARD_SIZE,
     *,
     revision: str | None = None,
@@ -49,16 +43,16 @@ def convert_checkpoint(
     """Write a pruned checkpoint in the other format, with the same weights bit for bit, or in another dtype.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
-    files are copied. The model card is rendered again from the report; a README.md of your own stays.
+    files are copied. The model card is rendered again from the report.
 
     Args:
         directory_or_id (`str` or `Path`): a pruned checkpoint; one on the Hub is downloaded into the cache.
         format (`str`): `"dense"` or `"packed"`.
-        output (`str` or `Path`, *optional*): where to write it. None: it replaces the directory.
+        output (`str` or `Path`): where to write it: absent, or an empty directory.
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
-        overwrite (`bool`): True to replace a model in `output` that is not pruned.
+        overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
         dtype (`torch.dtype`, *optional*): of the files; `format` may then be the one that the checkpoint has.
         trust_remote_code (`bool`): True to run code that comes with the checkpoint.
 
@@ -66,44 +60,24 @@ def convert_checkpoint(
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already; or it comes with an adapter.
-        `FileExistsError`: the output holds a model that is not pruned.
-        `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
+        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already.
+        `FileExistsError`: something lies at the output that may not be replaced.
+        `OSError`: it cannot be read, or the output cannot be written.
     """
     check_choice("format", format, FORMATS)
-    source = find_source(directory_or_id, output, revision, token)
-    target = check_writable(source if output is None else output, "save to")
-    is_copy = not is_same(source, target)
-    if is_copy:
-        check_replaceable(target, overwrite)
-    old = old_files(target, any(source.glob("tokenizer*"))) if is_copy else MODEL_FILES
+    options = SaveOptions(format, dtype, max_shard_size)
+    target = check_output(output, overwrite, [directory_or_id])
+    source = find_checkpoint(directory_or_id, revision, token, whole=True)
     packed = _check(source, format if dtype is None else None)
     stored = _dtypes(source, packed) if dtype is None else {}
     model = load_model(source, whole=True, trust_remote_code=trust_remote_code)
-    check_saveable(model, format, dtype)
-    with replaced_checkpoint(target, old) as staging:
-        write_model(model, staging, format, max_shard_size, dtype)
-        _check_dtypes(stored, _dtypes(staging, format == "packed"))
-        if is_copy:
-            _copy_others(source, staging, target)
-        if may_write_card(target):
-            _write_card(model, source, staging, format, target.name, dtype)
-        else:
-            (staging / MODEL_CARD).unlink(missing_ok=True)
-    return target
-
-
-def find_source(
-    directory_or_id: str | Path, output: str | Path | None, revision: str | None = None, token: str | None = None
-) -> Path:
-    """Return the directory of the checkpoint that [`convert_checkpoint`] reads."""
-    if Path(directory_or_id).is_dir():
-        finish_moves(directory_or_id)
-    elif output is None:
-        raise ValueError(
-            f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
-        )
-    return find_checkpoint(directory_or_id, revision, token, whole=True)
+    check_saveable(model, options)
+    with new_directory(target) as folder:
+        write_model(model, folder, options)
+        _check_dtypes(stored, _dtypes(folder, format == "packed"))
+        _copy_others(source, folder, target.path)
+        _write_card(model, source, folder, target.path.name, options)
+    return target.path
 
 
 def _check(source: Path, format: str | None) -> bool:
@@ -116,10 +90,6 @@ def _check(source: Path, format: str | None) -> bool:
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
     if not packed and config.get("quantization_config") is not None:
         raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
-    if (source / ADAPTER_CONFIG).exists():
-        raise ValueError(
-            f"{source} holds an adapter ({ADAPTER_CONFIG}), which would be loaded with the model: move it elsewhere."
-        )
     return packed
 
 
@@ -139,15 +109,13 @@ def _check_dtypes(stored: dict[str, torch.dtype], written: dict[str, torch.dtype
             )
 
 
-def _copy_others(source: Path, staging: Path, target: Path) -> None:
-    """Copy the other files of a checkpoint, unless staging has them; no hidden files, weights, or files of the target."""
-    inside = target.resolve().is_relative_to(source.resolve())
+def _copy_others(source: Path, folder: Path, target: Path) -> None:
+    """Copy the other files of a checkpoint, unless the folder has them; no hidden files, weights, or earlier results."""
     for path in sorted(source.rglob("*")):
-        if inside and path.resolve().is_relative_to(target.resolve()):
-            continue
-        place = staging / path.relative_to(source)
+        place = folder / path.relative_to(source)
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
-        if path.is_file() and not hidden and not path.name.endswith(WEIGHT_SUFFIXES) and not place.exists():
+        earlier = path.resolve().is_relative_to(target.resolve())
+        if path.is_file() and not (hidden or earlier or path.name.endswith(WEIGHT_SUFFIXES) or place.exists()):
             if leads_out(path, source):
                 logger.warning(f"{path} is a link to a file outside the checkpoint's folder: it is not copied.")
                 continue
@@ -155,17 +123,14 @@ def _copy_others(source: Path, staging: Path, target: Path) -> None:
             shutil.copyfile(path, place)
 
 
-def _write_card(model: Any, source: Path, staging: Path, format: str, title: str, dtype: torch.dtype | None) -> None:
-    """Render the card for the new format, unless the source has a README.md of the user's own, or no report."""
-    card, report = source / MODEL_CARD, source / REPORT_NAME
-    if report.exists() and card.exists() and MARK in card.read_text(encoding="utf-8", errors="replace"):
-        values = read_json(report)
-        try:
-            known = PruningReport(
-                **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
-            )
-            with_tokenizer, chats = any(source.glob("tokenizer*")), has_chat_template(source)
-            text = make_card(model, known, title, format, with_tokenizer, chats, dtype)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{report} is damaged: {error!r}. Prune the model again, or delete that file.") from error
-        (staging / MODEL_CARD).write_text(text, encoding="utf-8")
+def _write_card(model: PreTrainedModel, source: Path, folder: Path, title: str, options: SaveOptions) -> None:
+    """Render the card for the new format, if the source has a report."""
+    path = source / REPORT_NAME
+    if not path.exists():
+        return
+    values = read_json(path)
+    try:
+        known = {entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
+        write_card(folder, model, PruningReport(**known), title, options)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}. Prune the model again, or delete that file.") from error

@@ -3,13 +3,12 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -22,18 +21,14 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.connection import HTTPError
-from ..model.sparsity_config import KEY, is_own
+from ..files.output import Output, describe_model
 from ..report import PruningReport
-from .names import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    FOREIGN_SUFFIXES,
-    MODEL_CARD,
-    WEIGHT_FILES,
-    WEIGHT_SUFFIXES,
-)
-from .packed_files import read_json
-from .saving import check_saveable, old_files, save_pruned, warn_of_adapter
+from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
+from .save_options import SaveOptions
+from .saving import check_saveable, save_pruned
+
+
+GIT_ATTRIBUTES = ".gitattributes"  # the Hub writes it into new repositories
 
 
 def find_checkpoint(
@@ -69,43 +64,37 @@ def find_checkpoint(
 
 def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) -> None:
     """Raise an error if a model cannot be published as `repo_id`, see [`push_pruned`]. Nothing is created."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is not a valid name of a repository on the Hub: {error}") from error
+    validate_repo_id(repo_id)
     api = HfApi(token=token)
     with _explained(repo_id):
         account = api.whoami()
-        mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
-        owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
         if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise _refusal(repo_id, "the token is read-only")
+        mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
+        owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
         try:
             api.auth_check(f"{owner}/{name}", write=True)
         except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
             if owner not in mine:
-                raise _refusal(
-                    repo_id, f"your account can only create repositories of {', '.join(sorted(mine))}"
-                ) from error
+                why = f"your account can only create repositories of {', '.join(sorted(mine))}"
+                raise _refusal(repo_id, why) from error
         else:
-            _check_replaceable(api, f"{owner}/{name}", None, overwrite)
+            _check_repository(api, f"{owner}/{name}", None, overwrite)
 
 
-def _check_replaceable(api: HfApi, repo_id: str, revision: str | None, overwrite: bool) -> None:
-    """Raise `FileExistsError` if a repository holds a model that is not a pruned one, unless it may be overwritten."""
+def _check_repository(api: HfApi, repo_id: str, revision: str | None, overwrite: bool) -> None:
+    """Raise `FileExistsError` if a branch of a repository holds files, unless they may be replaced."""
     try:
-        files = api.list_repo_files(repo_id, revision=revision)
+        files = set(api.list_repo_files(repo_id, revision=revision)) - {GIT_ATTRIBUTES}
     except RevisionNotFoundError:  # a new branch
         return
-    if ADAPTER_CONFIG in files:
-        warn_of_adapter(repo_id)
-    if overwrite or not any(name == CONFIG or name.endswith(WEIGHT_SUFFIXES) for name in files):
-        return
-    config = read_json(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else {}
-    if not is_own(config.get(KEY)):
+    if files and not overwrite:
+        model = (
+            describe_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else ""
+        )
         raise FileExistsError(
-            f"The repository {repo_id!r} holds a model that is not a pruned one. Choose another repository, or pass "
-            "--overwrite (overwrite=True) to replace the model in it. Other files stay."
+            f"The repository {repo_id!r} holds {len(files):,} files{model and f', {model}'}: choose a new one, or pass --overwrite "
+            "(overwrite=True) to replace all files in it."
         )
 
 
@@ -123,7 +112,7 @@ def push_pruned(
     revision: str | None = None,
     commit_message: str = "Upload pruned model",
 ) -> str:
-    """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes what is left of an older model.
+    """Upload the files of [`save_pruned`] to the Hub in one commit, after which the branch holds nothing else.
 
     Args:
         model, report, tokenizer: as for [`save_pruned`].
@@ -131,7 +120,7 @@ def push_pruned(
         format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         dtype (`torch.dtype`, *optional*): of the files. None: the model's.
         private (`bool`, *optional*): True to create a private repository. None: your account's default.
-        overwrite (`bool`): True to replace a model in the repository that is not a pruned one.
+        overwrite (`bool`): True to replace all files of a branch that holds some. Git keeps the earlier commits.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
         commit_message (`str`): of the commit.
@@ -141,37 +130,31 @@ def push_pruned(
 
     Raises:
         `PermissionError`: there is no token, or it may not write there.
-        `FileExistsError`: the repository holds a model that is not a pruned one.
-        `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed. The repository is unchanged.
+        `FileExistsError`: the branch holds files.
+        `OSError`, `RuntimeError`: the temporary disk is full, or the Hub refuses the upload. The branch is unchanged.
     """
-    check_saveable(model, format, dtype)
+    options = check_saveable(model, SaveOptions(format, dtype))
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        _check_replaceable(api, repo_id, revision, overwrite)
+        _check_repository(api, repo_id, revision, overwrite)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        with suppress(EntryNotFoundError):  # a README.md of the user's own stays
-            api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
-        save_pruned(model, folder, report, tokenizer, format, title=repo_id, dtype=dtype)
-        try:
-            commit = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                revision=revision,
-                commit_message=commit_message,
-                delete_patterns=old_files(Path(folder), tokenizer is not None),  # except files that are uploaded
-            )
-        except RuntimeError as error:  # a file could not be uploaded
-            raise OSError(
-                f"The upload to {repo_id!r} failed: {error} Push again: uploaded files are not sent twice."
-            ) from error
+        saved = Path(folder) / "model"
+        save_pruned(model, Output(saved), report, tokenizer, options, title=repo_id)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=saved,
+            revision=revision,
+            commit_message=commit_message,
+            delete_patterns="*",  # except files that are uploaded, and .gitattributes
+        )
     return commit.commit_url
 
 
 @contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
-    """Raise an error that says what to do if the Hub refuses or cannot be reached."""
+    """Raise an error that says what to do if there is no token or the Hub cannot be reached."""
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -188,6 +171,6 @@ def _explained(repo_id: str) -> Iterator[None]:
 
 def _refusal(repo_id: str, why: str) -> PermissionError:
     return PermissionError(
-        f"The Hub did not let you write to {repo_id!r} ({why}). Log in with `hf auth login`, or set HF_TOKEN, with a token "
-        "that may write there."
+        f"Permission denied for {repo_id!r} ({why}). Log in with `hf auth login`, or set HF_TOKEN, with a token that may "
+        "write there."
     )

@@ -7,7 +7,6 @@ FORMATS = ("dense", "packed")
 QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it name it in their errors
 
 CONFIG = "config.json"  # without it, a directory is not a model
-GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -15,6 +14,7 @@ ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter in the s
 
 SUFFIX = ".safetensors"
 DENSE_FILE = f"model{SUFFIX}"  # if there is only one
+DENSE_PATTERN = f"model{{suffix}}{SUFFIX}"
 DENSE_INDEX = f"{DENSE_FILE}.index.json"
 PACKED_INDEX = f"packed{SUFFIX}.index.json"  # always written
 
@@ -28,10 +28,3 @@ WEIGHT_FILES = (
 # Endings of weight files, of all frameworks and tools.
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
-
-# Patterns of an old model's files that a save removes, and of an old tokenizer's if there is a new one. The new ones may
-# not have them, and transformers would read them.
-MODEL_FILES = (*WEIGHT_FILES, GENERATION_CONFIG)
-TOKENIZER_FILES = (
-    CHAT_TEMPLATE, "additional_chat_templates/*.jinja", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip

@@ -78,9 +78,7 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
                     tensors.setdefault(module, {})[STORED + part] = file.get_tensor(name)
     if unequal := sorted(weights.keys() ^ tensors.keys()):
         lacking = "metadata" if unequal[0] in tensors else "tensors"
-        raise ValueError(
-            f"The packed weight of {unequal[0]} has no {lacking}: the checkpoint is damaged. Download or save it again."
-        )
+        raise _damaged(f"The packed weight of {unequal[0]}", f"it has no {lacking}")
     try:
         return {
             name: PackedHeader(
@@ -93,9 +91,11 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
             for name, facts in weights.items()
         }
     except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"The metadata of the packed checkpoint are damaged: {error!r}. Download or save it again."
-        ) from error
+        raise _damaged("The packed checkpoint", f"metadata {error!r}") from error
+
+
+def _damaged(what: str | Path, why: object) -> ValueError:
+    return ValueError(f"{what} is damaged: {why}. Download or save it again.")
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def opened(path: str | Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
+        raise _damaged(path, error) from error
 
 
 def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict[str, dict[str, Any]]:
@@ -117,9 +117,7 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
             raise ValueError(f"it names a weight {escaped(hidden[0], 80)!r}")
         return dict(about["weights"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a file of a packed checkpoint: {error}. Download or save it again."
-        ) from error
+        raise _damaged(path, f"its metadata, {error}") from error
 
 
 def weight_files(folder: Path, packed: bool) -> list[Path]:
@@ -172,9 +170,7 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
         try:
             matrix = header.matrix()
         except ValueError as error:
-            raise ValueError(
-                f"The packed weight of {module} is damaged: {error}. Download or save it again."
-            ) from error
+            raise _damaged(f"The packed weight of {module}", error) from error
         yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
 
 
@@ -188,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Download or save it again.") from error
+        raise _damaged(path, error) from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}: expected a JSON object.")
     return value

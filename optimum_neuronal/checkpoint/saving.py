@@ -1,39 +1,25 @@
 """Saves models dense or packed, whole or not at all, and pruned ones with their report and model card."""
 
-import errno
-import os
+import copy
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.display import escaped
 from ..common.notes import get_logger
-from ..common.validation import check_choice
 from ..compat import hf_private
-from ..files.atomic import finish_moves, replaced_directory
-from ..files.directories import check_writable, is_same, leads_out
-from ..model.sparsity_config import KEY, is_own
+from ..compat.peft import all_adapter_layers
+from ..files.directories import leads_out
+from ..files.output import Output, check_output, new_directory
+from ..packed.packed_linear import is_linear
 from ..packed.packed_module import packed_modules
-from ..packed.packed_weight import DTYPES
-from ..report import REPORT_NAME, PruningReport
-from .card import make_card, may_write_card
-from .names import (
-    ADAPTER_CONFIG,
-    CHAT_TEMPLATE,
-    CONFIG,
-    FORMATS,
-    MODEL_CARD,
-    MODEL_FILES,
-    TOKENIZER_CONFIG,
-    TOKENIZER_FILES,
-)
-from .packed_files import read_json
-from .writing import SHARD_SIZE, check_writable_model, write_model
+from ..report import PruningReport
+from .card import write_card
+from .save_options import SHARD_SIZE, SaveOptions
+from .writing import write_configs, write_model
 
 
 logger = get_logger(__name__)
@@ -52,8 +38,9 @@ def save_pretrained(
     max_shard_size: int | str = SHARD_SIZE,
     *,
     dtype: torch.dtype | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Save a model dense, as transformers does, or packed. A save that fails leaves the directory as it was.
+    """Save a model dense, as transformers does, or packed, in a new directory, which appears whole.
 
     ```python
     model = AutoModelForCausalLM.from_pretrained("llama-70")
@@ -62,98 +49,78 @@ def save_pretrained(
 
     Args:
         model (`PreTrainedModel`): a sparse model, in memory or offloaded; from `torch.compile`, the model inside is saved.
-        save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
+        save_directory (`str` or `Path`): absent, or an empty directory.
         format (`str`):
             `"dense"`: ordinary safetensors with zeros. `"packed"`: bitmasks and nonzero values; all packed weights are in
             memory while they are written.
         max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`.
         dtype (`torch.dtype`, *optional*): of the files; the model itself keeps its own. None: the model's.
+        overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
 
     Raises:
         `TypeError`: this is not a transformers model, or not a floating-point dtype.
         `ValueError`: the format is unknown or does not support the dtype, or the model has adapters.
+        `FileExistsError`: something lies there that may not be replaced.
         `OSError`: the directory cannot be written, or the disk is full.
     """
-    check_saveable(model, format, dtype)
-    with replaced_checkpoint(check_writable(save_directory, "save to")) as staging:
-        write_model(model, staging, format, max_shard_size, dtype)
-
-
-@contextmanager
-def replaced_checkpoint(path: Path, old: Iterable[str] = MODEL_FILES) -> Iterator[Path]:
-    """Yield the temporary folder of [`replaced_directory`], and raise failures there as one `OSError`."""
-    if (path / ADAPTER_CONFIG).exists():
-        warn_of_adapter(path)
-    try:
-        with replaced_directory(path, old, last=CONFIG) as staging:
-            yield staging
-    except FileExistsError:  # its message says what is in the way
-        raise
-    except (OSError, SafetensorError) as error:
-        if os.strerror(errno.ENOSPC) in str(error):
-            raise OSError(
-                f"The disk of {path} is full, and its files are unchanged. New files need space next to the old ones: free up "
-                "some, and save again."
-            ) from error
-        raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
+    model = hf_private.uncompiled(model)
+    options = check_saveable(model, SaveOptions(format, dtype, max_shard_size))
+    with new_directory(check_output(save_directory, overwrite, [model.config.name_or_path])) as folder:
+        write_model(model, folder, options)
 
 
 def save_pruned(
     model: PreTrainedModel,
-    directory: str | Path,
+    output: Output,
     report: PruningReport | None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    format: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: SaveOptions,
     title: str | None = None,
-    dtype: torch.dtype | None = None,
 ) -> None:
-    """Save model, tokenizer, report and, with a report, the model card. A save that fails leaves the directory as it was.
+    """Save model, tokenizer, report and, with a report, the model card, whose title is the directory's name by default.
 
-    A process that is killed leaves the old checkpoint, the new one or, while files are moved, no config.json. The next save
-    or command with this directory then completes the save. Other files stay, and so does a README.md of your own. The
-    card's title is the directory's name unless you pass one.
+    `options` come from [`check_saveable`].
     """
     model = hf_private.uncompiled(model)
-    format = check_saveable(model, format, dtype)
-    path = check_writable(directory, "save to")
-    title, with_card = title or path.name, may_write_card(path)
-    with replaced_checkpoint(path, old_files(path, tokenizer is not None)) as staging:
-        write_model(model, staging, format, SHARD_SIZE, dtype)
+    with new_directory(output) as folder:
+        write_model(model, folder, options)
         if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
-        copy_processor(model, staging)
-        if report is None:
-            return
-        report.save(staging)
-        if with_card:
-            (staging / MODEL_CARD).write_text(
-                make_card(model, report, title, format, tokenizer is not None, has_chat_template(staging), dtype),
-                encoding="utf-8",
+            tokenizer.save_pretrained(folder)
+        copy_processor(model, folder)
+        if report is not None:
+            report.save(folder)
+            write_card(folder, model, report, title or output.path.name, options)
+
+
+def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
+    """Return how a model is saved, by default packed if it computes with packed weights.
+
+    Raise `TypeError` or `ValueError` if it could not be saved so.
+    """
+    model = hf_private.uncompiled(model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    if options.format is None:
+        options = replace(options, format="packed" if next(packed_modules(model), None) else "dense")
+    if next(all_adapter_layers(model), None) is not None:
+        raise ValueError(
+            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
+        )
+    for name, module in model.named_modules():
+        if hf_private.uncompiled(module) is not module:
+            raise ValueError(f"torch.compile wraps {name}, whose weights would be lost: put its _orig_mod back first.")
+        if is_linear(type(module)) and "weight" not in dict(module.named_parameters(recurse=False)):
+            raise ValueError(
+                f"A hook or parametrization computes the weight of {name}, which would be lost: make it permanent first, as "
+                "with torch.nn.utils.prune.remove."
             )
-        else:
-            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it is not replaced.")
-
-
-def warn_of_adapter(place: str | Path) -> None:
-    """Warn of an adapter in a directory or repository that a model is saved to."""
-    logger.warning(
-        f"{place} holds an adapter, which transformers will load with the model: remove {ADAPTER_CONFIG} if it is merged."
-    )
-
-
-def old_files(directory: Path, with_tokenizer: bool) -> list[str]:
-    """Return patterns of the files of an old model, and tokenizer, which another model in the directory must not meet."""
-    card = (MODEL_CARD,) if may_write_card(directory) else ()
-    return [*MODEL_FILES, REPORT_NAME, *card, *(TOKENIZER_FILES if with_tokenizer else ())]
-
-
-def has_chat_template(folder: Path) -> bool:
-    """Return True if the tokenizer in a folder has a chat template."""
-    if (folder / CHAT_TEMPLATE).exists():
-        return True
-    with suppress(OSError, ValueError):
-        return bool(read_json(folder / TOKENIZER_CONFIG).get("chat_template"))
-    return False
+    try:
+        hf_private.untied(model, model.state_dict())
+        with tempfile.TemporaryDirectory() as folder:
+            write_configs(model, copy.deepcopy(model.config), Path(folder))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"The model cannot be saved: {error}") from error
+    return options
 
 
 def copy_processor(model: PreTrainedModel, folder: Path) -> None:
@@ -168,57 +135,3 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
                 shutil.copyfile(path, folder / name)
         except (OSError, ValueError) as error:
             logger.warning(f"{name} could not be copied from {config.name_or_path!r}: {error}")
-
-
-def check_saveable(model: PreTrainedModel, format: str | None, dtype: torch.dtype | None = None) -> str:
-    """Return the format to save a model in, by default packed if it computes with packed weights.
-
-    Raise for a model, format or dtype that could not be saved.
-    """
-    if format is None:
-        format = "packed" if next(packed_modules(model), None) else "dense"
-    check_choice("format", format, FORMATS)
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"The dtype to save in is {dtype!r}: expected a floating-point one, such as torch.bfloat16.")
-    if format == "packed" and dtype not in (None, *DTYPES):
-        raise ValueError(f"The packed format does not support {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-    check_writable_model(hf_private.uncompiled(model))
-    return format
-
-
-def check_model_directory(directory: str | Path, overwrite: bool = False, source: str | Path | None = None) -> Path:
-    """Return the absolute path of a directory that a command may write a checkpoint to; never the dense `source`."""
-    path = check_writable(directory, "save to")
-    check_other_directory(source, path)
-    finish_moves(path)
-    if replaced := _pruned_as(path):
-        logger.warning(f"{directory} holds a pruned model, which will be replaced: {replaced}.")
-    elif not overwrite and path.is_dir() and any(path.iterdir()):
-        raise FileExistsError(
-            f"{directory} is not empty, and does not hold a pruned model. Choose another directory, or pass --overwrite "
-            "to replace the model in it. Other files stay."
-        )
-    return path
-
-
-def check_other_directory(source: str | Path | None, output: str | Path) -> None:
-    """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
-    if source and os.path.isdir(source) and is_same(source, output):
-        raise FileExistsError(f"The pruned model would replace the model in {output}. Choose another directory.")
-
-
-def check_replaceable(directory: str | Path, overwrite: bool) -> None:
-    """Raise `FileExistsError` if a directory holds a dense model, unless it may be replaced."""
-    if not overwrite and (Path(directory) / CONFIG).exists() and not _pruned_as(Path(directory)):
-        raise FileExistsError(
-            f"{directory} holds a model that is not pruned. Choose another directory, or pass overwrite=True to replace it."
-        )
-
-
-def _pruned_as(directory: Path) -> str | None:
-    """Return how the model in a directory was pruned, such as `"wanda + uniform, sparsity 0.6"`; None without one."""
-    with suppress(OSError, ValueError):
-        about = read_json(directory / CONFIG).get(KEY)
-        if is_own(about):
-            return escaped(f"{about.get('method')}, sparsity {about.get('sparsity')}", 200)
-    return None

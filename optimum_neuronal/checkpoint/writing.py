@@ -1,7 +1,6 @@
 """Writes the configs and weights of a model, dense or packed, into an empty folder."""
 
 import copy
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
-from ..compat.peft import all_adapter_layers
-from ..packed.packed_linear import is_linear
-from ..packed.packed_module import describe_weight, packed_modules
+from ..packed.packed_module import dense_state, describe_weight, packed_modules
 from ..packed.packed_weight import DTYPES, PREFIX
 from ..packed.replacing import keeps_transposed, packable_paths
-from ..packed.sparsify import DenseSaving, pack_weight
-from .names import CONFIG, DENSE_INDEX, SUFFIX
+from ..packed.sparsify import pack_weight
+from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN
 from .packed_files import (
     QUANTIZATION_CONFIG,
     float_tensors,
@@ -32,80 +30,65 @@ from .packed_files import (
     write_json,
     write_packed,
 )
+from .save_options import SaveOptions
 
 
-SHARD_SIZE = "50GB"  # as in transformers
 OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
 
+Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and value -> what is written
 
-def write_model(
-    model: PreTrainedModel,
-    folder: Path,
-    format: str,
-    max_shard_size: int | str,
-    dtype: torch.dtype | None,
-) -> None:
-    """Write the configs and weights of a model, which [`check_writable_model`] has passed, into an empty folder."""
-    model = hf_private.uncompiled(model)
-    dtype = None if dtype == model.dtype else dtype  # parameters that are kept in another dtype stay as they are
-    if format == "packed":
-        return _write_packed(model, folder, max_shard_size, dtype)
-    if next(packed_modules(model), None) is not None and getattr(model, "hf_quantizer", None) is None:
-        model.hf_quantizer = DenseSaving(None)  # only a part of the model was given to `sparsify`
-    if any(parameter.is_meta for parameter in model.parameters()):
-        size = min(convert_file_size_to_int(max_shard_size), OFFLOADED_SHARD)
-        with hf_private.temporary_device_map(model):
-            model.save_pretrained(folder, max_shard_size=size)
+
+def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> None:
+    """Write the configs and weights of a model, which [`check_saveable`] has passed, into an empty folder."""
+    dtype = None if options.dtype == model.dtype else options.dtype  # parameters in other dtypes stay as they are
+    convert, packed = _converter(model, dtype, _finer_tensors(model)), options.format == "packed"
+    if packed:
+        write_packed(folder, *_packed_state(model, convert), options.max_shard_size)
     else:
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
-    finer = _finer_tensors(model)
-    if dtype is not None or finer:
-        _convert_files(folder, _converter(model, dtype, finer))
-    if dtype is not None:
-        write_json(folder / CONFIG, {**read_json(folder / CONFIG), "dtype": str(dtype).removeprefix("torch.")})
+        _write_dense(model, folder, options.max_shard_size, convert)
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
+    write_configs(model, config, folder)
+    if packed:
+        write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
 
 
-def check_writable_model(model: PreTrainedModel) -> None:
-    """Raise for a model that [`write_model`] could not write."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
-    if next(all_adapter_layers(model), None) is not None:
-        raise ValueError(
-            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
-        )
-    for name, module in model.named_modules():
-        if hf_private.uncompiled(module) is not module:
-            raise ValueError(f"torch.compile wraps {name}, whose weights would be lost: put its _orig_mod back first.")
-        if is_linear(type(module)) and "weight" not in dict(module.named_parameters(recurse=False)):
-            raise ValueError(
-                f"A hook or parametrization computes the weight of {name}, which would be lost: make it permanent first, as "
-                "with torch.nn.utils.prune.remove."
-            )
-    try:
-        hf_private.untied_state(model)
-        with tempfile.TemporaryDirectory() as folder:
-            _write_configs(model, copy.deepcopy(model.config), Path(folder))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"The model cannot be saved: {error}") from error
-
-
-def _write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path) -> None:
+def write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path) -> None:
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
 
 
-def _convert_files(folder: Path, convert: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Convert the tensors of a dense checkpoint, one file after the other. transformers' `save_pretrained` cannot."""
-    total = 0
-    for path in folder.glob(f"*{SUFFIX}"):
-        tensors = {name: convert(name, tensor) for name, tensor in load_file(path).items()}
+def _write_dense(model: PreTrainedModel, folder: Path, max_shard_size: int | str, convert: Convert) -> None:
+    """Write the files that transformers' `save_pretrained` writes, with each tensor converted.
+
+    Offloaded weights are read one file at a time. Experts, of which files hold parts, must fit into one file then.
+    """
+    state, size = hf_private.untied(model, dense_state(model)), convert_file_size_to_int(max_shard_size)
+    offloaded = any(tensor.is_meta for tensor in state.values())
+    if offloaded:
+        size = min(size, OFFLOADED_SHARD)
+    else:
+        state = hf_private.as_stored(model, state)
+    split = split_torch_state_dict_into_shards(state, filename_pattern=DENSE_PATTERN, max_shard_size=size)
+    weight_map, total = {}, 0
+    for file, names in split.filename_to_tensors.items():
+        tensors = {name: state.pop(name) for name in names}
+        if offloaded:
+            tensors = hf_private.as_stored(model, {name: _in_memory(model, name, tensors[name]) for name in names})
+        tensors = {name: convert(name, tensor).contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
         total += sum(tensor.nbytes for tensor in tensors.values())
-        save_file(tensors, converted := path.with_suffix(".converted"), metadata={"format": "pt"})
-        converted.replace(path)
-    if (index := folder / DENSE_INDEX).exists():
-        content = read_json(index)
-        write_json(index, {**content, "metadata": {**content["metadata"], "total_size": total}})
+    if split.is_sharded:
+        metadata = {"total_parameters": model.num_parameters(), "total_size": total}
+        write_json(folder / DENSE_INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
 
 def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
@@ -125,9 +108,7 @@ def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
     return {name: path for name, path in files.items() if dtypes[name].itemsize > most.itemsize}
 
 
-def _converter(
-    model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, Path]
-) -> Callable[[str, torch.Tensor], torch.Tensor]:
+def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, Path]) -> Convert:
     """Return a function of a tensor's name and value that converts it, unless the model keeps it in float32.
 
     `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.
@@ -148,24 +129,13 @@ def _converter(
     return convert
 
 
-def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str, dtype: torch.dtype | None) -> None:
-    write_packed(folder, *_packed_state(model, dtype), max_shard_size)
-    config = copy.deepcopy(model.config)
-    config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
-    if model.is_remote_code():
-        custom_object_save(model, folder, config=config)
-    _write_configs(model, config, folder)
-    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
-
-
-def _packed_state(model: PreTrainedModel, dtype: torch.dtype | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _packed_state(model: PreTrainedModel, convert: Convert) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
-    convert = _converter(model, dtype, _finer_tensors(model))
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return convert(name, load_offloaded_parameter(model, name) if tensor.is_meta else tensor)
+        return convert(name, _in_memory(model, name, tensor))
 
-    state = hf_private.untied_state(model)
+    state = hf_private.untied(model, model.state_dict())
     tied = hf_private.tied_names(model)
     weights = {name: (m.dense_shape, m.transposed) for name, m in packed_modules(model)}
     for name, module in model.named_modules():

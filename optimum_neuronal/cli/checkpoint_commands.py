@@ -6,12 +6,12 @@ import sys
 
 import torch
 
-from ..checkpoint.converting import convert_checkpoint, find_source
+from ..checkpoint.converting import convert_checkpoint
+from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.inspecting import inspect_checkpoint
 from ..checkpoint.packed_files import stored_size
-from ..checkpoint.saving import check_model_directory
 from ..common.display import format_bytes
-from ..files.directories import is_same
+from ..files.output import check_output
 from .command import Command, write
 from .flags import DTYPES, add_overwrite_flag, add_switch
 
@@ -42,9 +42,9 @@ class InspectCommand(Command):
 class ConvertCommand(Command):
     NAME = "convert"
     HELP = "Convert a pruned checkpoint to packed or dense, with the same weights."
-    USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
+    USAGE = "DIR_OR_ID --format {packed,dense} --output DIR [flags]"
     EXAMPLES = (
-        "qwen-sparse --format packed",
+        "qwen-sparse --format packed --output qwen-packed",
         "me/qwen-sparse --format dense --output qwen-sparse-dense",
         "qwen-sparse --format packed --dtype bfloat16 --output qwen-sparse-small",
     )
@@ -54,7 +54,7 @@ class ConvertCommand(Command):
         _add_checkpoint_flags(parser)
         format = "packed: small, loads with optimum_neuronal; dense: loads anywhere (required)"
         parser.add_argument("--format", required=True, choices=("packed", "dense"), help=format)
-        parser.add_argument("--output", help="directory to write, required with a Hub id (default: replace DIR)")
+        parser.add_argument("--output", required=True, help="directory to write (required)")
         add_overwrite_flag(parser)
         dtype = "dtype of the written weights, which are rounded (default: unchanged)"
         parser.add_argument("--dtype", choices=DTYPES, help=dtype)
@@ -63,15 +63,13 @@ class ConvertCommand(Command):
 
     def work(self) -> None:
         args = self.args
-        source = find_source(args.model, args.output, args.revision)
-        if args.output is not None and not is_same(args.output, source):
-            check_model_directory(args.output, args.overwrite)
-        before = stored_size(source)
+        check_output(args.output, args.overwrite, [args.model])
+        source = find_checkpoint(args.model, args.revision, whole=True)
         options = {"dtype": args.dtype and getattr(torch, args.dtype), "trust_remote_code": args.trust_remote_code}
         options |= {"overwrite": args.overwrite}
         written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)
-        after = stored_size(written)
-        write(f"Written to {written}, {args.format}: {format_bytes(before)} became {format_bytes(after)}.")
+        before, after = (format_bytes(stored_size(folder)) for folder in (source, written))
+        write(f"Written to {written}, {args.format}: {before} became {after}.")
 
     def after_interrupt(self) -> str:
-        return ": nothing was changed"
+        return ": nothing was written"

@@ -76,7 +76,7 @@ class CompareCommand(Command):
             return
         device, memory, source = flags.device_of(args), flags.memory_of(args), flags.source_of(args)
         study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite})
-        check_unquantized(source, {})
+        check_unquantized(source)
         with flags.loaded(args, source, device, Path(args.output)) as (model, tokenizer):
             comparison = run_study(study, model, tokenizer, memory)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")

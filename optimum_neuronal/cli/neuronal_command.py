@@ -4,7 +4,6 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from .. import __version__
-from ..checkpoint.saving import check_model_directory
 from ..demo.run import run_demo
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import Command, write
@@ -28,8 +27,7 @@ class DemoCommand(Command):
         add_overwrite_flag(parser)
 
     def work(self) -> None:
-        check_model_directory(self.args.output, self.args.overwrite)
-        run_demo(self.args.output, write)
+        run_demo(self.args.output, write, self.args.overwrite)
 
 
 COMMANDS: tuple[type[Command], ...] = (

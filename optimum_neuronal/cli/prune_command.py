@@ -80,7 +80,7 @@ class PruneCommand(Command):
                 load_windows(run.decoder.model.config, run.tokenizer, test, args.window, add_bos=config.add_bos)
             write(f"\n{run}")
             return
-        check_unquantized(source, {})
+        check_unquantized(source)
         with (
             process_group() as processes,
             work_directory(self.unfinished(), args.output) as folder,
@@ -107,9 +107,8 @@ class PruneCommand(Command):
         if args.sample and (tokenizer is None or not dense.can_generate()):
             raise ValueError(f"--sample needs a generative model and a tokenizer, not {args.model}: leave it out.")
         pruner = NeuronALPruner(job.config, tokenizer)
-        pruner.model = dense
         answers = [answer(dense, tokenizer, args.sample)] if args.sample else []
-        model = pruner.run(job, folder)
+        model = pruner.run(dense, job, folder)
         answers += [answer(model, tokenizer, args.sample)] if args.sample else []
         if Processes.current().rank > 0:
             return

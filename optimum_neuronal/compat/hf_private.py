@@ -3,8 +3,7 @@
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +129,10 @@ def names_stored(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> set
             model._weight_conversions = conversions
 
 
-def untied_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model to save: tied ones once, without the ignored ones."""
+def untied(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's state dict to save: tied ones once, without the ignored ones."""
     ignored = model._keys_to_ignore_on_save or ()
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
+    kept = {name: tensor for name, tensor in state.items() if name not in ignored}
     return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
 
 
@@ -141,18 +140,6 @@ def tied_names(model: PreTrainedModel) -> set[str]:
     """Return the names of weights that a model's config ties. transformers looks for them as dense weights at load."""
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
     return {name for pair in pairs.items() for name in pair}
-
-
-@contextmanager
-def temporary_device_map(model: PreTrainedModel) -> Iterator[None]:
-    """Let `save_pretrained` read offloaded weights: it needs a device map, which accelerate's `cpu_offload` does not set."""
-    before = {key: value for key, value in vars(model).items() if key == "hf_device_map"}
-    try:
-        model.hf_device_map = {"weights": "disk", "all else": "cpu"}  # some releases ignore a map of one place
-        yield
-    finally:
-        vars(model).pop("hf_device_map", None)
-        vars(model).update(before)
 
 
 def remove_hook(module: nn.Module, hook: Any) -> None:

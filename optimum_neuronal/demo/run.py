@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoint.save_options import SaveOptions
+from ..checkpoint.saving import save_pruned
 from ..config.neuronal_config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
+from ..files.output import check_output
 from ..pruner import NeuronALPruner
 
 
@@ -36,9 +39,9 @@ def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
+def run_demo(output: str | Path, write: Callable[[str], None], overwrite: bool = False) -> None:
     """Compare methods on held-out text, save the last model, and reload it. `write` receives every line."""
-    start = time.perf_counter()
+    start, target = time.perf_counter(), check_output(output, overwrite)
     dense, tokenizer = load_tiny_model()
     write(BEFORE.format(dense.num_parameters() / 1e6, TEST_WINDOWS, SEQ_LENGTH))
     write(ROW.format("saliency, top-up", "zeros", "perplexity", "x dense", "seconds"))
@@ -52,7 +55,8 @@ def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
         seconds, zeros = time.perf_counter() - began, f"{pruner.report.achieved_sparsity:.1%}"
         perplexity = _perplexity(model, tokenizer)
         write(ROW.format(label, zeros, f"{perplexity:.2f}", f"{perplexity / reference:.2f}", f"{seconds:.1f}"))
-    pruner.save(model.to(torch.bfloat16), output, overwrite=True)  # the command has checked the directory
+    options = SaveOptions("dense", torch.bfloat16)
+    save_pruned(model, target, pruner.report, tokenizer, options)
     write(
         f"\nThe model of the last row is saved in {output}. AutoModelForCausalLM loads it as any other. It continues a prompt:\n"
     )

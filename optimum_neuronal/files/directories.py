@@ -10,7 +10,7 @@ def check_writable(directory: str | Path, purpose: str) -> Path:
         raise ValueError(
             f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."
         )
-    path = Path(directory).absolute()
+    path = Path(os.path.abspath(directory))
     existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot {purpose} {directory}: {existing} is a file. Choose another directory.")

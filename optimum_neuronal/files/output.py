@@ -4,21 +4,30 @@ The output does not exist yet, or is an empty directory. Nothing is merged into 
 model's directory is replaced with all that is in it.
 """
 
+import itertools
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from ..common.display import escaped
+from .atomic import scratch_directory
 from .directories import check_writable
 from .locking import locked
 
 
 CONFIG = "config.json"  # a directory without it is not a model
+LONGEST = 200  # characters of a text in config.json that an error shows
 
-State = tuple[int, int] | None  # inode of a directory and the time of its last change; None: absent or empty
+State = frozenset[
+    tuple[Path, int, int]
+]  # path, inode and time of the last change of a directory and all that is in it
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Output:
     """A directory to write, checked by [`check_output`]."""
 
     path: Path  # absolute
-    replaced: State = None  # the model's directory that is replaced
+    replaced: State = frozenset()  # the model's directory that is replaced; empty: there is none
 
 
 def check_output(
@@ -45,22 +54,24 @@ def check_output(
         `OSError`: it cannot be written.
     """
     path = check_writable(directory, purpose)
-    if (left := _replaced(path)).exists():
-        raise FileExistsError(f"{left} holds what {path} was before a save was killed: move it back, or delete it.")
-    if not os.path.lexists(path) or _is_empty(path):
+    check_writable(path.parent, purpose)
+    if reason := _why_kept(path, kept):
+        raise FileExistsError(f"{path} {reason}: choose a new directory.")
+    if (old := _replaced(path)).exists():
+        raise FileExistsError(
+            f"A save to {path} was killed while it replaced a model, which is in {old}; the new one may be in "
+            f"{_staging(path)}. Move one of them to {path}, and delete {old}."
+        )
+    if not _is_filled(path):
         return Output(path)
-    found = f"{path} {_describe(path)}"
-    if not (path.is_dir() and (path / CONFIG).is_file()) or path.is_symlink():
-        raise FileExistsError(f"{found}: choose a new directory.")
+    count = sum(len(files) for _, _, files in os.walk(path))
+    found = f"{path} holds {count:,} file{'s' if count != 1 else ''}"
+    if not (path / CONFIG).is_file():
+        raise FileExistsError(f"{found}, and is not a model's directory: choose a new directory.")
     if not overwrite:
         raise FileExistsError(
-            f"{found}: choose a new directory, or pass --overwrite (overwrite=True) to replace it with all that is in it."
-        )
-    inside = (Path(os.path.realpath(place)) for place in (os.curdir, *filter(None, kept)) if os.path.exists(place))
-    if (path / ".git").exists() or any(place.is_relative_to(os.path.realpath(path)) for place in inside):
-        raise FileExistsError(
-            f"{found}, and is a git repository, the working directory or the place of a model that is read: choose a new "
-            "directory."
+            f"{found}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
+            "replace it with all that is in it."
         )
     return Output(path, _state(path))
 
@@ -73,20 +84,20 @@ def new_directory(output: Output) -> Iterator[Path]:
     """
     path = output.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging, lock = path.with_name(f".{path.name}.saving"), path.with_name(f".{path.name}.lock")
-    with locked(lock, f"Another process or thread is saving to {path}: let only one of them save."):
-        shutil.rmtree(staging, ignore_errors=True)  # of a killed process
-        staging.mkdir()
+    lock = path.with_name(f".{path.name}.lock")
+    busy = f"Another process or thread is saving to {path}: let only one of them save."
+    with locked(lock, busy), scratch_directory(path.parent, _staging(path).name) as staging:
         try:
             yield staging
-            mode = (
-                staging.stat().st_mode & 0o666
-            )  # of a new file: safetensors writes files that only their user can read
+            mode = staging.stat().st_mode & 0o666  # safetensors writes files that only their user can read
             for file in filter(Path.is_file, staging.rglob("*")):
                 file.chmod(mode)
             _publish(staging, output)
+        except FileExistsError:
+            raise
+        except (OSError, SafetensorError) as error:  # the library's own error of a full disk
+            raise OSError(f"Saving to {path} failed, and nothing was changed there: {error}") from error
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
             lock.unlink(missing_ok=True)
 
 
@@ -95,56 +106,73 @@ def write_new_file(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
-        os.link(temporary, path)
+        path.touch(exist_ok=False)  # a hard link would do both at once, but some file systems have none
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def describe_model(config: Path) -> str:
+    """Return whose model a config.json belongs to, for an error."""
+    try:
+        values = json.loads(config.read_bytes())
+        kind, about = values.get("model_type", "unknown"), values.get("sparsity_config") or {}
+        pruned = f" pruned with {about['method']} to {about['sparsity']:.0%}" if "method" in about else ""
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError):
+        return "a model whose config.json is damaged"
+    return escaped(f"a model of type {kind}{pruned}", LONGEST)
 
 
 def _publish(staging: Path, output: Output) -> None:
     path, old = output.path, _replaced(output.path)
     try:
         if _state(path) != output.replaced:
-            raise FileExistsError
-        if output.replaced is None:
-            with suppress(FileNotFoundError):
-                path.rmdir()
-            staging.rename(path)
-            return
-        path.rename(old)
+            raise FileExistsError("something else is there now")
         try:
-            staging.rename(path)
+            if output.replaced:
+                path.rename(old)
+            staging.rename(path)  # raises unless the path is absent or an empty directory
         except BaseException:
-            old.rename(path)
+            if output.replaced and old.exists() and not os.path.lexists(path):
+                old.rename(path)
             raise
     except OSError as error:
         waiting = tempfile.mkdtemp(prefix=f"{path.name}-", dir=path.parent)
         os.replace(staging, waiting)
-        raise FileExistsError(
-            f"{path} changed while its new content was made, so it is not replaced. The complete result is in {waiting}."
-        ) from error
-    shutil.rmtree(old)
+        raise FileExistsError(f"{path} was not written ({error}). The complete result is in {waiting}.") from error
+    if output.replaced:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _replaced(path: Path) -> Path:
     return path.with_name(f".{path.name}.replaced")
 
 
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+def _staging(path: Path) -> Path:
+    return path.with_name(f".{path.name}.saving")
+
+
+def _is_filled(path: Path) -> bool:
+    """Return True unless a path is absent or an empty directory."""
+    return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir()))
 
 
 def _state(path: Path) -> State:
-    if not os.path.lexists(path) or _is_empty(path):
-        return None
-    found = path.lstat()
-    return found.st_ino, found.st_mtime_ns
+    if not _is_filled(path):
+        return frozenset()
+    found = ((entry, entry.lstat()) for entry in itertools.chain([path], path.rglob("*")))
+    return frozenset((entry, status.st_ino, status.st_mtime_ns) for entry, status in found)
 
 
-def _describe(path: Path) -> str:
-    """Return what lies at a path, for an error."""
+def _why_kept(path: Path, kept: Iterable[str | Path | None]) -> str | None:
+    """Return why a path may not become a new directory, whatever it holds, or None."""
     if path.is_symlink():
         return "is a link"
-    if not path.is_dir():
-        return "is a file"
-    count = sum(len(files) for _, _, files in os.walk(path))
-    return f"holds {count:,} file{'s' if count != 1 else ''}" + (", a model" if (path / CONFIG).is_file() else "")
+    if os.path.ismount(path):
+        return "is a mount point, which cannot be renamed"
+    if next(path.rglob(".git"), None) is not None:
+        return "holds a git repository"
+    for place in (os.curdir, *filter(None, kept)):
+        if os.path.exists(place) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path)):
+            return "holds the working directory" if place is os.curdir else f"holds {place}, which is read"
+    return None

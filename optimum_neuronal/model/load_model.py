@@ -18,7 +18,7 @@ from ..compat import hf_private
 from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind
 from .packed_marker import count_packed
-from .sources import locate
+from .sources import Source, locate
 from .tokenizers import TOKENIZER_KWARGS
 
 
@@ -27,7 +27,9 @@ DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which h
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 
 
-def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **model_kwargs: Any) -> PreTrainedModel:
+def load_model(
+    model_or_path: str | os.PathLike[str] | Source, whole: bool = False, **model_kwargs: Any
+) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
     Attributes of the model say what transformers does not keep: `checkpoint_dtype`, see [`checkpoint_dtype`], and
@@ -61,7 +63,9 @@ def load_model(model_or_path: str | os.PathLike[str], whole: bool = False, **mod
     return model
 
 
-def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
+def load_skeleton(
+    model_or_path: str | os.PathLike[str] | Source, dtype: str | torch.dtype = "auto", **config_kwargs
+) -> PreTrainedModel:
     """Return the model on the meta device. Only its config is read. `dtype="auto"`: the config's, or else float32."""
     model_or_path, config_kwargs = locate(model_or_path, config_kwargs)
     config = _read_config(model_or_path, config_kwargs)
@@ -86,7 +90,7 @@ def _some(names: Collection[str]) -> str:
     return f"{first} and {len(names) - 3:,} more" if len(names) > 3 else first
 
 
-def check_unquantized(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
+def check_unquantized(model_or_path: str | os.PathLike[str] | Source, kwargs: Mapping[str, Any] = {}) -> None:
     """Raise `ValueError` for a checkpoint that cannot be pruned since its weights are quantized. Only its config is read."""
     model_or_path, kwargs = locate(model_or_path, kwargs)
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
@@ -144,7 +148,7 @@ def checkpoint_dtype(model: PreTrainedModel) -> torch.dtype:
 
 
 def load_streamed(
-    model_or_path: str | Path, device: torch.device, offload_folder: str | Path, **model_kwargs
+    model_or_path: str | os.PathLike[str] | Source, device: torch.device, offload_folder: str | Path, **model_kwargs
 ) -> PreTrainedModel:
     """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 

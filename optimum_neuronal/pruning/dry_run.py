@@ -67,7 +67,7 @@ def dry_run(model_or_path: str | Path | Source, config: NeuronALConfig, **option
         `ValueError`, `TypeError`: the model, the data and the config do not fit together, as in a pruning run.
     """
     source = locate(model_or_path, options)
-    check_unquantized(source, {})
+    check_unquantized(source)
     model = load_skeleton(source, source.options.get("dtype", "auto"))
     hf_private.forget_quantization(model)  # the weights of GPT-OSS are dense once they are loaded
     decoder = check_prune(model, config, loaded=False)

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.saving import check_model_directory, check_other_directory, save_pruned
+from ..checkpoint.save_options import SaveOptions
+from ..checkpoint.saving import save_pruned
 from ..common.device import default_device
 from ..common.display import display_name
 from ..common.notes import get_logger
@@ -25,6 +26,7 @@ from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import as_perplexity, name_test_sets
 from ..evaluation.test_sets import digest, load_tests, measure, report_tests
 from ..files.identity import versions
+from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, work_directory
 from ..model.load_model import checkpoint_dtype
 from ..model.public_names import public_name
@@ -68,7 +70,7 @@ def finetune(
 
     Args:
         model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
-        output (`str` or `Path`): where to save; checked before the work starts.
+        output (`str` or `Path`): absent, or an empty directory; checked before the work starts, and at its end.
         config ([`FinetuneConfig`], *optional*): text, amount and learning rate. None: its defaults.
         teacher (`str` or `Path`, *optional*):
             The dense model. None: the one that the sparse model's config names. It is not needed with `kl_weight=0`.
@@ -78,7 +80,7 @@ def finetune(
         format (`str`): `"dense"` or `"packed"`.
         save_dtype (`torch.dtype`, *optional*): to save in. None: the dtype of the sparse model's checkpoint.
         work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, next to the output.
-        overwrite (`bool`): True to replace a model in `output` that is not pruned.
+        overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
         device (`torch.device`, *optional*): the CPU, or the accelerator. None: the accelerator if there is one.
         model_kwargs: for `from_pretrained`: `revision`, `trust_remote_code`, `token`, ... The teacher gets them without
             `revision`.
@@ -88,19 +90,21 @@ def finetune(
 
     Raises:
         `ValueError`, `TypeError`: model, teacher, text and config do not fit together; the message says what to do.
-        `FileExistsError`: `output` holds another model.
+        `FileExistsError`: something lies at `output` that may not be replaced.
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets([*datasets, *tests.values()])
     check_extras(config)
-    path, report = check_model_directory(output, overwrite, model), report_of(model, model_kwargs)
+    target = check_output(output, overwrite, [model, teacher, work_dir])
+    report = report_of(model, model_kwargs)
     if report is None:
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
-    check_other_directory(teacher if dense is None else dense.config.name_or_path, path)
-    with work_directory(work_dir or hidden_directory(path)) as folder, preserve_rng_state():
+    if dense is not None:
+        check_output(output, overwrite, [dense.config.name_or_path])
+    with work_directory(work_dir or hidden_directory(target.path), target.path) as folder, preserve_rng_state():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = load_tests(tests, student, tokenizer, window, None, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
@@ -111,8 +115,8 @@ def finetune(
         if report is not None:
             report = replace(report, training=[*report.training, training])
         if setup.processes.rank == 0:
-            dtype = save_dtype or checkpoint_dtype(student)
-            save_pruned(student, path, report, tokenizer, format, dtype=dtype)
+            options = SaveOptions(format, save_dtype or checkpoint_dtype(student))
+            save_pruned(student, target, report, tokenizer, options)
             shutil.rmtree(setup.arguments.output_dir, ignore_errors=True)
             remove_records(folder)
         setup.processes.from_first(None)  # the others wait

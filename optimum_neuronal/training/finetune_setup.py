@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
+from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import check_saveable
 from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
@@ -77,7 +78,7 @@ def load_student(
     resolve_seq_length(student.config, config.seq_length)
     if next(packed_modules(student), None) is not None:
         student = densify(student).requires_grad_(True)
-    check_saveable(student, format, dtype)
+    check_saveable(student, SaveOptions(format, dtype))
     find_sparse_weights(student)
     return student, tokenizer
 

@@ -13,7 +13,11 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
 from optimum_neuronal.checkpoint.card import make_card
+from optimum_neuronal.checkpoint.save_options import SaveOptions
 from optimum_neuronal.cli.neuronal_command import main
+
+
+DENSE = SaveOptions("dense")
 
 
 def python(card):
@@ -45,7 +49,7 @@ def test_it_says_which_method_ran_and_cites_it(given, said, papers, ids):
     config = NeuronALConfig(0.5, num_samples=8, num_alignment_samples=2, **given)
     pruner, model = NeuronALPruner(config), make_model("llama")
     pruner.prune(model, ids[:8])
-    card = make_card(model, pruner.report, "me/llama-50")
+    card = make_card(model, pruner.report, "me/llama-50", DENSE)
     assert f"without retraining by `optimum_neuronal`: {said}" in card
     cited = card.partition("## Cite")[2]
     assert [line.split()[1] for line in cited.splitlines() if line.startswith("- ")] == papers
@@ -77,7 +81,7 @@ def test_a_model_that_chats_shows_a_chat(tmp_path, capsys, monkeypatch):
 def test_the_card_of_a_multimodal_model_speaks_of_its_text_decoder(ids):
     pruner, model = NeuronALPruner(NeuronALConfig(0.5, "magnitude", topup="uniform")), make_model("gemma3")
     pruner.prune(model)
-    card = make_card(model, pruner.report, "me/gemma")
+    card = make_card(model, pruner.report, "me/gemma", DENSE)
     assert "of the weights of the linear projections of this model's text decoder are zero" in card
 
 
@@ -86,7 +90,7 @@ def test_what_it_says(pruned, monkeypatch):
     monkeypatch.setattr(cards, "_inherited", lambda base: {"license": "llama3"})
     model.config.sparsity_config["base_model"] = "me/dense"
     pruner.report.evaluation["wikitext2"] = {"dense": 12.3456, "pruned": 23.4567}
-    text = make_card(model, pruner.report, "me/llama-70")
+    text = make_card(model, pruner.report, "me/llama-70", DENSE)
     data = ModelCard(text).data
     assert data.base_model == "me/dense" and "base_model_relation" not in text and data.license == "llama3"
     assert data.tags == ["sparse", "pruned", "optimum_neuronal"] and data.pipeline_tag == "text-generation"
@@ -120,7 +124,7 @@ def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("title", ["x'; rm -rf ~; $(touch a) `touch b` \"+__import__('os')+\"", "a\nb", "a b"])
 def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     pruner, model = pruned
-    card = make_card(model, pruner.report, title, "packed")
+    card = make_card(model, pruner.report, title, SaveOptions("packed"))
     shown = title.replace("\n", "\\n")
     assert f"# {shown}\n" in card and command(card)[-1] == shown.rpartition("/")[2]
     (name,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", card, re.M)
@@ -131,6 +135,6 @@ def test_it_cites_the_papers_of_the_methods(pruned):
     pruner, model = pruned
     methods = {"saliency": "wanda", "topup": "neuronal"}
     report = dataclasses.replace(pruner.report, config=pruner.report.config | methods)
-    cited = make_card(model, report, "me/llama-70").partition("## Cite")[2]
+    cited = make_card(model, report, "me/llama-70", DENSE).partition("## Cite")[2]
     assert "Zeroth-Order Adaptive Neuron Alignment" in cited and "A Simple and Effective Pruning Approach" in cited
-    assert "## Cite" not in make_card(model, pruner.report, "me/llama-70"), "magnitude and uniform"
+    assert "## Cite" not in make_card(model, pruner.report, "me/llama-70", DENSE), "magnitude and uniform"

@@ -1,7 +1,5 @@
 import json
-import os
 import shutil
-from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -55,49 +53,6 @@ def test_experts_in_one_tensor_are_verified_again_one_by_one(family, tmp_path):
         assert not inspect_checkpoint(tmp_path / name).problems
 
 
-def test_in_place(tmp_path):
-    save_pruned(tmp_path / "model")
-    (tmp_path / "model" / "notes.txt").write_text("mine")
-    before, dense = all_files(tmp_path / "model"), tensors_of(tmp_path / "model")
-    convert_checkpoint(tmp_path / "model", "packed")
-    names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert "model.safetensors" not in names and {"packed-00001-of-00001.safetensors", "notes.txt"} <= names
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "import optimum_neuronal" in card and "neuronal convert model --format dense" in card
-    convert_checkpoint(tmp_path / "model", "dense")
-    after = all_files(tmp_path / "model")
-    assert same(tensors_of(tmp_path / "model"), dense) and after.keys() == before.keys()
-    assert after["README.md"] == before["README.md"] and [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_an_interrupted_conversion_in_place_is_completed(tmp_path, monkeypatch):
-    """The moves that would bring the old files back fail too, as if the process had been killed."""
-    save_pruned(tmp_path / "model")
-    dense, moves, done, replace = tensors_of(tmp_path / "model"), 0, False, os.replace
-    while not done:
-        folder, left = tmp_path / f"model-{moves}", moves
-        shutil.copytree(tmp_path / "model", folder)
-
-        def move(*paths):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            replace(*paths)
-
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            patch.setattr(os, "replace", move)
-            convert_checkpoint(folder, "packed")
-            done = True
-        with suppress(ValueError) if moves else nullcontext():  # it is packed already
-            convert_checkpoint(folder, "packed")
-        assert not inspect_checkpoint(folder).problems and not (folder / ".saving").exists()
-        convert_checkpoint(folder, "dense")
-        assert same(tensors_of(folder), dense)
-        moves += 1
-    assert moves > 8
-
-
 def test_what_cannot_be_converted(tmp_path):
     save_pruned(tmp_path / "pruned")
     make_model("llama").save_pretrained(tmp_path / "plain")
@@ -120,8 +75,8 @@ def test_what_cannot_be_converted(tmp_path):
         ("pruned", "dense", "is already dense"),
         ("plain", "packed", "is not pruned: prune it first"),
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
-        ("absent", "packed", "is not a directory: check its path"),
-        ("adapted", "packed", "holds an adapter"),
+        ("absent", "packed", "is neither a directory nor the id of a model"),
+        ("adapted", "packed", "The model carries adapters: merge them first"),
         ("short", "packed", "LlamaForCausalLM has no place for model.layers.2.input_layernorm.weight, .* 6 more of"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
@@ -130,7 +85,7 @@ def test_what_cannot_be_converted(tmp_path):
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):
-            convert_checkpoint(tmp_path / folder, format)
+            convert_checkpoint(tmp_path / folder, format, tmp_path / "output")
         assert all_files(tmp_path) == before
 
 
@@ -159,22 +114,17 @@ def test_a_damaged_checkpoint_changes_nothing(format, other, tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     before = all_files(tmp_path)
     with pytest.raises(ValueError, match="model.* is damaged: .*Download or save it again"):
-        convert_checkpoint(tmp_path / "model", other)
+        convert_checkpoint(tmp_path / "model", other, tmp_path / "output")
     assert all_files(tmp_path) == before
 
 
 def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
     save_pruned(tmp_path / "model")
-    for _ in range(2):
-        inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed")
-    assert not (inside / "packed").exists()
-    (inside / "notes.txt").write_text("mine")
-    assert (convert_checkpoint(inside, "dense", tmp_path / "model") / "notes.txt").exists()
-    shutil.rmtree(inside)
     (tmp_path / "model" / ".git").mkdir()
     (tmp_path / "model" / ".git" / "config").write_text("a token")
-    packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed")
-    assert not [path for path in packed.iterdir() if path.name.startswith(".")]
+    for _ in range(2):
+        inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed", overwrite=True)
+        assert not (inside / "packed").exists() and not list(inside.glob(".*"))
 
 
 def test_a_packed_model_of_another_tool_becomes_dense(tmp_path):

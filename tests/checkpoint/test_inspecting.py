@@ -45,12 +45,10 @@ def test_zeros_that_are_not_there(tmp_path):
 
 def test_the_weights_that_transformers_loads(tmp_path):
     """Its `save_pretrained` leaves the index of an earlier save in several files."""
-    save_pruned(tmp_path)
-    convert_checkpoint(tmp_path, "packed")
-    convert_checkpoint(tmp_path, "dense", max_shard_size="20KB")
-    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors.index.json").exists() and not inspect_checkpoint(tmp_path).problems
-    assert not inspect_checkpoint(convert_checkpoint(tmp_path, "packed")).problems
+    save_pruned(tmp_path / "model")
+    shards = convert_checkpoint(tmp_path / "model", "dense", tmp_path / "shards", "20KB", dtype=torch.float32)
+    AutoModelForCausalLM.from_pretrained(shards).save_pretrained(shards)
+    assert (shards / "model.safetensors.index.json").exists() and not inspect_checkpoint(shards).problems
 
 
 def test_weights_that_are_not_there(tmp_path):

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -11,13 +10,14 @@ from functools import partial
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from obstacles import OBSTACLES, state
 from packed_models import make_zeroed
 from peft import LoraConfig
 from profiles import by_day
 from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
 from torch.nn.utils import prune
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import (
     NeuronALConfig,
@@ -27,9 +27,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
-from optimum_neuronal.checkpoint import saving
-from optimum_neuronal.checkpoint.card import MARK
-from optimum_neuronal.checkpoint.saving import check_model_directory
+from optimum_neuronal.checkpoint import converting, saving
 from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
@@ -107,8 +105,8 @@ def test_a_head_of_its_own_that_the_config_ties(way, tmp_path):
         save_pretrained(sparsify(model) if way == "sparsified" else model, tmp_path / format, format)
     if way == "converted":
         change_config(tmp_path / "dense", lambda config: config.update(sparsity_config=SPARSE))
-        convert_checkpoint(tmp_path / "dense", "packed")
-        convert_checkpoint(tmp_path / "packed", "dense")
+        convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed", overwrite=True)
+        convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "dense", overwrite=True)
     for format in ("dense", "packed"):
         loaded = load_model(tmp_path / format)
         assert torch.equal(loaded.lm_head.weight, head) and torch.equal(loaded.model.embed_tokens.weight, embedding)
@@ -165,25 +163,6 @@ def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
     assert "quantization_config" not in stored and names(tmp_path / "new") == {"model"}
 
 
-def test_one_format_replaces_the_other_and_other_files_stay(tmp_path):
-    pruner, model = pruned()
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "model_of_mine.safetensors").write_text("mine")
-    for format, size in (
-        ("dense", "1GB"),
-        ("packed", "20KB"),
-        ("packed", "1GB"),
-        ("dense", "20KB"),
-        ("packed", "1GB"),
-    ):
-        save_pretrained(model, tmp_path, format, max_shard_size=size)
-        weights = {name for name in names(tmp_path) if "safetensors" in name and "mine" not in name}
-        assert all(name.startswith("model" if format == "dense" else "packed") for name in weights), (format, weights)
-    assert names(tmp_path) == {
-        "notes.txt", "model_of_mine.safetensors", "config.json", "generation_config.json", FILE, INDEX
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("make", ["dense", "packed"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe", "mixtral"])
 def test_a_packed_model_saves_what_the_dense_one_does(family, make, tmp_path):
@@ -213,20 +192,13 @@ def test_a_model_of_which_a_part_is_packed(format, tmp_path):
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
 def test_a_model_with_adapters_is_not_saved(format, tmp_path):
-    """transformers would write the adapter alone, and the save would remove the old weights."""
-    pruner, model = save_pruned(tmp_path / "model")
-    before = all_files(tmp_path)
+    """transformers would write the adapter alone."""
+    pruner, model = pruned()
     model.add_adapter(LoraConfig(target_modules=["q_proj"]))
     for save in (pruner.save, save_pretrained):
         with pytest.raises(ValueError, match="carries adapters: merge them first"):
             save(model, tmp_path / "model", format)
-    assert all_files(tmp_path) == before
-
-
-def test_an_adapter_beside_the_model_is_named(tmp_path, caplog):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    save_pretrained(pruned()[1], tmp_path)
-    assert "holds an adapter, which transformers will load with the model" in caplog.text
+    assert not (tmp_path / "model").exists()
 
 
 def test_weights_under_other_names_are_not_saved(tmp_path):
@@ -295,8 +267,8 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path):
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG)
     with pytest.raises(NotADirectoryError):
         pruner.quantize(file)
-    with pytest.raises(FileExistsError, match="would replace the model in"):
-        pruner.quantize(tmp_path / "dense" / ".." / "dense")
+    with pytest.raises(FileExistsError, match="dense holds .*dense, which is read: choose a new directory"):
+        pruner.quantize(tmp_path / "dense" / ".." / "dense", overwrite=True)
     assert pruner.report is None and file.read_text() == "precious" and not (tmp_path / "model").exists()
 
 
@@ -310,127 +282,78 @@ def test_a_model_that_could_not_be_saved_is_found_before_the_work(format, tmp_pa
     assert pruner.report is None and not hasattr(pruner.model.config, "sparsity_config")
 
 
-def test_a_readme_of_your_own_stays(tmp_path, caplog):
-    """One of ours is replaced, until you take it over by removing a line."""
-    pruner, model = pruned()
-    card = tmp_path / "README.md"
-    card.write_text("# My project")
-    pruner.save(model, tmp_path)
-    assert card.read_text() == "# My project" and "so it is not replaced" in caplog.text
-    card.unlink()
-    pruner.save(model, tmp_path)
-    first = card.read_text()
-    card.write_text(first + "changed")
-    pruner.save(model, tmp_path)
-    assert card.read_text() == first
-    card.write_text(first.replace(MARK, "mine"))
-    pruner.save(model, tmp_path)
-    assert card.read_text() == first.replace(MARK, "mine")
-
-
 @pytest.mark.parametrize("format", ["dense", "packed"])
-@pytest.mark.parametrize(
-    "step",
-    [
-        "optimum_neuronal.checkpoint.packed_files.save_file", "transformers.modeling_utils.safe_save_file",
-        "transformers.PreTrainedConfig.save_pretrained", "optimum_neuronal.report.PruningReport.save", "os.replace",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("step", ["checkpoint.writing.save_file", "checkpoint.packed_files.save_file", "report.PruningReport.save"])  # fmt: skip
 def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, format):
-    old, _ = save_pruned(tmp_path / "model", "gpt2")
+    save_pruned(tmp_path / "model", "gpt2")
     before, (pruner, model) = all_files(tmp_path), pruned()
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    unused = "safe_save_file" if format == "packed" else "packed_files"
-    # The configs are tried in a temporary folder first.
-    expected = (
-        "No space" if "PreTrainedConfig" in step else "^The disk of .*/model is full, and its files are unchanged"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(step, full)
-        if unused not in step:
-            with pytest.raises(OSError, match=expected):
-                pruner.save(model, tmp_path / "model", format)
-            assert all_files(tmp_path) == before
+    monkeypatch.setattr(f"optimum_neuronal.{step}", full)
+    if step != ("checkpoint.packed_files.save_file" if format == "dense" else "checkpoint.writing.save_file"):
+        with pytest.raises(
+            OSError, match="^Saving to .*/model failed, and nothing was changed there: .*No space left"
+        ):
+            pruner.save(model, tmp_path / "model", format, overwrite=True)
+        assert all_files(tmp_path) == before
 
 
-def test_only_an_empty_folder_and_a_pruned_model_may_be_written_to(tmp_path):
-    assert check_model_directory(tmp_path) == tmp_path
-    for about, allowed in ((None, False), ({"format": "dense"}, False), ({"version": 1}, True)):  # one of another tool
-        (tmp_path / "config.json").write_text(json.dumps({"sparsity_config": about}))
-        if allowed:
-            assert check_model_directory(tmp_path) == tmp_path
-        else:
-            with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-                check_model_directory(tmp_path)
-            assert check_model_directory(tmp_path, overwrite=True) == tmp_path
-
-
-def test_python_replaces_a_dense_model_only_if_it_is_told_to(tmp_path):
-    save_pruned(tmp_path / "pruned")
+def writers(folder):
+    """Every function of Python that writes a model: `write(directory, **how)`."""
+    save_pruned(folder / "sparse")
     pruner, model = pruned()
 
     def quantize(directory, **how):
-        make_model("llama").save_pretrained(tmp_path / "source")
-        pruner = NeuronALPruner.from_pretrained(tmp_path / "source", config=CONFIG)
+        make_model("llama").save_pretrained(folder / "dense")
+        pruner = NeuronALPruner.from_pretrained(folder / "dense", config=CONFIG)
         try:
             pruner.quantize(directory, **how)
         except FileExistsError:
-            assert pruner.report is None, "it is refused before the prune"
+            assert how or pruner.report is None, "it is refused before the pruning run"
             raise
 
-    for save in (
-        quantize,
-        lambda directory, **how: pruner.save(model, directory, **how),
-        lambda directory, **how: convert_checkpoint(tmp_path / "pruned", "packed", directory, **how),
+    return {
+        "quantize": quantize,
+        "save": partial(pruner.save, model),
+        "save_pretrained": partial(save_pretrained, model),
+        "convert": partial(convert_checkpoint, folder / "sparse", "packed"),
+    }
+
+
+@pytest.mark.parametrize("writer", ["quantize", "save", "save_pretrained", "convert"])
+def test_a_model_is_replaced_only_on_request_and_then_as_a_whole(writer, tmp_path):
+    write, old = writers(tmp_path)[writer], tmp_path / "model"
+    save_pruned(old, "gpt2", make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
+    (old / "notes.txt").write_text("mine")
+    before = all_files(old)
+    with pytest.raises(
+        FileExistsError, match=r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
     ):
-        make_model("llama").save_pretrained(tmp_path / "dense")
-        before = all_files(tmp_path / "dense")
-        with pytest.raises(FileExistsError, match="dense holds a model that is not pruned.*overwrite=True"):
-            save(tmp_path / "dense")
-        assert all_files(tmp_path / "dense") == before
-        save(tmp_path / "dense", overwrite=True)
-        save(tmp_path / "dense")  # a pruned one is replaced
-        shutil.rmtree(tmp_path / "dense")
+        write(old)
+    assert all_files(old) == before
+    write(tmp_path / "other")
+    write(old, overwrite=True)
+    assert names(old) == names(tmp_path / "other")
+    with pytest.raises(FileExistsError, match="which is read|not a model's directory"):
+        write(tmp_path, overwrite=True)
 
 
-def test_card_and_report_of_a_replaced_model_go_with_it(tmp_path):
-    """A card of your own stays."""
-    model = make_zeroed("gpt2")
-    save_pretrained(model, tmp_path / "source", "packed")
-    for number, replace in enumerate(
-        [
-            lambda folder: saving.save_pruned(model, folder, report=None),
-            lambda folder: convert_checkpoint(tmp_path / "source", "dense", folder, overwrite=True),
-        ]
-    ):
-        save_pruned(folder := tmp_path / str(number))
-        replace(folder)
-        assert names(folder) == {"config.json", "generation_config.json", "model.safetensors"}
-        (folder / "README.md").write_text("mine")
-        replace(folder)
-        assert (folder / "README.md").read_text() == "mine"
+@pytest.mark.parametrize("kind", OBSTACLES)
+@pytest.mark.parametrize("writer", ["quantize", "save", "save_pretrained", "convert"])
+def test_what_appears_during_the_work_stays(writer, kind, tmp_path, monkeypatch):
+    write, path = writers(tmp_path)[writer], tmp_path / "model"
+    module = converting if writer == "convert" else saving
 
+    def appears(*given, make=module.write_model):
+        make(*given)
+        OBSTACLES[kind](path)
+        before.extend(state(path))
 
-def test_what_is_left_of_an_old_tokenizer_goes_with_it(tmp_path):
-    """transformers would read it with the new one."""
-    old, plain = tmp_path / "model", make_tokenizer()
-    save_pruned(tmp_path / "source", tokenizer=plain)
-
-    def save(tokenizer):
-        pruner, model = pruned(tokenizer=tokenizer)
-        pruner.save(model, old)
-
-    for replace in (partial(save, plain), partial(convert_checkpoint, tmp_path / "source", "packed", old)):
-        save(make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
-        (old / "special_tokens_map.json").write_text('{"eos_token": "<other>"}')
-        (old / "added_tokens.json").write_text('{"<added>": 300}')
-        save(None)
-        assert AutoTokenizer.from_pretrained(old).eos_token == "<other>", (
-            "no tokenizer was saved, so the old one stays"
-        )
-        replace()
-        found = AutoTokenizer.from_pretrained(old)
-        assert (found.get_vocab(), found.eos_token, found.chat_template) == (plain.get_vocab(), plain.eos_token, None)
+    before = []
+    monkeypatch.setattr(module, "write_model", appears)
+    with pytest.raises(FileExistsError, match="model was not written.*The complete result is in") as error:
+        write(path, overwrite=True)
+    assert state(path) == before
+    load_model(tmp_path / str(error.value).rstrip(".").rpartition(os.sep)[2])

@@ -34,22 +34,21 @@ def test_convert_there_and_back(run, sparse, tmp_path):
     shown = run("convert", sparse, "--format", "packed", "--output", tmp_path / "p")
     assert re.search(r"packed: 1\d\d\.\d\d kB became \d\d\.\d\d kB\.", shown)
     assert "Verified" in run("inspect", tmp_path / "p")
-    run("convert", tmp_path / "p", "--format", "dense", "--max-shard-size", "20KB")
-    files = list((tmp_path / "p").glob("model-*.safetensors"))
+    run("convert", tmp_path / "p", "--format", "dense", "--output", tmp_path / "d", "--max-shard-size", "20KB")
+    files = list((tmp_path / "d").glob("model-*.safetensors"))
     after = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert len(files) > 2 and before.keys() == after.keys()
     assert all(before[name].equal(after[name]) for name in before)
 
 
-def test_convert_leaves_what_it_did_not_write(run, sparse, tmp_path):
+def test_convert_replaces_a_model_only_on_request(run, sparse, tmp_path):
     output = tmp_path / "packed"
-    output.mkdir()
-    (output / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="packed is not empty.*--overwrite"):
-        run("convert", sparse, "--format", "packed", "--output", output)
-    assert [file.name for file in output.iterdir()] == ["README.md"]
-    run("convert", sparse, "--format", "packed", "--output", output, "--overwrite")
-    assert (output / "README.md").read_text() == "# Mine"
+    for _ in range(2):
+        run("convert", sparse, "--format", "packed", "--output", output, "--overwrite")
+    with pytest.raises(SystemExit, match="packed holds 6 files, a model of type llama pruned with .*--overwrite"):
+        run("convert", "gone", "--format", "packed", "--output", output)
+    with pytest.raises(SystemExit, match="sparse, which is read: choose a new directory"):
+        run("convert", sparse, "--format", "packed", "--output", sparse, "--overwrite")
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -5,6 +5,7 @@ import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
+from sparse_checkpoints import all_files
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -182,12 +183,23 @@ def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_pa
             run("prune", *given, *last)
 
 
-def test_a_model_at_the_output_is_replaced_if_that_is_asked_for(run, dense, tmp_path):
-    given = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity")
-    run(*given, 0.5)
-    with pytest.raises(SystemExit, match="--overwrite"):
-        run(*given, 0.7)
-    run(*given, 0.7, "--overwrite")
+def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
+    """The only dense copy, and a project's own files, are never; a model only on request."""
+    given = ("prune", "--model", dense, *PLAIN, "--sparsity")
+    before = all_files(dense)
+    with pytest.raises(SystemExit, match="dense holds .*dense, which is read: choose a new directory"):
+        run(*given, 0.5, "--output", dense, "--overwrite", "--dry-run")
+    assert all_files(dense) == before
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "README.md").write_text("# Mine")
+    with pytest.raises(SystemExit, match="project holds 1 file, and is not a model's directory"):
+        run(*given, 0.5, "--output", project, "--overwrite")
+    assert [file.name for file in project.iterdir()] == ["README.md"]
+    run(*given, 0.5, "--output", tmp_path / "sparse")
+    with pytest.raises(SystemExit, match="a model of type llama pruned with magnitude .*--overwrite"):
+        run(*given, 0.7, "--output", tmp_path / "sparse")
+    run(*given, 0.7, "--output", tmp_path / "sparse", "--overwrite")
     assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse")
 
 

@@ -12,7 +12,7 @@ def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_p
     model.save_pretrained(tmp_path)
     written, found = (
         load_file(tmp_path / "model.safetensors"),
-        hf_private.as_stored(model, hf_private.untied_state(model)),
+        hf_private.as_stored(model, hf_private.untied(model, model.state_dict())),
     )
     assert found.keys() == written.keys()
     assert all(torch.equal(found[name], value) for name, value in written.items())

@@ -6,6 +6,7 @@ import socket
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from obstacles import OBSTACLES, state
 from several_processes import in_processes
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,6 +21,7 @@ from optimum_neuronal import (
     finetune,
     inspect_checkpoint,
 )
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.training import finetune as module
 from optimum_neuronal.training import finetune_setup
 
@@ -186,12 +188,24 @@ class TestResult:
         assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
     def test_without_a_report(self, folders, caplog):
-        shutil.copytree(folders / "sparse", folders / "tuned")
         (folders / "sparse" / "neuronal_report.json").unlink()
         _, report = tuned(folders, steps=1)
-        assert not (folders / "tuned" / "neuronal_report.json").exists(), "that of the model which was replaced"
+        assert not (folders / "tuned" / "neuronal_report.json").exists()
         assert report is None and "has no neuronal_report.json" in caplog.text
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
+
+    @pytest.mark.parametrize("kind", OBSTACLES)
+    def test_what_appears_at_the_output_meanwhile_stays(self, kind, folders, monkeypatch):
+        def appears(*given, write=saving.write_model):
+            write(*given)
+            OBSTACLES[kind](folders / "tuned")
+            before.extend(state(folders / "tuned"))
+
+        before = []
+        monkeypatch.setattr(saving, "write_model", appears)
+        with pytest.raises(FileExistsError, match="tuned was not written.*The complete result is in"):
+            tuned(folders, steps=1, overwrite=True)
+        assert state(folders / "tuned") == before
 
     def test_conversations(self, folders):
         tokenizer = make_tokenizer(
@@ -204,7 +218,7 @@ class TestResult:
         _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
         assert report.training[0]["source"] == "chat.jsonl"
         both = [str(folders / "text.txt"), str(folders / "chat.jsonl")]
-        _, report = tuned(folders, dataset=both, evaluate=())
+        _, report = tuned(folders, dataset=both, evaluate=(), overwrite=True)
         assert report.training[0]["source"] == "text.txt and chat.jsonl"
         assert "--dataset text.txt chat.jsonl" in (folders / "tuned" / "README.md").read_text()
 
@@ -317,20 +331,22 @@ class TestRefused:
             tuned(folders)
 
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
-        with pytest.raises(FileExistsError, match="would replace the model"):
-            tuned(folders, output="sparse")
-        with pytest.raises(FileExistsError, match="would replace the model"):
-            tuned(folders, output="dense", overwrite=True)
+        for output in ("sparse", "dense"):
+            with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
+                tuned(folders, output=output, overwrite=True)
         monkeypatch.chdir(folders)  # where the name in the sparse model's config is a path
         config = json.loads((folders / "sparse" / "config.json").read_text())
         config["sparsity_config"]["base_model"] = "dense"
         (folders / "sparse" / "config.json").write_text(json.dumps(config))
-        with pytest.raises(FileExistsError, match="would replace the model"):
+        with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
             tuned(folders, output="dense", overwrite=True, teacher=None)
 
     def test_another_model_as_output(self, folders):
-        with pytest.raises(FileExistsError, match="is not empty, and does not hold a pruned model"):
-            tuned(folders, output="dense")
+        shutil.copytree(folders / "dense", folders / "other")
+        with pytest.raises(
+            FileExistsError, match="a model of type llama: choose a new directory, or pass --overwrite"
+        ):
+            tuned(folders, output="other")
 
     def test_missing_packages(self, folders, monkeypatch):
         monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
