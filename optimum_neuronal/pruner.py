@@ -20,7 +20,7 @@ from .config.neuronal_config import NeuronALConfig
 from .data.documents import check_datasets
 from .evaluation.perplexity import name_test_sets
 from .evaluation.test_sets import TestSets
-from .files.output import Output, check_output
+from .files.output import check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .model.sparsity_config import KEY
@@ -167,7 +167,10 @@ class NeuronALPruner(OptimumQuantizer):
             context.clock.lap("evaluation")
             evaluation = sets.report(context.tokenizer, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            self._save(model, output, replace(options, dtype=save_dtype or checkpoint_dtype(model)))
+            if context.records.processes.rank == 0:
+                options = replace(options, dtype=save_dtype or checkpoint_dtype(model))
+                save_pruned(model, output, self.report, self.tokenizer, options)
+            context.records.processes.from_first(None)  # the others wait
             remove_records(folder)
         return model
 
@@ -266,14 +269,10 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
             `FileExistsError`: something lies there that may not be replaced.
         """
-        self._report_of(model)
-        output = check_output(directory, overwrite, [model.config.name_or_path])
-        self._save(model, output, SaveOptions(format, dtype))
-
-    def _save(self, model: PreTrainedModel, output: Output, options: SaveOptions) -> None:
-        processes = Processes.current()
+        report, processes = self._report_of(model), Processes.current()
         if processes.rank == 0:
-            save_pruned(model, output, self._report_of(model), self.tokenizer, options)
+            output = check_output(directory, overwrite, [model.config.name_or_path])
+            save_pruned(model, output, report, self.tokenizer, SaveOptions(format, dtype))
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
