@@ -192,7 +192,10 @@ class NeuronALPruner(OptimumQuantizer):
             context.clock.lap("evaluation")
             evaluation = report_tests(sets, dense=dense, pruned=pruned)
             self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            self._save(model, job.output, options)
+            processes = context.records.processes
+            if processes.rank == 0:
+                save_pruned(model, job.output, self.report, self.tokenizer, options)
+            processes.from_first(None)  # the others wait
             remove_records(folder)
         return model
 
@@ -293,14 +296,10 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.
             `FileExistsError`: something lies there that may not be replaced.
         """
-        self._report_of(model)
-        output = check_output(directory, overwrite, [model.config.name_or_path])
-        self._save(model, output, check_saveable(model, SaveOptions(format, dtype)))
-
-    def _save(self, model: PreTrainedModel, output: Output, options: SaveOptions) -> None:
-        processes = Processes.current()
+        report, processes = self._report_of(model), Processes.current()
         if processes.rank == 0:
-            save_pruned(model, output, self._report_of(model), self.tokenizer, options)
+            output = check_output(directory, overwrite, [model.config.name_or_path])
+            save_pruned(model, output, report, self.tokenizer, check_saveable(model, SaveOptions(format, dtype)))
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:

@@ -150,7 +150,7 @@ class TestQuantize:
                 second.quantize(tmp_path / "other", work_dir=tmp_path / "work")
             errors.append(caught.value)
 
-        monkeypatch.setattr(first, "_save", meanwhile)
+        monkeypatch.setattr(pruner_module, "save_pruned", meanwhile)
         first.quantize(tmp_path / "model", work_dir=tmp_path / "work")
         assert errors and not (tmp_path / "work").exists()
 
