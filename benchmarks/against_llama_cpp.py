@@ -32,7 +32,7 @@ from transformers.utils import logging
 from benchmarks.shared import zero_randomly
 from optimum_neuronal import sparsify
 from optimum_neuronal.common.display import format_table
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
 
 

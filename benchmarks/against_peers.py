@@ -39,9 +39,8 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner, replay
-from optimum_neuronal.common.device import default_device, time_on
 from optimum_neuronal.common.display import format_markdown
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import default_device, inference, time_on
 from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.model.find_blocks import find_decoder
 

@@ -57,13 +57,12 @@ from benchmarks.gpu_checks import (
 )
 from benchmarks.shared import milliseconds, peak_teraflops, random_llama, share_of_peak, zero_randomly
 from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, finetune, sparsify
-from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.display import format_bytes, format_duration, format_markdown
-from optimum_neuronal.common.memory import peak_memory, reset_peak_memory
+from optimum_neuronal.common.torch_state import default_device, peak_memory, reset_peak_memory
 from optimum_neuronal.demo.run import TINY_MODEL
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.files.atomic import write_atomically
-from optimum_neuronal.files.identity import versions
+from optimum_neuronal.files.records import versions
 from optimum_neuronal.packed.accelerator import find_kernels
 
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
 from optimum_neuronal import lora_for_packed, sparsify
 from optimum_neuronal.common.display import format_table
-from optimum_neuronal.common.memory import trim_heap
+from optimum_neuronal.common.torch_state import trim_heap
 
 
 CASES = ("dense", "packed")

@@ -20,8 +20,8 @@ from transformers.utils import logging
 from benchmarks.real_model import make_config
 from benchmarks.shared import peak_teraflops, share_of_peak
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.torch_state import default_device
 from optimum_neuronal.config.presets import PRESETS
 from optimum_neuronal.model.find_blocks import find_decoder
 

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common import figure_style as style
-from optimum_neuronal.common.device import default_device
 from optimum_neuronal.common.registry import parse_method
+from optimum_neuronal.common.torch_state import default_device
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.evaluation.perplexity import load_windows
 from optimum_neuronal.pruning.prepare import draw_calibration

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal.common.device import full_precision, time_on
+from optimum_neuronal.common.torch_state import full_precision, time_on
 
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc returns freed memory at once

@@ -8,7 +8,7 @@ import argparse
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.common.device import default_device
+from optimum_neuronal.common.torch_state import default_device
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -12,11 +12,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.hub import push_pruned
 from .checkpoint.save_options import SaveOptions
 from .checkpoint.saving import check_saveable, save_pruned
-from .common.device import default_device
-from .common.memory import MemoryLimits
 from .common.notes import get_logger
 from .common.processes import Processes
 from .common.progress import announce
+from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
 from .evaluation.perplexity import name_test_sets
@@ -24,9 +23,9 @@ from .evaluation.test_sets import TestWindows, digest, load_tests, measure, repo
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
+from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .model.tokenizers import find_tokenizer
 from .pruning.prepare import PruneContext, exclusive, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport

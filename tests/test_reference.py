@@ -9,7 +9,7 @@ from profiles import at_night, by_day
 from trial_helpers import build_evaluator, changes_of
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import apply_changes
 from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT

@@ -7,7 +7,7 @@ import torch
 
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.model.find_blocks import find_decoder
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.memory import trim_heap
+from ..common.torch_state import trim_heap
 from ..compat import hf_private
 from ..model.change import Change
 from ..model.projections import Block, Decoder, Projection, trial_weights

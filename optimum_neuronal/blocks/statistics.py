@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..common.device import full_precision
+from ..common.torch_state import full_precision
 from ..compat import hf_private
 from .block_inputs import hooked
 

@@ -8,7 +8,7 @@ from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
 from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype
-from ..model.tokenizers import find_tokenizer
+from ..model.origin import find_tokenizer
 from ..report import REPORT_NAME
 from ..training.finetune import finetune, report_of
 from ..training.finetune_config import AMOUNTS, FinetuneConfig

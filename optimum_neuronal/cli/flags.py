@@ -14,15 +14,14 @@ import torch
 
 from ..checkpoint.save_options import SaveOptions
 from ..common.connection import is_connected
-from ..common.device import default_device
-from ..common.memory import MemoryLimits
 from ..common.registry import parse_method
+from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
 from ..files.records import run_directory
 from ..model.load_model import load_model, load_streamed
+from ..model.origin import find_tokenizer
 from ..model.sources import Source, locate
-from ..model.tokenizers import find_tokenizer
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags

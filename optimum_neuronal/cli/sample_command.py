@@ -8,11 +8,10 @@ from pathlib import Path
 
 from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
-from ..files.identity import checksum
 from ..files.output import write_new_file
-from ..files.records import Records, hidden_directory, remove_records, work_directory
+from ..files.records import Records, checksum, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model
-from ..model.tokenizers import find_tokenizer
+from ..model.origin import find_tokenizer
 from . import flags
 from .command import Command, write
 

@@ -11,17 +11,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.memory import UNLIMITED, MemoryLimits
 from ..common.notes import get_logger
 from ..common.progress import progress
+from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..evaluation.perplexity import as_model
 from ..files.atomic import write_atomically
-from ..files.identity import versions
-from ..model.public_names import public_name
+from ..files.records import versions
+from ..model.origin import public_name
 from ..pruning.prepare import exclusive
+from .combination_runner import CombinationRunner
 from .comparison import SEVERAL, Comparison
 from .results import DENSE, Result
-from .runner import CombinationRunner
 from .study import Evaluation, Grid, Study
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..common.inference import inference
 from ..common.progress import progress
-from ..common.randomness import preserve_rng_state
+from ..common.torch_state import inference, preserve_rng_state
 from ..common.validation import check_count, check_number
 from ..compat.hf_private import execution_device
 from ..files.records import Records

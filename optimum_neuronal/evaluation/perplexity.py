@@ -10,10 +10,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.device import default_batch_size
 from ..common.display import display_name
-from ..common.inference import inference
 from ..common.progress import progress
+from ..common.torch_state import default_batch_size, inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
 from ..data.documents import load_documents
@@ -27,7 +26,7 @@ from ..data.token_windows import (
     with_bos,
 )
 from ..model.load_model import load_model
-from ..model.tokenizers import find_tokenizer
+from ..model.origin import find_tokenizer
 
 
 def evaluate_perplexity(

@@ -9,13 +9,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..common.device import time_on
 from ..common.display import format_bytes, format_table
-from ..common.inference import inference
 from ..common.progress import progress
+from ..common.torch_state import inference, time_on
 from ..common.validation import check_count
 from ..data.token_windows import resolve_seq_length
-from ..model.public_names import public_name
+from ..model.origin import public_name
 
 
 PROMPT = 16  # tokens before the generated ones

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.inference import inference
+from ..common.torch_state import inference
 from ..common.validation import check_count, did_you_mean, validate_strings
 from .perplexity import check_language_model
 

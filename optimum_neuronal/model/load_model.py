@@ -17,9 +17,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ..compat import hf_private
 from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind
+from .origin import TOKENIZER_KWARGS
 from .packed_marker import count_packed
 from .sources import Source, locate
-from .tokenizers import TOKENIZER_KWARGS
 
 
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours

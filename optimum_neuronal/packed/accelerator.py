@@ -7,8 +7,8 @@ from types import ModuleType
 
 import torch
 
-from ..common.device import may_use_triton, triton_problem
 from ..common.notes import get_logger
+from ..common.torch_state import may_use_triton, triton_problem
 from ..native.library import TORCH, VARIABLE
 
 

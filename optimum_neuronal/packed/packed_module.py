@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..common.device import may_use_triton
+from ..common.torch_state import may_use_triton
 from ..compat.buffer_module import BufferModule
 from ..model.packed_marker import HoldsPackedWeight
 from .accelerator import find_kernels

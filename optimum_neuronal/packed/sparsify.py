@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.device import may_use_triton
-from ..common.memory import trim_heap
 from ..common.notes import get_logger
+from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from .grouped_weight import grouped_bytes

@@ -1,13 +1,12 @@
 """Checks model, config and weights before they are pruned, once, and before any long work."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..common.device import multiplies_bfloat16
+from ..common.torch_state import multiplies_bfloat16
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
@@ -112,10 +111,10 @@ def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection])
             raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
 
 
-def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
-    """Return a config that names the dtype of its refit of float32 weights, for the report and for a resumed run."""
+def find_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> str | None:
+    """Return the dtype in which a refit of float32 weights multiplies; None for other weights."""
     if not config.refit_epochs:
-        return config
+        return config.refit_dtype
     projections = decoder.projections.values()
     weights_dtype = str(next(iter(projections)).owner.dtype).removeprefix("torch.")
     if weights_dtype != "float32":
@@ -123,7 +122,7 @@ def with_refit_dtype(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig
             raise ValueError(
                 f"refit_dtype is {config.refit_dtype!r}, but the weights are {weights_dtype}: leave it out, or load the model in float32."
             )
-        return replace(config, refit_dtype=None)  # blocks compute in the weights' own dtype, without autocast
+        return None  # blocks compute in the weights' own dtype, without autocast
     on_cpu = all(hf_private.execution_device(p.module).type == "cpu" for p in projections)
     gains = on_cpu and decoder.config.hidden_size >= BFLOAT16_WIDTH and multiplies_bfloat16(torch.device("cpu"))
-    return replace(config, refit_dtype=config.refit_dtype or ("bfloat16" if gains else "float32"))
+    return config.refit_dtype or ("bfloat16" if gains else "float32")

@@ -10,14 +10,14 @@ from torch import nn
 
 from ..blocks.block_inputs import called_blocks
 from ..common.display import format_bytes, format_count, format_table
-from ..common.inference import inference
+from ..common.torch_state import inference
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, load_skeleton
+from ..model.origin import find_tokenizer
 from ..model.projections import Decoder
 from ..model.sources import Source, locate
-from ..model.tokenizers import find_tokenizer
-from .checks import check_prune, with_refit_dtype
+from .checks import check_prune, find_refit_dtype
 from .prepare import draw_calibration, without_skipped
 from .reporting import PackedSize, packed_size
 
@@ -71,7 +71,7 @@ def dry_run(model_or_path: str | Path | Source, config: NeuronALConfig, **option
     model = load_skeleton(source, source.options.get("dtype", "auto"))
     hf_private.forget_quantization(model)  # the weights of GPT-OSS are dense once they are loaded
     decoder = check_prune(model, config, loaded=False)
-    config = with_refit_dtype(config, decoder)
+    find_refit_dtype(config, decoder)  # raises for one that does not fit the weights
     tokenizer, hidden_bytes = find_tokenizer(source), 0
     calibration = draw_calibration(model, config, tokenizer, None, source.options.get("revision"))
     if calibration is not None:

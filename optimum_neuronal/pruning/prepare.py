@@ -15,11 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import called_blocks
 from ..blocks.runner import BlockRunner
-from ..common.device import default_batch_size
-from ..common.inference import inference
-from ..common.memory import UNLIMITED, MemoryLimits, reset_peak_memory
 from ..common.notes import get_logger
 from ..common.processes import Processes
+from ..common.torch_state import UNLIMITED, MemoryLimits, default_batch_size, inference, reset_peak_memory
 from ..compat import hf_private
 from ..config.neuronal_config import Methods, NeuronALConfig
 from ..data.calibration import EXTRA_WINDOWS, draw_windows
@@ -32,12 +30,11 @@ from ..data.token_windows import (
     resolve_seq_length,
     take_sequences,
 )
-from ..files.identity import checksum, checksum_ids, versions
-from ..files.records import Records
+from ..files.records import Records, checksum, checksum_ids, versions
+from ..model.origin import own_tokenizer
 from ..model.projections import Block, Decoder
-from ..model.tokenizers import own_tokenizer
 from ..trials import Cache
-from .checks import check_prune, with_refit_dtype
+from .checks import check_prune, find_refit_dtype
 
 
 logger = get_logger(__name__)
@@ -77,6 +74,7 @@ class PruneContext:
     cache: Cache  # shared by runs with the same calibration sequences
     clock: Clock
     dataset: Any = None  # passed by the user instead of the config's
+    refit_dtype: str | None = None  # in which a refit multiplies, see [`find_refit_dtype`]
 
     @property
     def methods(self) -> Methods:
@@ -119,7 +117,7 @@ def prepare(
     reset_peak_memory()
     clock = Clock()
     decoder = check_prune(model, config)
-    config = with_refit_dtype(config, decoder)
+    refit_dtype = find_refit_dtype(config, decoder)
     calibration = draw_calibration(model, config, tokenizer, dataset)
     tokenizer = tokenizer or (calibration and calibration.tokenizer)
     if tokenizer is None:  # token ids, or no text at all
@@ -133,7 +131,8 @@ def prepare(
             called, _ = called_blocks(decoder, device)
         decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
     processes, ids = Processes.current(), ids_of(calibration)
-    started_with = {} if folder is None else {**config.to_dict(), **identity(decoder, ids), "versions": versions()}
+    values = config.to_dict() | {"refit_dtype": refit_dtype}
+    started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}
     runner = BlockRunner(
         decoder,
         batch_size=1
@@ -153,6 +152,7 @@ def prepare(
         cache=cache,
         clock=clock,
         dataset=None if isinstance(dataset, TokenWindows) else dataset,
+        refit_dtype=refit_dtype,
     )
 
 

@@ -11,8 +11,8 @@ import torch
 
 from ..blocks.block_inputs import BlockInputs, Call, Stream, Streams, limited
 from ..blocks.offload import change_offloaded
-from ..common.inference import inference
 from ..common.notes import get_logger
+from ..common.torch_state import inference
 from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
 from ..model.change import Change, NewWeight, PackedChange
@@ -61,11 +61,11 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     )
     with inference(context.model):
         if methods.needs_calibration:
-            context.cache.get("replay is right", partial(runner.check_replay, context.ids[:1]))
+            context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
         context.clock.lap("calibration data")
         allocation = methods.topup.allocate(evaluator, config.sparsity)
         context.clock.lap("allocation")
-        refit = Refit.of(config) if config.refit_epochs else None
+        refit = Refit.of(config, context.refit_dtype) if config.refit_epochs else None
         changes, starved = prune_blocks(evaluator, allocation, refit, methods.topup.scores_dense, context.clock)
         context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)

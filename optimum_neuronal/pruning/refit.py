@@ -57,9 +57,9 @@ class Refit:
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
 
     @classmethod
-    def of(cls, config: NeuronALConfig) -> "Refit":
-        """Return the refit of a config with `refit_epochs`."""
-        return cls(config.refit_epochs, config.refit_learning_rate, getattr(torch, config.refit_dtype or "float32"))
+    def of(cls, config: NeuronALConfig, dtype: str | None) -> "Refit":
+        """Return the refit of a config with `refit_epochs`; `dtype`: see [`find_refit_dtype`]."""
+        return cls(config.refit_epochs, config.refit_learning_rate, getattr(torch, dtype or "float32"))
 
     @staticmethod
     def batch_size(tokens: int) -> int:

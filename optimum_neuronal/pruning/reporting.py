@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from ..blocks.runner import BlockRunner
 from ..common.display import display_name
-from ..common.memory import peak_memory
-from ..files.identity import versions
+from ..common.torch_state import peak_memory
+from ..files.records import versions
 from ..model.change import Change
+from ..model.origin import hub_id
 from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
-from ..model.public_names import hub_id
 from ..model.sparsity_config import KEY, VERSION
 from ..report import PruningReport
 from ..topup import Allocation
@@ -38,7 +38,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     decoder, config = context.decoder, context.config
     achieved, blocks, projections = measure_sparsity(context.runner, outcome.changes)
     decisions = outcome.allocation.decisions
-    values = config.to_dict()
+    values = config.to_dict() | {"refit_dtype": context.refit_dtype}
     passed = [context.dataset] if isinstance(context.dataset, str | os.PathLike) else []  # other data have no name
     names = [display_name(os.fspath(one)) for one in (config.dataset_names if context.dataset is None else passed)]
     values["dataset"] = names[0] if len(names) == 1 else names or None

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import wide_dtype
-from ..common.device import full_precision
+from ..common.torch_state import full_precision
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_rows, mask_whole, on_cpu, pruned_count, smallest

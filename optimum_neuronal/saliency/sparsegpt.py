@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from ..blocks.statistics import wide_dtype
-from ..common.device import may_use_triton, triton_problem
 from ..common.notes import get_logger
+from ..common.torch_state import may_use_triton, triton_problem
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole

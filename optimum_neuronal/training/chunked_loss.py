@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div, log_softmax, nll_loss
 from transformers.utils import ModelOutput
 
 from ..blocks.block_inputs import hooked, replaced_forward
-from ..common.randomness import preserve_rng_state
+from ..common.torch_state import preserve_rng_state
 from .sparse_weights import is_sharded, unwrap
 
 

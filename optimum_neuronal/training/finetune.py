@@ -17,19 +17,17 @@ from transformers.utils.logging import is_progress_bar_enabled
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import save_pruned
-from ..common.device import default_device
 from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
-from ..common.randomness import preserve_rng_state
+from ..common.torch_state import default_device, preserve_rng_state
 from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import as_perplexity, name_test_sets
 from ..evaluation.test_sets import digest, load_tests, measure, report_tests
-from ..files.identity import versions
 from ..files.output import check_output
-from ..files.records import hidden_directory, remove_records, work_directory
+from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
-from ..model.public_names import public_name
+from ..model.origin import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
 from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training

@@ -15,15 +15,14 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import check_saveable
-from ..common.device import multiplies_bfloat16, time_on
 from ..common.processes import Processes
+from ..common.torch_state import multiplies_bfloat16, time_on
 from ..compat import hf_private
 from ..data.token_windows import TokenWindows, resolve_bos, resolve_seq_length
-from ..files.identity import checksum, versions
-from ..files.records import Records
+from ..files.records import Records, checksum, versions
 from ..model.load_model import load_model
+from ..model.origin import find_tokenizer
 from ..model.sparsity_config import read_sparsity_config
-from ..model.tokenizers import find_tokenizer
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity

@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..blocks.runner import BlockRunner
 from ..common.notes import get_logger
-from ..common.randomness import preserve_rng_state
+from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..model.projections import stored_names
 from ..model.sparsity_config import KEY

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader
 
-from ..common.randomness import preserve_rng_state
+from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
 

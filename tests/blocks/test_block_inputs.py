@@ -6,7 +6,7 @@ import torch
 from optimum_neuronal.blocks.block_inputs import block_outputs, capture_inputs, first_output, to_device
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import observe_inputs
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -78,7 +78,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_no_hook_and_no_othe
         "outputs": lambda: block_outputs(decoder, decoder.blocks[:2], ids[:1, :16]),
         "statistics": record,
     }[what]
-    files = ("inference.py", "block_inputs.py", "statistics.py", "contextlib.py")
+    files = ("device.py", "block_inputs.py", "statistics.py", "contextlib.py")
 
     def stopped_at(line: int) -> bool:
         def trace(frame, event, _argument):

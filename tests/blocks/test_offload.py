@@ -11,7 +11,7 @@ from trial_helpers import checksums, state, unchanged
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks import offload
 from optimum_neuronal.blocks.offload import BlockLoader, ChangedWeights
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.compat.hf_private import is_offloaded
 from optimum_neuronal.model.find_blocks import find_decoder
 

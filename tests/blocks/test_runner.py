@@ -14,7 +14,7 @@ from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream
 from optimum_neuronal.blocks.runner import BlockRunner, output_with, replay
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.common import progress
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
 

@@ -7,7 +7,7 @@ from kinds import make_kind
 from optimum_neuronal.checkpoint.packed_files import source_files
 from optimum_neuronal.checkpoint.saving import copy_processor
 from optimum_neuronal.model.load_model import load_model
-from optimum_neuronal.model.tokenizers import own_tokenizer
+from optimum_neuronal.model.origin import own_tokenizer
 
 
 FILES = {"preprocessor_config.json": {"size": 16}, "processor_config.json": {"image_seq_length": 4}}

@@ -15,7 +15,7 @@ from optimum_neuronal.cli.flags import (
     load_options,
     split_methods,
 )
-from optimum_neuronal.common.device import default_device
+from optimum_neuronal.common.torch_state import default_device
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

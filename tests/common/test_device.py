@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimum_neuronal.common.device import full_precision, multiplies_bfloat16
+from optimum_neuronal.common.torch_state import full_precision, multiplies_bfloat16
 
 
 def test_a_cpu_with_matrix_units(monkeypatch):

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from optimum_neuronal.common.memory import MemoryLimits, peak_memory, reset_peak_memory
+from optimum_neuronal.common.torch_state import MemoryLimits, peak_memory, reset_peak_memory
 
 
 MB = 2**20

@@ -10,10 +10,10 @@ from profiles import by_day
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.comparing import runner, study
+from optimum_neuronal.comparing.combination_runner import CombinationRunner
 from optimum_neuronal.comparing.compare import finished
 from optimum_neuronal.comparing.experiments import experiment
 from optimum_neuronal.comparing.results import Result
-from optimum_neuronal.comparing.runner import CombinationRunner
 from optimum_neuronal.evaluation.tasks import TaskSet
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES

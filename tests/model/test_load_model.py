@@ -17,8 +17,7 @@ from optimum_neuronal.model.load_model import (
     load_streamed,
     streamed_device_map,
 )
-from optimum_neuronal.model.public_names import hub_id, public_name
-from optimum_neuronal.model.tokenizers import find_tokenizer, own_tokenizer
+from optimum_neuronal.model.origin import find_tokenizer, hub_id, own_tokenizer, public_name
 
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from trial_helpers import build_evaluator, state
 
 from optimum_neuronal.blocks.block_inputs import Stream
 from optimum_neuronal.blocks.runner import replay
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights

@@ -10,7 +10,7 @@ from conftest import make_model
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.common.memory import MemoryLimits
+from optimum_neuronal.common.torch_state import MemoryLimits
 from optimum_neuronal.compat import hf_private
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prepare as preparing

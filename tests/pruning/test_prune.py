@@ -13,7 +13,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.offload import changed_weights
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import prune as module
 from optimum_neuronal.pruning.prepare import prepare

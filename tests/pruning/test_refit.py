@@ -192,7 +192,7 @@ class TestDtype:
     def test_it_is_bfloat16_where_the_cpu_multiplies_it_faster(self, llama, ids, monkeypatch):
         def chosen(model=llama, **fields):
             decoder = find_decoder(model)
-            return checks.with_refit_dtype(config(**fields), decoder).refit_dtype
+            return checks.find_refit_dtype(config(**fields), decoder)
 
         monkeypatch.setattr(checks, "multiplies_bfloat16", lambda device: True)
         assert chosen() == "float32", "a narrow model would gain little"

@@ -5,7 +5,7 @@ import torch
 from by_hand import by_block
 from trial_helpers import make_evaluator
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,

@@ -6,7 +6,7 @@ from by_hand import FakeTrials, by_block, make_block
 from conftest import make_model
 from trial_helpers import make_evaluator
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
 from optimum_neuronal.trials.output_errors import OutputErrors

@@ -5,7 +5,7 @@ from conftest import FEW, make_model
 from trial_helpers import make_evaluator, state, unchanged
 
 from optimum_neuronal.blocks.runner import replay
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup import besa

@@ -7,7 +7,7 @@ from conftest import make_model
 from trial_helpers import make_evaluator
 
 from optimum_neuronal.blocks.runner import replay
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, ElementSums, Function, block_statistics
 

@@ -5,7 +5,7 @@ import torch
 from by_hand import FakeOutputs, by_block
 from trial_helpers import build_evaluator, make_evaluator, uniform
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
 from optimum_neuronal.trials.output_errors import OutputErrors

@@ -10,7 +10,7 @@ from trial_helpers import build_evaluator, make_evaluator, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import SquaredNorms
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency

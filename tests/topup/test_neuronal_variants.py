@@ -11,7 +11,7 @@ from trial_helpers import dense_masks, make_evaluator, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT

@@ -3,7 +3,7 @@ import torch
 from by_hand import FakeTrials, make_block
 from trial_helpers import make_evaluator
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.authors.owl import AuthorsOWL
 from optimum_neuronal.topup.owl import OWL, outlier_ratio

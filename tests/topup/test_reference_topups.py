@@ -10,7 +10,7 @@ from profiles import at_night, by_day
 from test_reference import Reference, run
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

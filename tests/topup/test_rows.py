@@ -7,7 +7,7 @@ from families import FAMILIES
 from profiles import NIGHT
 
 from optimum_neuronal.blocks.runner import BlockRunner, replay
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.architectures import FEEDS
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Place, kind_of

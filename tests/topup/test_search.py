@@ -5,7 +5,7 @@ from conftest import make_model
 from profiles import by_day
 from trial_helpers import build_evaluator, make_evaluator, state, unchanged
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS

@@ -1,7 +1,7 @@
 import pytest
 from trial_helpers import make_evaluator
 
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from trial_helpers import dense_masks, make_evaluator, state, unchanged, uniform
 
 from optimum_neuronal.blocks.block_inputs import Stream
 from optimum_neuronal.blocks.statistics import SquaredNorms, activation
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan

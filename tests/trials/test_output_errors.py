@@ -7,7 +7,7 @@ from forward import inputs_of
 from trial_helpers import dense_masks, make_evaluator, state, uniform
 
 import optimum_neuronal.trials.output_errors as module
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import Zeros
 from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.saliency.plan import Plan

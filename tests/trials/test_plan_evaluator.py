@@ -10,7 +10,7 @@ from profiles import BATCH_SIZES, by_day
 from trial_helpers import build_evaluator, changes_of, dense_masks, make_evaluator, state, unchanged, uniform
 
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
-from optimum_neuronal.common.inference import inference
+from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from ...blocks.statistics import Hessian, SquaredNorms
-from ...common.device import full_precision
+from ...common.torch_state import full_precision
 from ..base import register_saliency
 from ..sparsegpt import SparseGPT
 

@@ -1,14 +1,40 @@
-"""Finds the tokenizer of a checkpoint."""
+"""What a model's config names as its origin: the id on the Hub and the tokenizer. Reports show no folder of this machine."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sources import Source, locate
+
+
+# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
+
+
+def hub_id(model: PreTrainedModel) -> str | None:
+    """Return the id of the repository on the Hub that a model was loaded from, or None."""
+    origin = model.config.name_or_path
+    if not origin:
+        return None
+    if (path := Path(origin)).exists():
+        cached = SNAPSHOT.search(path.absolute().as_posix())
+        return cached[1].replace("--", "/") if cached else None
+    with suppress(HFValidationError):
+        validate_repo_id(origin)
+        return origin
+    return None
+
+
+def public_name(model: PreTrainedModel) -> str:
+    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
+    origin = model.config.name_or_path
+    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
 
 
 # Arguments of `from_pretrained` that locate the files of a tokenizer.

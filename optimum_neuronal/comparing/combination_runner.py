@@ -9,12 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..blocks.offload import changed_weights
-from ..common.memory import MemoryLimits
+from ..common.torch_state import MemoryLimits
 from ..data.token_windows import TokenWindows
 from ..evaluation.test_sets import load_tests, measure
-from ..files.identity import versions
+from ..files.records import versions
+from ..model.origin import own_tokenizer
 from ..model.projections import Decoder
-from ..model.tokenizers import own_tokenizer
 from ..pruning.checks import check_prune
 from ..pruning.prepare import draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import find_changes
