@@ -27,7 +27,7 @@ COMMANDS = (
     ((*PRUNE, "--dry-run", "--evaluate", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--device", "tpu"), "tpu"),
     ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
-    ((*PRUNE, "--output", "dense"), "dense holds 1 file, a model: .* --overwrite"),
+    ((*PRUNE, "--output", "dense"), "dense holds dense, which is read: choose a new directory"),
     ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds"),
     ((*PRUNE, "--output", "notes.xyz"), "notes.xyz is a file"),
     ((*PRUNE, "--work-dir", "new/work"), "must not lie in each other"),
