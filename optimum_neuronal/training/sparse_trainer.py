@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from ..common.validation import check_number
-from .callbacks import SparsityCallback
 from .chunked_loss import LABELS_TO_IGNORE, Predictor, mixed_loss
+from .keeping import SparsityCallback
 
 
 class SparseTrainer(Trainer):

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback
-from optimum_neuronal.training.keeping import SparsityLostError
-from optimum_neuronal.training.loading import load_stored_names
+from optimum_neuronal.training.keeping import SparsityLostError, read_stored_names
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def test_adapters_of_a_moe_model_are_resumed_as_ever(tmp_path, data):
 def test_experts_that_are_split_between_files_raise(tmp_path, data):
     model = make_sparse("mixtral")
     model.save_pretrained(tmp_path)
-    load_stored_names(model)
+    read_stored_names(model)
     whole = load_file(tmp_path / "model.safetensors")
     before = copy.deepcopy(model.state_dict())
     first = {name: 2 * value for name, value in whole.items() if "layers.0" in name}
@@ -232,7 +231,7 @@ def test_pruning_is_that_of_the_pruner(tmp_path, data):
     """Before the first step, with all examples, in the order of the config's seed."""
     model, expected = make_model("llama"), make_model("llama")
     callback = NeuronALCallback(
-        NeuronALConfig(0.7, num_samples=32, num_alignment_samples=4, topup="uniform", saliency="wanda"), at_step=0
+        NeuronALConfig(0.7, num_samples=32, num_alignment_samples=4, topup="uniform", saliency="wanda"), {0: 0.7}
     )
     make_trainer(model, tmp_path, data, callback, learning_rate=0.0, max_steps=1).train()
     order = random.Random(0).sample(range(32), 32)
@@ -267,9 +266,7 @@ def test_the_best_checkpoint_is_one_of_the_last_sparsity(tmp_path, data):
 def test_bad_schedules(tmp_path, data, llama):
     config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2, saliency="wanda")
     for fields, message in [
-        ({}, "at_step is None and schedule is None: expected exactly one"),
-        ({"at_step": 1, "schedule": {1: 0.5}}, "at_step is 1 and schedule is {1: 0.5}: expected exactly one"),
-        ({"at_step": -1}, "rising sparsities"),
+        ({"schedule": {-1: 0.7}}, "rising sparsities"),
         ({"schedule": {}}, "rising sparsities"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
         ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
@@ -280,7 +277,7 @@ def test_bad_schedules(tmp_path, data, llama):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     for callback, message in [
-        (NeuronALCallback(config, at_step=5), "prunes at step 5, but training ends at step 4"),
+        (NeuronALCallback(config, {5: 0.7}), "prunes at step 5, but training ends at step 4"),
         (pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
         (pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
     ]:
@@ -290,7 +287,7 @@ def test_bad_schedules(tmp_path, data, llama):
         make_trainer(llama, tmp_path, data, SparsityCallback()).train()
     adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="merge them first"):
-        make_trainer(adapted, tmp_path, data, NeuronALCallback(config, at_step=2)).train()
+        make_trainer(adapted, tmp_path, data, NeuronALCallback(config, {2: 0.7})).train()
 
 
 def _train_in_two(rank, count, folder, data, port):

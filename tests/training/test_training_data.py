@@ -7,7 +7,7 @@ from conftest import make_model
 from torch.utils.data import DataLoader, IterableDataset
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.training.training_data import training_sequences
+from optimum_neuronal.training.neuronal_callback import training_sequences
 
 
 ROWS = torch.arange(40).view(10, 4)
