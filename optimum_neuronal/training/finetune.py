@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..model.load_model import checkpoint_dtype
 from ..model.origin import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, check_extras, find_teacher, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, find_teacher, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -93,7 +94,8 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets([*datasets, *tests.values()])
-    check_extras(config)
+    if config.lora is not None:
+        import_module("peft")  # raises now, not after the text was read
     student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
     teacher = find_teacher(teacher, student, config)
     target = check_output(output, overwrite, [model, teacher, work_dir])

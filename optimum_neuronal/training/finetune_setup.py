@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
@@ -37,9 +36,8 @@ from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
-from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
-from .sparse_trainer import check_vocabularies
+from .sparse_trainer import Predictor, check_vocabularies, mixed_loss
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
@@ -67,16 +65,6 @@ class Setup:
     @property
     def processes(self) -> Processes:
         return self.records.processes
-
-
-def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package that the training needs is missing."""
-    missing = [] if is_accelerate_available() else ["train"]
-    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
-    if missing:
-        raise ImportError(
-            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
-        )
 
 
 def load_student(

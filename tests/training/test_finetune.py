@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import socket
 
 import pytest
@@ -340,18 +339,6 @@ class TestRefused:
         (folders / "sparse" / "config.json").write_text(json.dumps(config))
         with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
             tuned(folders, output="dense", overwrite=True, teacher=None)
-
-    def test_another_model_as_output(self, folders):
-        shutil.copytree(folders / "dense", folders / "other")
-        with pytest.raises(
-            FileExistsError, match="a model of type llama: choose a new directory, or pass --overwrite"
-        ):
-            tuned(folders, output="other")
-
-    def test_missing_packages(self, folders, monkeypatch):
-        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
-        with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
-            tuned(folders)
 
 
 def _in_two(rank, count, folders, port):
