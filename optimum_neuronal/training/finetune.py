@@ -94,9 +94,10 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets([*datasets, *tests.values()])
+    options = SaveOptions(format, save_dtype)
     if config.lora is not None:
         import_module("peft")  # raises now, not after the text was read
-    student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
+    student, tokenizer = load_student(model, config, options, model_kwargs)
     teacher = find_teacher(teacher, student, config)
     target = check_output(output, overwrite, [model, teacher, work_dir])
     report = _report_of(model, model_kwargs)
@@ -112,7 +113,7 @@ def finetune(
         if report is not None:
             report = replace(report, training=[*report.training, training])
         if setup.processes.rank == 0:
-            options = SaveOptions(format, save_dtype or checkpoint_dtype(student))
+            options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
             shutil.rmtree(setup.arguments.output_dir, ignore_errors=True)
             remove_records(folder)

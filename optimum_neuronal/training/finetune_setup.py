@@ -68,7 +68,7 @@ class Setup:
 
 
 def load_student(
-    model: str | Path, config: FinetuneConfig, format: str, dtype: torch.dtype | None, model_kwargs: Mapping[str, Any]
+    model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
     student = load_model(model, dtype=torch.float32, **model_kwargs)
@@ -78,7 +78,7 @@ def load_student(
     resolve_seq_length(student.config, config.seq_length)
     if next(packed_modules(student), None) is not None:
         student = densify(student).requires_grad_(True)
-    check_saveable(student, SaveOptions(format, dtype))
+    check_saveable(student, options)
     find_sparse_weights(student)
     return student, tokenizer
 
@@ -142,7 +142,7 @@ def prepare_training(
     timed = config.minutes is not None
     # Unusable data should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
-    records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
+    records = Records(folder, {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
         return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}

@@ -148,9 +148,8 @@ def _train_sharded(rank, count, ids):
     optimizer, callback = Restless(model.parameters(), lr=0.1, momentum=0.9), SparsityCallback()
     with keep_sparsity(model):
         step(model, optimizer, ids[rank::count], max_norm=1.0)
-    callback.on_train_begin(
-        None, TrainerState(), None, model=model
-    )  # as the Trainer does, which has FSDP on accelerators only
+    # As the Trainer does, which has FSDP on accelerators only.
+    callback.on_train_begin(None, TrainerState(), None, model=model)
     model(input_ids=ids[rank::count], labels=ids[rank::count]).loss.backward()
     callback.on_pre_optimizer_step(None, None, None)
     optimizer.step()
