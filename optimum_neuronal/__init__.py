@@ -28,7 +28,7 @@ _HOME = {
     "FinetuneConfig": "training.finetune_config",
     "finetune": "training.finetune",
     "SparseTrainer": "training.sparse_trainer",
-    "SparsityCallback": "training.callbacks",
+    "SparsityCallback": "training.keeping",
     "NeuronALCallback": "training.neuronal_callback",
     "Architecture": "model.architectures",
     "register_architecture": "model.architectures",
@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from .report import PruningReport
     from .saliency import register_saliency
     from .topup import register_topup
-    from .training.callbacks import SparsityCallback
     from .training.finetune import finetune
     from .training.finetune_config import FinetuneConfig
-    from .training.keeping import keep_sparsity
+    from .training.keeping import SparsityCallback, keep_sparsity
     from .training.lora import keep_lora_sparse, lora_for_packed
     from .training.neuronal_callback import NeuronALCallback
     from .training.sparse_trainer import SparseTrainer

@@ -101,7 +101,7 @@ def _check_repository(api: HfApi, repo_id: str, revision: str | None, overwrite:
 def push_pruned(
     model: PreTrainedModel,
     repo_id: str,
-    report: PruningReport,
+    report: PruningReport | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     format: str | None = None,

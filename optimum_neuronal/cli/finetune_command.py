@@ -9,8 +9,7 @@ from ..common.processes import process_group
 from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import find_tokenizer
-from ..report import REPORT_NAME
-from ..training.finetune import finetune, report_of
+from ..training.finetune import finetune
 from ..training.finetune_config import AMOUNTS, FinetuneConfig
 from . import flags
 from .command import Command, write, write_saved
@@ -58,8 +57,6 @@ class FinetuneCommand(Command):
         options = flags.load_options(args)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
-            if report_of(args.model, options) is None:
-                raise ValueError(f"{args.model} has no {REPORT_NAME}, which --push-to-hub needs for the model card.")
         dtype = flags.save_options_of(args).dtype
         with process_group() as processes:
             model, report = finetune(

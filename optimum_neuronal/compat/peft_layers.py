@@ -5,15 +5,10 @@ import os
 from typing import Any
 
 import torch
+from peft import LoraConfig
+from peft.tuners.lora.layer import Linear, LoraVariant
 from torch import nn
 from torch.nn import functional as F
-
-
-try:
-    from peft import LoraConfig
-    from peft.tuners.lora.layer import Linear, LoraVariant
-except ImportError as error:
-    raise ImportError(f"Adapters need peft ({error}): pip install 'optimum-neuronal[peft]'") from error
 
 
 OF_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # beginnings of `init_lora_weights` that change the adapted weights

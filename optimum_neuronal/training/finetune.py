@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..model.load_model import checkpoint_dtype
 from ..model.origin import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, check_extras, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, find_teacher, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -93,15 +94,14 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets([*datasets, *tests.values()])
-    check_extras(config)
+    options = SaveOptions(format, save_dtype)
+    if config.lora is not None:
+        import_module("peft")  # raises now, not after the text was read
+    student, tokenizer = load_student(model, config, options, model_kwargs)
+    teacher = find_teacher(teacher, student, config)
     target = check_output(output, overwrite, [model, teacher, work_dir])
-    report = report_of(model, model_kwargs)
-    if report is None:
-        logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
-    student, tokenizer = load_student(model, config, format, save_dtype, model_kwargs)
-    dense = load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
-    if dense is not None:
-        check_output(output, overwrite, [dense.config.name_or_path])
+    report = _report_of(model, model_kwargs)
+    dense = None if teacher is None else load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_dir or hidden_directory(target.path), target.path) as folder, preserve_rng_state():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = load_tests(tests, student, tokenizer, window, None, config.add_bos)
@@ -113,7 +113,7 @@ def finetune(
         if report is not None:
             report = replace(report, training=[*report.training, training])
         if setup.processes.rank == 0:
-            options = SaveOptions(format, save_dtype or checkpoint_dtype(student))
+            options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
             shutil.rmtree(setup.arguments.output_dir, ignore_errors=True)
             remove_records(folder)
@@ -222,7 +222,10 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
-    """Return the report that was saved with a model, or None."""
+def _report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
+    """Return the report that was saved with a model, or None after a warning."""
     where = {key: model_kwargs[key] for key in ("revision", "token", "cache_dir") if key in model_kwargs}
-    return PruningReport.load(find_checkpoint(model, whole=True, **where))
+    report = PruningReport.load(find_checkpoint(model, whole=True, **where))
+    if report is None:
+        logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
+    return report

@@ -6,19 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import check_saveable
+from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..common.torch_state import multiplies_bfloat16, time_on
 from ..compat import hf_private
-from ..data.token_windows import TokenWindows, resolve_bos, resolve_seq_length
+from ..data.documents import load_documents
+from ..data.token_windows import (
+    TokenWindows,
+    check_vocabulary,
+    interleave,
+    resolve_bos,
+    resolve_seq_length,
+    text_tokenizer,
+    with_bos,
+)
 from ..files.records import Records, checksum, versions
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer
@@ -26,17 +36,18 @@ from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
-from .chunked_loss import Predictor, mixed_loss
 from .finetune_config import TOKENS, FinetuneConfig
-from .packing import mix_texts
-from .sparse_trainer import check_vocabularies
+from .sparse_trainer import Predictor, check_vocabularies, mixed_loss
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
-SPARSE = 0.25  # a dense model has a smaller share of zeros, even if its weights were once quantized
+logger = get_logger(__name__)
+
+SPARSE = 0.25  # the matrices of a dense model have a smaller share of zeros, even if they were once quantized
 LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
 WARMUP = 0.05  # share of the steps
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
+HELD_OUT = 16  # windows to measure on during the training
 PROBED = 3  # passes that are timed before training for some minutes; the last one counts
 
 
@@ -56,18 +67,8 @@ class Setup:
         return self.records.processes
 
 
-def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package that the training needs is missing."""
-    missing = [] if is_accelerate_available() else ["train"]
-    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
-    if missing:
-        raise ImportError(
-            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
-        )
-
-
 def load_student(
-    model: str | Path, config: FinetuneConfig, format: str, dtype: torch.dtype | None, model_kwargs: Mapping[str, Any]
+    model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
     student = load_model(model, dtype=torch.float32, **model_kwargs)
@@ -77,20 +78,13 @@ def load_student(
     resolve_seq_length(student.config, config.seq_length)
     if next(packed_modules(student), None) is not None:
         student = densify(student).requires_grad_(True)
-    check_saveable(student, SaveOptions(format, dtype))
+    check_saveable(student, options)
     find_sparse_weights(student)
     return student, tokenizer
 
 
-def load_teacher(
-    name: str | Path | None,
-    student: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    config: FinetuneConfig,
-    device: torch.device,
-    model_kwargs: Mapping[str, Any],
-) -> PreTrainedModel | None:
-    """Load the dense model that the student learns from, or return None if it learns from the text alone."""
+def find_teacher(name: str | Path | None, student: PreTrainedModel, config: FinetuneConfig) -> str | Path | None:
+    """Return the name of the dense model that the student learns from; None if it learns from the text alone."""
     if config.kl_weight == 0:
         return None
     name = name or (read_sparsity_config(student.config) or {}).get("base_model")
@@ -99,32 +93,30 @@ def load_teacher(
             "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher), or set "
             "kl_weight=0 (--kl-weight 0) to learn from the text alone."
         )
+    return name
+
+
+def load_teacher(
+    name: str | Path,
+    student: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: FinetuneConfig,
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+) -> PreTrainedModel:
+    """Load the dense model that the student learns from."""
     options = {key: value for key, value in model_kwargs.items() if key != "revision"}
     dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
     teacher = densify(load_model(name, dtype=dtype, **options))
-    share = _share_of_zeros(teacher)
+    expected = "expected the dense model that the sparse one was pruned from."
+    share = fmean(int((weight == 0).sum()) / weight.numel() for weight in teacher.parameters() if weight.ndim > 1)
     if share > SPARSE:
-        raise ValueError(
-            f"{share:.0%} of the weights of the teacher {name} are zero: expected the dense model that the sparse one was "
-            "pruned from."
-        )
+        raise ValueError(f"About {share:.0%} of the weights of the teacher {name} are zero: {expected}")
     check_vocabularies(student, teacher)
     theirs = find_tokenizer(name, **options)
     if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"The tokenizers of the teacher {name} and the sparse model differ: expected the dense model that the sparse "
-            "one was pruned from."
-        )
+        raise ValueError(f"The tokenizers of the teacher {name} and the sparse model differ: {expected}")
     return teacher.to(device)
-
-
-def _share_of_zeros(model: PreTrainedModel) -> float:
-    """Return the share of zeros in a model's matrices, without embeddings and head."""
-    tables = [
-        layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None
-    ]
-    weights = [w for w in model.parameters() if w.ndim > 1 and not any(w is table for table in tables)]
-    return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def prepare_training(
@@ -150,7 +142,7 @@ def prepare_training(
     timed = config.minutes is not None
     # Unusable data should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
-    records = Records(folder, {} if folder is None else {**config.to_dict(), "processes": processes.count}, processes)
+    records = Records(folder, {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
         return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}
@@ -243,3 +235,53 @@ def seconds_of_pass(
         student.zero_grad()
         seconds = time_on(device) - start
     return seconds
+
+
+def mix_texts(datasets: Sequence[Any], tokenizer: Any, count: int, **how: Any) -> TokenWindows:
+    """Return the windows of [`pack_text`]. Several datasets have equal parts, for which short ones are repeated."""
+    share = math.ceil(count / len(datasets))
+    return interleave([pack_text(dataset, tokenizer, share, **how) for dataset in datasets], count, HELD_OUT)
+
+
+def pack_text(
+    dataset: Any,
+    tokenizer: Any,
+    count: int,
+    *,
+    seq_length: int,
+    seed: int,
+    vocab_size: int,
+    bos: int | None = None,
+) -> TokenWindows:
+    """Return up to `count` windows to train on, and some to measure on.
+
+    The documents, or conversations rendered by the chat template, come in an order that the seed decides, those of streams
+    and C4 in their own. Each is followed by the tokenizer's end-of-text token. They are cut without overlap. The first
+    windows are held out: 16, or a tenth if the dataset holds less than 160. With `bos`, see [`resolve_bos`], every window
+    is this token and a window that is one token shorter.
+    """
+    documents, ids = load_documents(dataset, "train", tokenizer, streaming=True), []
+    length, end = seq_length - (bos is not None), getattr(text_tokenizer(tokenizer), "eos_token_id", None)
+    for text in filter(str.strip, documents.shuffled(seed)):
+        ids += documents.tokenize(text, bos)
+        if end not in (None, *ids[-1:]) and documents.template is None:  # chat templates and some tokenizers end texts
+            ids.append(end)
+        if len(ids) >= max(HELD_OUT + count, 10 * HELD_OUT) * length:
+            break
+    found = len(ids) // length
+    if found < 2:
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(ids)} tokens: expected at least two sequences of {seq_length}. Give "
+            "more text, or lower seq_length."
+        )
+    windows = with_bos(torch.tensor(ids[: min(found, HELD_OUT + count) * length]).view(-1, length), bos)
+    check_vocabulary(windows, vocab_size)
+    held_out = min(HELD_OUT, max(1, found // 10))
+    if found - held_out < count:
+        logger.warning(
+            f"The dataset ({documents.source}) holds {found - held_out} sequences of {seq_length} tokens to train on, and "
+            f"{count} are needed: they are repeated."
+        )
+    return TokenWindows(
+        windows[held_out : held_out + count], documents.source, add_bos=bos is not None, held_out=windows[:held_out]
+    )

@@ -1,18 +1,26 @@
-"""Keeps a sparse model sparse while it is trained: no pruned weight comes back, with any optimizer and loop.
+"""Keeps a sparse model sparse while it is trained: no pruned weight comes back, with any optimizer, in a loop or a `Trainer`.
 
 The gradients of pruned weights are set to zero as soon as they are accumulated (under FSDP2 before the step), so
 clipping (not under FSDP2), momentum and second moments see only the other weights. The pruned weights are set to zero
 after every step, since some optimizers change weights whose gradients are zero.
 """
 
+import weakref
 from contextlib import AbstractContextManager
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers import PreTrainedModel, TrainerCallback
 
+from ..compat import hf_private
 from .lora import guard_merging
-from .sparse_weights import SparseWeight, find_sparse_weights, is_sharded
+from .sparse_weights import SparseWeight, find_sparse_weights, is_sharded, unwrap
+
+
+_reading: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # models that read the names of their checkpoints
 
 
 class SparsityLostError(RuntimeError):
@@ -59,28 +67,10 @@ class SparsityKeeper(AbstractContextManager):
         """Share of zeros in the weights that this process holds, in (0, 1)."""
         return sum(weight.count_pruned() for weight in self.weights) / sum(w.tensor.numel() for w in self.weights)
 
-    def apply(self, optimizer: Optimizer | None = None, frozen: bool = True) -> None:
-        """Set the pruned weights to zero. Call it after each step of an optimizer that is not torch's.
-
-        Args:
-            optimizer (`torch.optim.Optimizer`, *optional*): change only its weights; autograd may still need others.
-            frozen (`bool`): change weights with `requires_grad=False` too, as merged adapters do.
-        """
-        for weight in self._trained_by(optimizer):
-            if frozen or weight.owner.requires_grad:
-                weight.apply_to(weight.tensor)
-
-    def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
-        """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
-        for weight in self._trained_by(optimizer):
-            if weight.owner.grad is not None and is_sharded(weight.owner.grad):
-                weight.apply_to(weight.owner.grad)
-
-    def _trained_by(self, optimizer: Optimizer | None) -> list[SparseWeight]:
-        if optimizer is None:
-            return self.weights
-        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return [weight for weight in self.weights if id(weight.owner) in trained]
+    def apply(self) -> None:
+        """Set the pruned weights to zero, after a step of an optimizer that is not torch's or after merging adapters."""
+        for weight in self.weights:
+            weight.apply_to(weight.tensor)
 
     def verify(self) -> None:
         """Raise [`SparsityLostError`] if a single pruned weight is not zero."""
@@ -101,6 +91,24 @@ class SparsityKeeper(AbstractContextManager):
                 )
                 self._handles.append(hook)
 
+    def before_step(self, optimizer: Optimizer | None = None) -> None:
+        """Set the gradients of pruned weights to zero under FSDP2, where they cannot be masked as they are accumulated."""
+        for weight in self._trained_by(optimizer):
+            if weight.owner.grad is not None and is_sharded(weight.owner.grad):
+                weight.apply_to(weight.owner.grad)
+
+    def after_step(self, optimizer: Optimizer | None = None) -> None:
+        """Set the pruned weights that are trained to zero; of an optimizer, only its own: autograd may still need others."""
+        for weight in self._trained_by(optimizer):
+            if weight.owner.requires_grad:
+                weight.apply_to(weight.tensor)
+
+    def _trained_by(self, optimizer: Optimizer | None) -> list[SparseWeight]:
+        if optimizer is None:
+            return self.weights
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return [weight for weight in self.weights if id(weight.owner) in trained]
+
     def release(self) -> None:
         """Remove all hooks."""
         while self._handles:
@@ -108,11 +116,93 @@ class SparsityKeeper(AbstractContextManager):
 
     def __enter__(self) -> "SparsityKeeper":
         self.mask_from_now_on()
-        self._handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self.mask_gradients(optimizer)))
-        self._handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: self.apply(optimizer)))
+        self._handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self.before_step(optimizer)))
+        self._handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: self.after_step(optimizer)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.release()
         if kind is None:
             self.verify()
+
+
+class SparsityCallback(TrainerCallback):
+    """Callback that keeps every zero of a sparse model during training, and raises at the end if one was lost.
+
+    Masks are made when training begins, from the checkpoint's weights if it resumes, and hold until it ends. If an error
+    stops the training, gradients stay masked until the callback's next training. See [`keep_sparsity`] for adapters and for
+    the errors.
+    """
+
+    keeper = SparsityKeeper([])  # of the last training; empty for a dense model
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if model is not None:
+            read_stored_names(unwrap(model))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._check_loaded(model, state)
+        self._keep(model)
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.keeper.before_step()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.keeper.after_step()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.keeper.release()
+        self.keeper.verify()
+
+    def _check_loaded(self, model: nn.Module, state: Any) -> None:
+        """Raise `ValueError` if training resumes and `Trainer` could not load all weights of the checkpoint."""
+        if read_stored_names(unwrap(model)) and state.global_step:
+            raise ValueError(
+                "Trainer did not load all weights of the checkpoint: it does not convert names, such as those of experts. "
+                f"Pass the callback when you make the Trainer: Trainer(model, ..., callbacks=[{type(self).__name__}(...)])."
+            )
+
+    def _keep(self, model: nn.Module) -> None:
+        """Keep the zeros that the model has now."""
+        self.keeper.release()
+        self.keeper = SparsityKeeper([])
+        self.keeper = keep_sparsity(model)
+        self.keeper.mask_from_now_on()
+
+
+def read_stored_names(model: PreTrainedModel) -> bool:
+    """Let `load_state_dict`, with which `Trainer` reads its checkpoints, read the names that transformers saves.
+
+    Return False if that changes nothing. transformers converts the weights of some families when it saves and loads: experts
+    of MoE layers are stored one by one, and stacked in the model. `Trainer` does not convert them.
+    """
+    if model in _reading or hasattr(model, "peft_config") or not _only_stored(model):  # adapters alone are saved
+        return False
+    model.register_load_state_dict_pre_hook(_convert)
+    _reading.add(model)
+    return True
+
+
+def _only_stored(model: PreTrainedModel) -> set[str]:
+    """Return the names in a model's checkpoints that its state dict does not have."""
+    state = model.state_dict()
+    stand_ins = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    return hf_private.as_stored(model, stand_ins).keys() - state.keys()
+
+
+def _convert(model: PreTrainedModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place.
+
+    transformers converts them when it loads them into a second model, and raises if some are missing, as in one of several
+    files.
+    """
+    given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    stored = _only_stored(model) & given.keys()
+    if not stored:
+        return
+    options = {"config": model.config, "dtype": model.dtype, "output_loading_info": True}
+    second, found = type(model).from_pretrained(None, state_dict=given, **options)
+    converted = {name: tensor for name, tensor in second.state_dict().items() if name not in found["missing_keys"]}
+    for name in stored:
+        del state[prefix + name]
+    state.update({prefix + name: tensor for name, tensor in converted.items() if name not in given})

@@ -1,5 +1,6 @@
 """Prunes a model while transformers' `Trainer` trains it, once or gradually."""
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -7,21 +8,22 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerState
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ..blocks.runner import BlockRunner
 from ..common.notes import get_logger
 from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
+from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
 from ..model.projections import stored_names
 from ..model.sparsity_config import KEY
 from ..pruner import NeuronALPruner
 from ..pruning.checks import check_prune
 from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
-from .callbacks import SparsityCallback
+from .keeping import SparsityCallback
 from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
-from .training_data import training_sequences
 
 
 logger = get_logger(__name__)
@@ -36,26 +38,18 @@ class NeuronALCallback(SparsityCallback, ExportableState):
     one. Training that resumes from a checkpoint continues the schedule.
 
     Args:
-        config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
-        at_step (`int`, *optional*): prune after this step; 0: before the first one.
-        schedule (`Mapping[int, float]`, *optional*):
-            Instead of `at_step`: step after which to prune -> sparsity to reach, both rising: `{0: 0.5, 100: 0.7}`.
+        config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` and `sparsity` are not used.
+        schedule (`Mapping[int, float]`):
+            Step after which to prune -> sparsity to reach, both rising: `{0: 0.5, 100: 0.7}`. 0: before the first step.
 
     Raises:
         `ValueError`, `TypeError`: an argument is invalid, or does not fit the training when it begins.
     """
 
-    def __init__(
-        self,
-        config: NeuronALConfig | Mapping[str, Any],
-        at_step: int | None = None,
-        schedule: Mapping[int, float] | None = None,
-    ):
+    def __init__(self, config: NeuronALConfig | Mapping[str, Any], schedule: Mapping[int, float]):
         super().__init__()
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-        if (at_step is None) == (schedule is None):
-            raise ValueError(f"at_step is {at_step} and schedule is {schedule}: expected exactly one of them.")
-        self.schedule = _check_schedule({at_step: self.config.sparsity} if schedule is None else schedule)
+        self.schedule = _check_schedule(schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
@@ -154,3 +148,42 @@ def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:
             f"schedule is {dict(schedule)}: expected steps with rising sparsities, such as {{0: 0.5, 100: 0.7}}."
         )
     return stages
+
+
+def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config: PreTrainedConfig) -> torch.Tensor:
+    """Draw calibration sequences, int64, (num_samples, seq_length), on the CPU, equal in every process.
+
+    Examples are drawn with the config's seed (streams without a length keep their order) and collated one by one. Their
+    tokens, without padding, are joined and cut. Without `seq_length`, sequences are as long as the longest example. A BOS
+    token, see [`resolve_bos`], begins every sequence and occurs nowhere else.
+    """
+    bos = resolve_bos(model_config, None, config.add_bos)
+    added = int(bos is not None)
+    allowed, length, pieces, count = resolve_seq_length(model_config, config.seq_length) - added, 1, [], 0
+    with preserve_rng_state():
+        for piece in _token_ids(loader, config.seed):
+            piece = piece if bos is None else piece[piece != bos]
+            pieces.append(piece)
+            count += len(piece)
+            length = allowed if config.seq_length is not None else min(allowed, max(length, len(piece)))
+            if count >= config.num_samples * length:
+                break
+    if count < config.num_samples * length:
+        raise ValueError(
+            f"The training data holds {count} tokens, but {config.num_samples} calibration sequences of {length + added} need "
+            f"{config.num_samples * length}: set num_samples to at most {count // length}, or a smaller seq_length."
+        )
+    return with_bos(torch.cat(pieces)[: config.num_samples * length].view(config.num_samples, length), bos)
+
+
+def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:
+    """Yield the token ids of the examples, int64, (tokens,), on the CPU, without padding."""
+    dataset: Any = loader.dataset
+    examples = dataset
+    if hasattr(dataset, "__len__"):
+        examples = (dataset[index] for index in random.Random(seed).sample(range(len(dataset)), len(dataset)))
+    for example in examples:
+        batch = loader.collate_fn([example])
+        ids, used = batch["input_ids"], batch.get("attention_mask")
+        used = torch.ones_like(ids) if used is None or used.shape != ids.shape else used
+        yield ids[used.bool()].cpu().long()

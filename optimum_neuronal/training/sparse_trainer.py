@@ -1,15 +1,32 @@
-"""`SparseTrainer`: a `Trainer` that keeps every zero, and can learn from the dense model."""
+"""`SparseTrainer`: a `Trainer` that keeps every zero, and can learn from the dense model.
 
-from collections.abc import Mapping, Sequence
+Logits of all tokens would take gigabytes with a large vocabulary. Here a model computes its last hidden states first, and
+then the loss and its gradients for a few tokens at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import kl_div, log_softmax, nll_loss
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import ModelOutput
 
+from ..blocks.block_inputs import hooked, replaced_forward
+from ..common.torch_state import preserve_rng_state
 from ..common.validation import check_number
-from .callbacks import SparsityCallback
-from .chunked_loss import LABELS_TO_IGNORE, Predictor, mixed_loss
+from .keeping import SparsityCallback
+from .sparse_weights import is_sharded, unwrap
+
+
+CHUNK_BYTES = 2**27  # of float32 logits at a time
+COMPARED = 4  # tokens whose logits are compared with the model's own
+ROUNDING = 1e-4  # relative difference of equal logits, in float32
+LABELS_TO_IGNORE = -100
+
+Head = Callable[[torch.Tensor], torch.Tensor]  # states of shape (tokens, size) -> logits of shape (tokens, vocabulary)
 
 
 class SparseTrainer(Trainer):
@@ -33,8 +50,7 @@ class SparseTrainer(Trainer):
             changes. None: the loss is the cross-entropy.
         kl_weight (`float`): share of the teacher in the loss, from 0 to 1.
         callbacks (`list`): further callbacks.
-        trainer_kwargs: other arguments of `Trainer`. Examples hold `input_ids`, and `labels` or, without them, every token
-            that `attention_mask` does not exclude is learned.
+        trainer_kwargs: other arguments of `Trainer`. Batches hold `input_ids` and `labels`, as for a causal language model.
 
     Raises:
         `ValueError`: when training begins with a dense model, see [`keep_sparsity`]; the teacher has another vocabulary; an
@@ -75,24 +91,11 @@ class SparseTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Return the loss; with `return_outputs`, also a dict without logits."""
-        inputs = _with_labels(inputs)
+        inputs = dict(inputs)
         labels = inputs.pop("labels")
         teacher = self._teacher if model.training else None
         loss = mixed_loss(self._student, teacher, model, inputs, labels, self.kl_weight)
         return (loss, {"loss": loss}) if return_outputs else loss
-
-    def prediction_step(self, model: nn.Module, inputs: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Measure the loss of a batch. `Trainer` measures none without labels."""
-        return super().prediction_step(model, _with_labels(inputs), *args, **kwargs)
-
-
-def _with_labels(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a batch with its labels or, without them, with every token that `attention_mask` does not exclude."""
-    inputs = dict(inputs)
-    if inputs.get("labels") is None:
-        ids, used = inputs["input_ids"], inputs.get("attention_mask")
-        inputs["labels"] = ids if used is None else ids.masked_fill(used == 0, LABELS_TO_IGNORE)
-    return inputs
 
 
 def check_vocabularies(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
@@ -103,3 +106,147 @@ def check_vocabularies(student: PreTrainedModel, teacher: PreTrainedModel) -> No
             f"The teacher predicts {sizes[1]} tokens and the sparse model {sizes[0]}: expected the dense model that it was "
             "pruned from."
         )
+
+
+class Predictor:
+    """A language model whose logits are computed for a few tokens at a time, if a token's depend on its hidden state alone.
+
+    The first call compares some with the model's own logits. If they differ, all logits are computed at once.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = unwrap(model)
+        self.in_chunks: bool | None = None  # None: still unknown
+
+    def predict(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Head]:
+        """Run the model, or its wrapper for several processes, on a batch of shape (N, L).
+
+        Return states of shape (N, L, size) and the function that makes logits of them: the last hidden states and the
+        model's head, or the logits of all tokens.
+        """
+        if self.in_chunks is None:
+            self.in_chunks = self._head_is_separate(inputs["input_ids"].device)
+        if not self.in_chunks or isinstance(model, nn.DataParallel):  # whose replicas each have a decoder
+            return model(**inputs, use_cache=False).logits, torch.Tensor.float
+        _, output = self._run(model, inputs)
+        return output[0], lambda states: self._logits(states, type(output))
+
+    def _run(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        """Return the logits of the last tokens, and the output of the model below its head."""
+        outputs: list[Any] = []
+        with hooked(self.model.base_model, lambda _module, _inputs, output: outputs.append(output)):
+            logits = model(**inputs, use_cache=False, logits_to_keep=COMPARED).logits
+        return logits, outputs[0]
+
+    def _logits(self, states: torch.Tensor, output: type[ModelOutput]) -> torch.Tensor:
+        """Return float32 logits: run the model on some tokens, with these states, (tokens, size), as the last hidden ones."""
+        ids = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
+        with replaced_forward(self.model.base_model, lambda *_, **__: output(last_hidden_state=states[None])):
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+
+    @torch.no_grad()
+    def _head_is_separate(self, device: torch.device) -> bool:
+        """Return True if the logits of a token can be computed from its last hidden state alone."""
+        model, ids = self.model, torch.arange(2 * COMPARED, device=device)[None]
+        forward = type(model).forward  # without accelerate's autocast
+        known = model.base_model is not model and "logits_to_keep" in forward.__annotations__
+        if not known or any(map(is_sharded, model.parameters())):
+            return False
+        exact = torch.autocast(device.type, enabled=False)
+        with preserve_rng_state(), exact, replaced_forward(model, partial(forward, model)):
+            logits, output = self._run(model, {"input_ids": ids})
+            if not isinstance(output, ModelOutput) or output[0].shape[:2] != ids.shape:
+                return False  # some decoders drop all hidden states but the last, too
+            own = self._logits(output[0][0].flip(0), type(output)).flip(0)[-COMPARED:]
+        rounding = max(ROUNDING, torch.finfo(output[0].dtype).eps)
+        return bool((own - logits[0]).abs().max() <= rounding * logits.abs().max())
+
+
+def mixed_loss(
+    student: Predictor,
+    teacher: Predictor | None,
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    labels: torch.Tensor,
+    kl_weight: float,
+) -> torch.Tensor:
+    """Return `kl_weight * KL(teacher || student) + (1 - kl_weight) * cross-entropy`, in nats, the mean over predicted tokens.
+
+    Args:
+        student, teacher: the sparse and the dense model; without a teacher, the loss is the cross-entropy.
+        model (`nn.Module`): the student, or its wrapper for several processes.
+        inputs (`dict`): of shape (N, L), for both models.
+        labels (`torch.Tensor`): token ids, int64, (N, L); a token with label -100 is not predicted.
+        kl_weight (`float`): from 0 to 1.
+    """
+    targets = labels[:, 1:].flatten()
+    chosen = targets != LABELS_TO_IGNORE
+    targets = targets[chosen]
+    if not len(targets):
+        raise ValueError("No token of a batch has a label to learn from: all are -100.")
+
+    def of_chosen(states: torch.Tensor) -> torch.Tensor:
+        states = states[:, :-1].flatten(0, 1)
+        return states if len(targets) == len(states) else states[chosen]
+
+    expected, expected_head = None, None
+    if teacher is not None and kl_weight > 0:
+        with torch.no_grad():
+            expected, expected_head = teacher.predict(teacher.model, inputs)
+            expected = of_chosen(expected)
+    states, head = student.predict(model, inputs)
+    states = of_chosen(states)
+
+    def loss_of(part: slice, states: torch.Tensor) -> torch.Tensor:
+        predicted, labels = log_softmax(head(states), dim=-1), targets[part]
+        if expected is None:
+            return nll_loss(predicted, labels, reduction="sum")
+        with torch.no_grad():
+            wanted = log_softmax(expected_head(expected[part]).to(predicted.device), dim=-1)
+        loss = kl_weight * kl_div(predicted, wanted, reduction="sum", log_target=True)
+        return loss if kl_weight == 1 else loss + (1 - kl_weight) * nll_loss(predicted, labels, reduction="sum")
+
+    size = max(1, CHUNK_BYTES // (4 * student.model.get_output_embeddings().weight.shape[0]))
+    parts = [slice(start, start + size) for start in range(0, len(targets), size)]
+    weights = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
+    return _mean_of_parts(loss_of, parts, states, weights)
+
+
+def _mean_of_parts(
+    loss_of: Callable[[slice, torch.Tensor], torch.Tensor],
+    parts: list[slice],
+    states: torch.Tensor,
+    weights: list[nn.Parameter],
+) -> torch.Tensor:
+    """Return the mean over all states of `loss_of(part, states[part])`, differentiated part by part."""
+    total = torch.zeros((), device=states.device)
+    gradients = {states: torch.zeros_like(states)} if states.requires_grad else {}
+    for part in parts:
+        piece = states.detach()[part].requires_grad_(states.requires_grad)
+        loss = loss_of(part, piece)
+        total += loss.detach()
+        if not loss.requires_grad:
+            continue
+        of_piece, *of_weights = torch.autograd.grad(loss, [piece, *weights], allow_unused=True)
+        for tensor, gradient in zip(weights, of_weights):
+            if gradient is not None:
+                gradients[tensor] = gradients[tensor].add_(gradient) if tensor in gradients else gradient
+        if of_piece is not None:
+            gradients[states][part] = of_piece
+    return _WithGradients.apply(total, len(states), list(gradients.values()), *gradients)
+
+
+class _WithGradients(torch.autograd.Function):
+    """A mean whose sum's gradients with respect to some tensors are known."""
+
+    @staticmethod
+    def forward(ctx, total, count, gradients, *_):
+        ctx.count, ctx.gradients = count, gradients
+        return total / count
+
+    @staticmethod
+    def backward(ctx, scale):
+        # Not before, since float16 has no numbers below 6e-8: a loss is scaled up, which `scale` includes.
+        gradients = [gradient.mul_(scale / ctx.count) for gradient in ctx.gradients]
+        ctx.gradients = None
+        return None, None, None, *gradients

@@ -4,7 +4,6 @@ import re
 import pytest
 
 from optimum_neuronal import FinetuneConfig
-from optimum_neuronal.cli import finetune_command
 from optimum_neuronal.cli.finetune_command import FinetuneCommand
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.training import finetune as module
@@ -60,12 +59,3 @@ def test_flags_are_the_fields_of_the_config():
     words = "finetune --model m --output o --minutes 5 --lora 8 --no-bf16 --kl-weight 0.5"
     config = FinetuneCommand(make_parser().parse_args(words.split())).config()
     assert config == FinetuneConfig(minutes=5.0, lora=8, bf16=False, kl_weight=0.5)
-
-
-def test_a_model_without_a_report_is_not_pushed(run, dense, sparse, tmp_path, monkeypatch):
-    """Before the training."""
-    (sparse / "neuronal_report.json").unlink()
-    monkeypatch.setattr(finetune_command, "check_push", lambda *_, **__: None)
-    monkeypatch.setattr(module, "_train", lambda _: pytest.fail("it was trained"))
-    with pytest.raises(SystemExit, match="has no neuronal_report.json, which --push-to-hub needs"):
-        run("finetune", "--model", sparse, *SHORT, "--output", tmp_path / "tuned", "--push-to-hub", "me/tuned")

@@ -1,7 +1,4 @@
 import json
-import os
-import shutil
-import socket
 
 import pytest
 import torch
@@ -72,12 +69,8 @@ class TestResult:
         saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
         (entry,) = saved["training"]
-        assert (entry["steps"], entry["tokens"], entry["source"], entry["teacher"]) == (
-            10,
-            640,
-            "text.txt",
-            "dense",
-        )
+        found = [entry[name] for name in ("steps", "tokens", "source", "teacher")]
+        assert found == [10, 640, "text.txt", "dense"]
         assert entry["config"]["dataset"] == ["text.txt"], "without folders"
         assert not entry["resumed"] and "since it was resumed" not in repr(report)
         assert "fine-tuned" in repr(report) and f"{entry['evaluation']['test']['after']:.2f} (after)" in repr(report)
@@ -133,17 +126,13 @@ class TestResult:
 
     def test_other_gpus_do_not_enlarge_the_batch(self, folders, monkeypatch):
         """Trainer would give each of those that one process sees a batch."""
-        sizes, step = set(), module.SparseTrainer.training_step
-        monkeypatch.setattr(
-            finetune_setup.TrainingArguments, "n_gpu", property(lambda self: vars(self).get("_n_gpu") or 2)
-        )
-        monkeypatch.setattr(
-            module.SparseTrainer,
-            "training_step",
-            lambda self, model, inputs, *rest: sizes.add(len(inputs["input_ids"])) or step(self, model, inputs, *rest),
-        )
-        tuned(folders, steps=2)
-        assert sizes == {4}
+        two = property(lambda self: vars(self).get("_n_gpu") or 2)
+        monkeypatch.setattr(finetune_setup.TrainingArguments, "n_gpu", two)
+        monkeypatch.setattr(module, "_train", lambda setup: sizes.append(setup.arguments.train_batch_size))
+        sizes = []
+        with pytest.raises(TypeError):  # nothing was trained
+            tuned(folders, steps=2)
+        assert sizes == [4]
 
     @pytest.mark.parametrize("family", ["mixtral", "llama4_text", "deepseek_v3"])
     def test_lora_leaves_experts_and_routers_as_they_are(self, family, folders, caplog):
@@ -154,10 +143,9 @@ class TestResult:
         model, _ = tuned(folders, "sparse moe", teacher=folders / "moe", lora=2, steps=2)
         before = AutoModelForCausalLM.from_pretrained(folders / "sparse moe").state_dict()
         changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-        assert any("o_proj" in name for name in changed)
-        assert not any(
-            "experts." in name and "shared" not in name or "router" in name or "gate." in name for name in changed
-        )
+        others = [name.replace("shared_experts.", "") for name in changed]
+        assert any("o_proj" in name for name in others)
+        assert not any(part in name for name in others for part in ("experts.", "router", "gate."))
         assert "LoRA trains linear layers only" in caplog.text
 
     def test_a_packed_model_is_unpacked_and_packed_again(self, folders):
@@ -305,7 +293,7 @@ class TestRefused:
         "given, message",
         [
             ({"model": "dense"}, "The model is dense"),
-            ({"teacher": "sparse"}, "70% of the weights of the teacher .*sparse are zero: expected the dense"),
+            ({"teacher": "sparse"}, "About 64% of the weights of the teacher .*sparse are zero: expected the dense"),
             ({"teacher": None}, "`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"),
             ({"teacher": "small"}, "The teacher predicts 64 tokens and the sparse model 256"),
             ({"texts": ["w1 w2"]}, "holds 2 tokens: expected at least two sequences of 16"),
@@ -341,32 +329,15 @@ class TestRefused:
         with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
             tuned(folders, output="dense", overwrite=True, teacher=None)
 
-    def test_another_model_as_output(self, folders):
-        shutil.copytree(folders / "dense", folders / "other")
-        with pytest.raises(
-            FileExistsError, match="a model of type llama: choose a new directory, or pass --overwrite"
-        ):
-            tuned(folders, output="other")
 
-    def test_missing_packages(self, folders, monkeypatch):
-        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
-        with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
-            tuned(folders)
-
-
-def _in_two(rank, count, folders, port):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+def _in_two(rank, count, folders):
     tuned(folders, output="two")
 
 
 def test_two_processes_share_each_step(folders):
     """The result is that of one process, up to rounding."""
     whole, _ = tuned(folders, output="one")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    in_processes(2, _in_two, folders, folders, port)
+    in_processes(2, _in_two, folders, folders)
     two = AutoModelForCausalLM.from_pretrained(folders / "two").state_dict()
     assert all(torch.allclose(value, two[name], atol=1e-3) for name, value in whole.state_dict().items())
     (entry,) = json.loads((folders / "two" / "neuronal_report.json").read_text())["training"]

@@ -1,5 +1,4 @@
 import copy
-import sys
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
-from optimum_neuronal import keep_lora_sparse, keep_sparsity, lora_for_packed, sparsify
+from optimum_neuronal import keep_lora_sparse, keep_sparsity
 
 
 CASES = {
@@ -179,31 +178,16 @@ def test_several_adapters(ids):
 
 
 def test_errors(llama):
-    with pytest.raises(ValueError, match="call keep_lora_sparse on the result of peft.get_peft_model"):
-        keep_lora_sparse(make_sparse())
-    with pytest.raises(ValueError, match="dense"):
-        keep_lora_sparse(get_peft_model(llama, LoraConfig(target_modules=["q_proj"])))
-    with pytest.raises(ValueError, match="No adapter updates a pruned weight"):
-        keep_lora_sparse(get_peft_model(make_sparse(), LoraConfig(target_modules=["embed_tokens"])))
     merged = adapted("lora")
     merged.merge_adapter()
-    with pytest.raises(ValueError, match="merged already"):
-        keep_lora_sparse(merged)
-
-
-def test_without_peft_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    monkeypatch.delitem(sys.modules, "optimum_neuronal.compat.peft_layers", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[peft\]'"):
-        lora_for_packed(make_model("llama"), "an-adapter")
-
-
-def test_adapters_that_packed_weights_do_not_support():
-    model = sparsify(make_sparse("llama"))
-    for config, kind, message in (
-        (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
-        (LoraConfig(modules_to_save=["up_proj"]), ValueError, "modules_to_save names .*up_proj, which is packed"),
-        (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
+    for model, message in (
+        (make_sparse(), "call keep_lora_sparse on the result of peft.get_peft_model"),
+        (get_peft_model(llama, LoraConfig(target_modules=["q_proj"])), "dense"),
+        (
+            get_peft_model(make_sparse(), LoraConfig(target_modules=["embed_tokens"])),
+            "No adapter updates a pruned weight",
+        ),
+        (merged, "merged already"),
     ):
-        with pytest.raises(kind, match=message):
-            lora_for_packed(model, config)
+        with pytest.raises(ValueError, match=message):
+            keep_lora_sparse(model)

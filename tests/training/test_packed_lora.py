@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from packed_models import assert_close, logits, make_zeroed
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from sparse import make_sparse, same_zeros, zeros_of
 
 import optimum_neuronal.packed.ops as ops
@@ -21,14 +21,12 @@ CASES = {
 }
 
 
-def adapted(case="float32", **fields):
+def adapted(case="float32"):
     """Return a packed model and its dense twin, both with the same random adapters."""
     family, dtype, targets = CASES[case]
     packed = sparsify(make_zeroed(family).to(dtype))
-    dense, config = (
-        densify(copy.deepcopy(packed)),
-        LoraConfig(target_modules=targets, init_lora_weights=False, **fields),
-    )
+    dense = densify(copy.deepcopy(packed))
+    config = LoraConfig(target_modules=targets, init_lora_weights=False)
     packed = get_peft_model(packed, lora_for_packed(packed, config))
     config.fan_in_fan_out = family == "gpt2"
     dense = get_peft_model(dense, config)
@@ -90,9 +88,8 @@ def test_merging_raises_until_the_model_is_dense_and_then_keeps_zeros(ids):
     model = make_sparse()
     zeros = zeros_of(model)
     sparsify(model)
-    model = get_peft_model(
-        model, lora_for_packed(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    )
+    config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(model, lora_for_packed(model, config))
     expected = logits(model.eval(), ids)
     for merge in (model.merge_and_unload, model.merge_adapter):
         with pytest.raises(ValueError, match=r"packed.*optimum_neuronal.densify\(model\) first.*keep_lora_sparse"):
@@ -111,11 +108,22 @@ def test_training_without_adapters_raises(ids):
         gradients(sparsify(make_zeroed()), ids)
 
 
-def test_errors():
+@pytest.mark.parametrize(
+    "config, kind, message",
+    [
+        (LoraConfig(bias="all"), ValueError, "bias='all': biases of packed layers are not trained"),
+        (LoraConfig(target_modules=ATTENTION, use_dora=True), ValueError, "DoraLinearVariant.*LoRA and rsLoRA only"),
+        (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
+        (LoraConfig(modules_to_save=["up_proj"]), ValueError, "modules_to_save names .*up_proj, which is packed"),
+        (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
+    ],
+)
+def test_adapters_that_packed_weights_do_not_support(config, kind, message):
     model = sparsify(make_zeroed())
-    with pytest.raises(ValueError, match="bias='all': biases of packed layers are not trained"):
-        lora_for_packed(model, LoraConfig(bias="all"))
-    with pytest.raises(ValueError, match="DoraLinearVariant.*support LoRA and rsLoRA only"):
-        get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION, use_dora=True)))
+    with pytest.raises(kind, match=message):
+        get_peft_model(model, lora_for_packed(model, config))
+
+
+def test_a_dense_model_needs_no_other_config():
     config = LoraConfig(target_modules="all-linear")
     assert lora_for_packed(make_zeroed(), config) == config and config.target_modules == "all-linear"

@@ -7,18 +7,16 @@ from conftest import make_model
 from torch.utils.data import DataLoader, IterableDataset
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.training.training_data import training_sequences
+from optimum_neuronal.training.neuronal_callback import training_sequences
 
 
 ROWS = torch.arange(40).view(10, 4)
 
 
-def sequences(dataset, collate_fn=None, model_config=None, **fields):
-    fields = {"num_samples": 4, "num_alignment_samples": 1, "topup": "uniform", **fields}
-    loader = DataLoader(dataset, batch_size=3, shuffle=True, collate_fn=collate_fn or collate)
-    return training_sequences(
-        loader, NeuronALConfig(0.5, **{"saliency": "wanda", **fields}), model_config or make_model("llama").config
-    )
+def sequences(dataset, collate_fn=None, model_config=None, shuffle=True, **fields):
+    fields = {"num_samples": 4, "num_alignment_samples": 1, "topup": "uniform", "saliency": "wanda", **fields}
+    loader = DataLoader(dataset, batch_size=3, shuffle=shuffle, collate_fn=collate_fn or collate)
+    return training_sequences(loader, NeuronALConfig(0.5, **fields), model_config or make_model("llama").config)
 
 
 def collate(examples):
@@ -72,9 +70,7 @@ class Stream(IterableDataset):
 
 
 def test_streams():
-    loader = DataLoader(Stream(), batch_size=3, collate_fn=collate)
-    config = NeuronALConfig(0.5, num_samples=2, num_alignment_samples=1, topup="uniform", saliency="wanda")
-    assert torch.equal(training_sequences(loader, config, make_model("llama").config), ROWS[:2])
+    assert torch.equal(sequences(Stream(), shuffle=False, num_samples=2), ROWS[:2])
 
 
 def test_what_cannot_serve():

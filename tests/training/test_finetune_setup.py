@@ -3,7 +3,7 @@ import torch
 from conftest import make_tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from optimum_neuronal.training.packing import mix_texts, pack_text
+from optimum_neuronal.training.finetune_setup import mix_texts, pack_text
 
 
 def pack(texts, tokenizer, count, seq_length=5, seed=0, **how):
