@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from ..model.load_model import checkpoint_dtype
 from ..model.origin import public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, find_teacher, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, check_extras, find_teacher, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -94,12 +93,10 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets([*datasets, *tests.values()])
-    options = SaveOptions(format, save_dtype)
-    if config.lora is not None:
-        import_module("peft")  # raises now, not after the text was read
-    student, tokenizer = load_student(model, config, options, model_kwargs)
-    teacher = find_teacher(teacher, student, config)
+    check_extras(config)
+    options, teacher = SaveOptions(format, save_dtype), find_teacher(teacher, model, config, model_kwargs)
     target = check_output(output, overwrite, [model, teacher, work_dir])
+    student, tokenizer = load_student(model, config, options, model_kwargs)
     report = _report_of(model, model_kwargs)
     dense = None if teacher is None else load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_dir or hidden_directory(target.path), target.path) as folder, preserve_rng_state():

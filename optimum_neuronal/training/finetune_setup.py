@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
@@ -31,7 +32,7 @@ from ..data.token_windows import (
 )
 from ..files.records import Records, checksum, versions
 from ..model.load_model import load_model
-from ..model.origin import find_tokenizer
+from ..model.origin import TOKENIZER_KWARGS, find_tokenizer
 from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
@@ -83,11 +84,26 @@ def load_student(
     return student, tokenizer
 
 
-def find_teacher(name: str | Path | None, student: PreTrainedModel, config: FinetuneConfig) -> str | Path | None:
+def check_extras(config: FinetuneConfig) -> None:
+    """Raise `ImportError` if a package that the training needs is missing."""
+    missing = [] if is_accelerate_available() else ["train"]
+    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
+    if missing:
+        raise ImportError(
+            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
+        )
+
+
+def find_teacher(
+    name: str | Path | None, model: str | Path, config: FinetuneConfig, model_kwargs: Mapping[str, Any]
+) -> str | Path | None:
     """Return the name of the dense model that the student learns from; None if it learns from the text alone."""
     if config.kl_weight == 0:
         return None
-    name = name or (read_sparsity_config(student.config) or {}).get("base_model")
+    if name is None:
+        where = {key: value for key, value in model_kwargs.items() if key in TOKENIZER_KWARGS}
+        in_file, _ = PreTrainedConfig.get_config_dict(model, **where)
+        name = (read_sparsity_config(in_file) or {}).get("base_model")
     if name is None:
         raise ValueError(
             "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher), or set "

@@ -318,6 +318,11 @@ class TestRefused:
         with pytest.raises(ValueError, match="sparse has no tokenizer, which training needs"):
             tuned(folders)
 
+    def test_missing_packages(self, folders, monkeypatch):
+        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
+        with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
+            tuned(folders)
+
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
         for output in ("sparse", "dense"):
             with pytest.raises(FileExistsError, match="which is read: choose a new directory"):
