@@ -26,7 +26,7 @@ from .model.load_model import check_unquantized, checkpoint_dtype, load_model, l
 from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .pruning.prepare import PruneContext, exclusive, prepare
+from .pruning.prepare import PruneContext, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
 
@@ -41,7 +41,7 @@ class PruningJob:
     """What [`NeuronALPruner.run`] does. It is checked when it is made, which may be before a model is loaded."""
 
     config: NeuronALConfig
-    output: Output | None  # None: the job is checked, but not run
+    output: Output  # not for a job that is only checked
     tests: Mapping[str, Any]  # name -> test set
     options: SaveOptions = SaveOptions()  # without a dtype, the checkpoint's
     memory: MemoryLimits = MemoryLimits()
@@ -171,31 +171,28 @@ class NeuronALPruner(OptimumQuantizer):
 
     def run(self, model: PreTrainedModel, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
         """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
-        if job.output is None:
-            raise ValueError("The job has no output: make one with check_output(directory).")
         memory = job.memory
         options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-        with exclusive(model):
-            context = self._prepare(model, job.dataset, folder, memory)
-            sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
-            calibration = context.calibration
-            if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-                sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-            dense = self._measure_dense(context, sets, memory.batch_size)
-            report, pruned = prune_model(context), {}
-            self._remember(context, report)
-            try:
-                pruned = measure(model, sets, memory.batch_size)
-            except ValueError as error:  # the pruned model is saved all the same
-                logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-            context.clock.lap("evaluation")
-            evaluation = report_tests(sets, dense=dense, pruned=pruned)
-            self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            processes = context.records.processes
-            if processes.rank == 0:
-                save_pruned(model, job.output, self.report, self.tokenizer, options)
-            processes.from_first(None)  # the others wait
-            remove_records(folder)
+        context = self._prepare(model, job.dataset, folder, memory)
+        sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
+        calibration = context.calibration
+        if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+            sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+        dense = self._measure_dense(context, sets, memory.batch_size)
+        report, pruned = prune_model(context), {}
+        self._remember(context, report)
+        try:
+            pruned = measure(model, sets, memory.batch_size)
+        except ValueError as error:  # the pruned model is saved all the same
+            logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+        context.clock.lap("evaluation")
+        evaluation = report_tests(sets, dense=dense, pruned=pruned)
+        self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
+        processes = context.records.processes
+        if processes.rank == 0:
+            save_pruned(model, job.output, self.report, self.tokenizer, options)
+        processes.from_first(None)  # the others wait
+        remove_records(folder)
         return model
 
     def prune(
@@ -237,10 +234,9 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another run uses the work directory.
-            `RuntimeError`: another thread prunes the model.
         """
         memory = MemoryLimits(batch_size, max_hidden_bytes)
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model

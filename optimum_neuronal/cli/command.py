@@ -4,7 +4,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,9 +32,6 @@ def write(text: str) -> None:
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
     """Raise `KeyboardInterrupt`, with the signal's number, on SIGTERM too, so that a command ends as on Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(number)

@@ -23,7 +23,6 @@ from typing import Any
 
 from huggingface_hub import is_offline_mode
 
-from ..common.connection import check_connection
 from .conversations import PAIR, are_conversations, find_template, render
 from .known_datasets import BUILDERS, KNOWN_DATASETS, parse_name
 from .token_windows import text_tokenizer
@@ -132,7 +131,6 @@ def _load_named(name: str, split: str, streaming: bool) -> Documents:
         return _column_of(_read_file(path, source), column, source)
     split = its_split or split
     source = f"{name} ({path}, split {split})"
-    check_connection()
     return _column_of(_load_dataset(source, path, name=config, split=split), column, source)
 
 
@@ -140,7 +138,6 @@ def _load_known(name: str, split: str, streaming: bool) -> Documents:
     known = KNOWN_DATASETS[name]
     source, streaming, windows = f"{name} ({known.path}, split {split})", streaming and known.streamed, None
     if streaming and not is_offline_mode():
-        check_connection()
         data = _load_dataset(source, known.path, name=known.config, split=split, streaming=True)
     else:
         data = _read_file(known.download(split), source, streaming=streaming)
