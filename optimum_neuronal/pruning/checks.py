@@ -10,8 +10,7 @@ from ..common.torch_state import multiplies_bfloat16
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
-from ..model.find_blocks import check_kind, find_decoder
-from ..model.packed_marker import count_packed
+from ..model.find_blocks import check_kind, count_packed, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
 from ..model.sparsity_config import KEY
 from ..saliency.plan import ColumnPattern

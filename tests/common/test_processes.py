@@ -31,21 +31,6 @@ def test_candidates_are_dealt_and_sequences_are_parted():
     assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
 
 
-def _exchange(rank, count, folder):
-    own, length = Processes.current(), 8
-    assert own == Processes(rank, count)
-    assert own.collect([letter * 2 for letter in own.deal("abcdefgh")]) == [c * 2 for c in "abcdefgh"]
-    rows = torch.arange(length * 3, dtype=torch.float32).view(length, 3)
-    assert torch.equal(own.join(rows[own.part(length)].clone(), length), rows)
-    assert torch.equal(own.join(rows[:2], 2) if count > 2 else rows[:2], rows[:2])
-    assert own.from_first(rank) == 0
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_results_come_together_in_order(tmp_path, count):
-    in_processes(count, _exchange, tmp_path, tmp_path)
-
-
 def _prune(rank, count, folder, family, ids, fields):
     model, memory = make_model(family), memory_of(fields := dict(fields))
     pruner = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields}))

@@ -34,12 +34,6 @@ class TestPresets:
         assert (config.saliency, config.dataset, config.num_samples, topup.variant) == ("wanda", "c4", 128, "authors")
         assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
 
-    def test_hyper_parameters_of_a_method_are_the_presets_until_others_are_given(self):
-        preset = NeuronALConfig.preset("paper", sparsity=0.6)
-        assert NeuronALConfig.preset("paper", sparsity=0.6, topup="neuronal") == preset
-        printed = NeuronALConfig.preset("paper", sparsity=0.6, topup_args={"variant": "printed"})
-        assert printed == replace(preset, topup_args={"variant": "printed"})
-
     def test_the_papers_preset_takes_its_variant_of_every_method(self):
         """So does one whose other hyperparameters are given; methods without such a variant are as always."""
         for given, title in (

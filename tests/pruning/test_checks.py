@@ -135,13 +135,6 @@ def test_a_family_whose_hidden_states_are_stacked_is_not_supported(ids):
         NeuronALPruner(config(**small)).prune(gemma.eval(), ids)
 
 
-def test_a_sparse_model_raises():
-    model = skeleton()
-    model.config.sparsity_config = {"version": 1, "quant_method": "neuronal", "sparsity": 0.5}
-    with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
-        check_prune(model, config(), loaded=False)
-
-
 def test_damaged_and_missing_weights_raise(llama):
     decoder = find_decoder(llama)
     projection = decoder.blocks[1].pruned[2]

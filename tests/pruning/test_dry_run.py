@@ -99,8 +99,3 @@ def test_what_pruning_refuses_is_refused(dataset, options, error, tmp_path):
             attempt()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-
-
-@pytest.mark.parametrize(("family", "ignore"), [("gemma4_text", [r"layers\.0\."]), ("mixtral", ["experts"])])
-def test_other_families(family, ignore, tmp_path, text):
-    assert dry_run(saved(tmp_path, family), config(ignore=ignore, topup="uniform", dataset=text)).hidden_bytes
