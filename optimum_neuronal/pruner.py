@@ -19,7 +19,7 @@ from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
 from .evaluation.perplexity import name_test_sets
-from .evaluation.test_sets import TestWindows, digest, load_tests, measure, report_tests
+from .evaluation.test_sets import load_tests, measure, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
@@ -178,7 +178,11 @@ class NeuronALPruner(OptimumQuantizer):
         calibration = context.calibration
         if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
             sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-        dense = self._measure_dense(context, sets, memory.batch_size)
+        processes, dense = context.records.processes, measure(model, sets, memory.batch_size)
+        if processes.rank == 0:
+            for name, value in dense.items():
+                announce(f"perplexity of the dense model, {name}: {value:.2f}")
+        context.clock.lap("evaluation")
         report, pruned = prune_model(context), {}
         self._remember(context, report)
         try:
@@ -188,7 +192,6 @@ class NeuronALPruner(OptimumQuantizer):
         context.clock.lap("evaluation")
         evaluation = report_tests(sets, dense=dense, pruned=pruned)
         self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-        processes = context.records.processes
         if processes.rank == 0:
             save_pruned(model, job.output, self.report, self.tokenizer, options)
         processes.from_first(None)  # the others wait
@@ -247,19 +250,6 @@ class NeuronALPruner(OptimumQuantizer):
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, memory=memory)
 
-    def _measure_dense(self, context: PruneContext, tests: TestWindows, batch_size: int | None) -> dict[str, float]:
-        """Return the perplexities of the model before it is pruned, recorded for a run that resumes."""
-        if not tests:
-            return {}
-        dense, _ = context.records.recorded(
-            f"dense-{digest(tests)}", lambda: (measure(context.model, tests, batch_size), {})
-        )
-        context.clock.lap("evaluation")
-        if context.records.processes.rank == 0:
-            for name, value in dense.items():
-                announce(f"perplexity of the dense model, {name}: {value:.2f}")
-        return dense
-
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Note what was pruned, so that `save` can check that it is given the same model."""
         self.report, self._last = report, context.tokenizer
@@ -308,7 +298,6 @@ class NeuronALPruner(OptimumQuantizer):
         return processes.from_first(url)
 
     def _report_of(self, model: PreTrainedModel) -> PruningReport:
-        """Return the report. Raise `ValueError` if it is not the model's."""
         if self.report is None:
             raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
         if (model.config.name_or_path, getattr(model.config, KEY, None)) != self._pruned:

@@ -151,7 +151,6 @@ def _load_known(name: str, split: str, streaming: bool) -> Documents:
 
 
 def _read_file(path: str, source: str, **options: Any) -> Any:
-    """Open a file that `datasets` reads."""
     builder = BUILDERS[Path(path.removesuffix(".gz")).suffix.lower()]
     options |= {"keep_default_na": False} if builder == "csv" else {}  # "NA" is a text
     return _load_dataset(source, builder, data_files=glob.escape(path), split="train", **options)

@@ -72,7 +72,6 @@ def _check_topup(decoder: Decoder, topup: TopUp) -> None:
 
 
 def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
-    """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
     if pattern is None:
         return
     if wrong := {name: p.shape[1] for name, p in projections.items() if p.shape[1] % pattern.group}:

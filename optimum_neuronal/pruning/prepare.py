@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from ..data.token_windows import (
 )
 from ..files.records import Records, checksum, checksum_ids, versions
 from ..model.origin import own_tokenizer
-from ..model.projections import Block, Decoder
+from ..model.projections import Decoder
 from ..trials import Cache
 from .checks import check_prune, find_refit_dtype
 
@@ -124,7 +123,15 @@ def prepare(
     if calibration is not None:
         with inference(model):
             called, _ = called_blocks(decoder, device)
-        decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
+        skipped = [block.name for block in decoder.blocks if block not in called]
+        if skipped and cache.is_first("text skips blocks"):
+            logger.warning(
+                f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
+                "pruned."
+            )
+        decoder = replace(decoder, blocks=called)
+        if not decoder.projections:
+            raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
     processes, ids = Processes.current(), ids_of(calibration)
     values = config.to_dict() | {"refit_dtype": refit_dtype}
     started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}
@@ -149,20 +156,6 @@ def prepare(
         dataset=None if isinstance(dataset, TokenWindows) else dataset,
         refit_dtype=refit_dtype,
     )
-
-
-def without_skipped(decoder: Decoder, called: Sequence[Block], note: bool = True) -> Decoder:
-    """Return a decoder with only the blocks that text calls, and name the others in a `note`: they stay dense."""
-    skipped = [block.name for block in decoder.blocks if block not in called]
-    if skipped and note:
-        logger.warning(
-            f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
-            "pruned."
-        )
-    decoder = replace(decoder, blocks=called)
-    if not decoder.projections:
-        raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
-    return decoder
 
 
 def ids_of(calibration: TokenWindows | None) -> torch.Tensor:

@@ -75,9 +75,3 @@ def test_what_lies_at_the_output_or_appears_there_meanwhile_stays(kind, run, den
     monkeypatch.setattr(module.Writer, "write", lambda *_: pytest.fail("written again"))
     run(*given)
     assert len(output.read_text().splitlines()) == 4 and not [*tmp_path.glob(".own*")]
-
-
-def test_a_length_that_does_not_fit(run, dense, tmp_path):
-    with pytest.raises(SystemExit, match="do not fit"):
-        run("sample", "--model", dense, "--output", tmp_path / "own.jsonl", "--max-length", 10**6)
-    assert not [*tmp_path.glob("*own*")]
