@@ -2,11 +2,8 @@
 
 import argparse
 import os
-import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,20 +26,6 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """Raise `KeyboardInterrupt`, with the signal's number, on SIGTERM too, so that a command ends as on Ctrl-C."""
-
-    def stop(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
 def write_saved(model: PreTrainedModel, output: str, format: str, hint: str = "") -> None:
     """Write where a model is saved, with a hint, and how to load it."""
     write(f"\nSaved to {output}{hint}. Load it with:")
@@ -63,20 +46,18 @@ class Command(ABC):
         self.args = args
 
     def run(self) -> None:
-        """Do the work. End the process with one line on an expected error, on Ctrl-C or on SIGTERM."""
+        """Do the work. End the process with one line on an expected error or on Ctrl-C."""
         try:
-            with stopped_by_sigterm():
-                self._run()
+            self._run()
         except EXPECTED as error:
             if self.args.debug:
                 raise
             message = escaped(" ".join(str(error).split())) or type(error).__name__
             explained = isinstance(error, (ValueError, TypeError, OSError))
             sys.exit(f"{self.NAME}: error: {message}{'' if explained else ' (--debug shows where)'}")
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt:
             sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
-            number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            sys.exit(128 + number)
+            sys.exit(130)
 
     def _run(self) -> None:
         self.check()
