@@ -48,7 +48,12 @@ class Command(ABC):
     def run(self) -> None:
         """Do the work. End the process with one line on an expected error or on Ctrl-C."""
         try:
-            self._run()
+            self.check()
+            if self.args.quiet:
+                logging.set_verbosity_error()
+                logging.disable_progress_bar()
+                os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
+            self.work()
         except EXPECTED as error:
             if self.args.debug:
                 raise
@@ -58,14 +63,6 @@ class Command(ABC):
         except KeyboardInterrupt:
             sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
             sys.exit(130)
-
-    def _run(self) -> None:
-        self.check()
-        if self.args.quiet:
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
-        self.work()
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -156,18 +156,14 @@ def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods
     assert config.sparsity == 0.5 and config.dataset == "c4"
 
 
-def test_dry_run(run, dense, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--dry-run")
-    assert "magnitude + uniform" in shown and "70.00%" in shown and sorted(tmp_path.iterdir()) == before
-
-
-def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_path):
+def test_a_dry_run_writes_nothing_and_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_path):
     (tmp_path / "short.txt").write_text("w1 w2 w3")
-    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--evaluate", tmp_path / "short.txt", "--window", 16)
+    before, given = sorted(tmp_path.iterdir()), ("prune", "--model", dense, "--sparsity", 0.7, *PLAIN)
+    shown = run(*given, "--dry-run")
+    assert "magnitude + uniform" in shown and "70.00%" in shown and sorted(tmp_path.iterdir()) == before
     for last in (("--dry-run",), ("--output", tmp_path / "sparse")):
         with pytest.raises(SystemExit, match="holds 3 tokens, fewer than one window of 16"):
-            run("prune", *given, *last)
+            run(*given, "--evaluate", tmp_path / "short.txt", "--window", 16, *last)
 
 
 def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):

@@ -1,6 +1,5 @@
 """An interrupted run goes on behind its last finished block or step, and ends as if nothing had happened."""
 
-
 import pytest
 import torch
 from conftest import make_model, memory_of
