@@ -9,7 +9,8 @@ from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.comparing import runner, study
+from optimum_neuronal.comparing import combination_runner as runner
+from optimum_neuronal.comparing import study
 from optimum_neuronal.comparing.combination_runner import CombinationRunner
 from optimum_neuronal.comparing.compare import finished
 from optimum_neuronal.comparing.experiments import experiment
