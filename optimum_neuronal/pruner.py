@@ -38,7 +38,7 @@ CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the us
 
 @dataclass(frozen=True)
 class PruningJob:
-    """What [`NeuronALPruner.run`] does. It is checked when it is made, which may be before a model is loaded."""
+    """What [`prune_and_save`] does. It is checked when it is made, which may be before a model is loaded."""
 
     config: NeuronALConfig
     output: Output  # not for a job that is only checked
@@ -167,36 +167,7 @@ class NeuronALPruner(OptimumQuantizer):
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
         job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset)
         with work_directory(work_dir, save_dir) as folder:
-            return self.run(self.model, job, folder)
-
-    def run(self, model: PreTrainedModel, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
-        """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
-        memory = job.memory
-        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-        context = self._prepare(model, job.dataset, folder, memory)
-        sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
-        calibration = context.calibration
-        if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-            sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-        processes, dense = context.records.processes, measure(model, sets, memory.batch_size)
-        if processes.rank == 0:
-            for name, value in dense.items():
-                announce(f"perplexity of the dense model, {name}: {value:.2f}")
-        context.clock.lap("evaluation")
-        report, pruned = prune_model(context), {}
-        self._remember(context, report)
-        try:
-            pruned = measure(model, sets, memory.batch_size)
-        except ValueError as error:  # the pruned model is saved all the same
-            logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-        context.clock.lap("evaluation")
-        evaluation = report_tests(sets, dense=dense, pruned=pruned)
-        self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-        if processes.rank == 0:
-            save_pruned(model, job.output, self.report, self.tokenizer, options)
-        processes.from_first(None)  # the others wait
-        remove_records(folder)
-        return model
+            return prune_and_save(self, self.model, job, folder)
 
     def prune(
         self,
@@ -306,3 +277,35 @@ class NeuronALPruner(OptimumQuantizer):
                 "it before you prune another model, or use model.save_pretrained(directory)."
             )
         return self.report
+
+
+def prune_and_save(
+    pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None = None
+) -> PreTrainedModel:
+    """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
+    memory = job.memory
+    options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
+    context = pruner._prepare(model, job.dataset, folder, memory)
+    sets = load_tests(job.tests, model, context.tokenizer, job.window, None, pruner.config.add_bos)
+    calibration = context.calibration
+    if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+        sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+    processes, dense = context.records.processes, measure(model, sets, memory.batch_size)
+    if processes.rank == 0:
+        for name, value in dense.items():
+            announce(f"perplexity of the dense model, {name}: {value:.2f}")
+    context.clock.lap("evaluation")
+    report, pruned = prune_model(context), {}
+    pruner._remember(context, report)
+    try:
+        pruned = measure(model, sets, memory.batch_size)
+    except ValueError as error:  # the pruned model is saved all the same
+        logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+    context.clock.lap("evaluation")
+    evaluation = report_tests(sets, dense=dense, pruned=pruned)
+    pruner.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
+    if processes.rank == 0:
+        save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
+    processes.from_first(None)  # the others wait
+    remove_records(folder)
+    return model
