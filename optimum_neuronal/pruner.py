@@ -19,14 +19,14 @@ from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
 from .evaluation.perplexity import name_test_sets
-from .evaluation.test_sets import TestWindows, digest, load_tests, measure, report_tests
+from .evaluation.test_sets import load_tests, measure, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .pruning.prepare import PruneContext, exclusive, prepare
+from .pruning.prepare import PruneContext, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
 
@@ -38,10 +38,10 @@ CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the us
 
 @dataclass(frozen=True)
 class PruningJob:
-    """What [`NeuronALPruner.run`] does. It is checked when it is made, which may be before a model is loaded."""
+    """What [`prune_and_save`] does. It is checked when it is made, which may be before a model is loaded."""
 
     config: NeuronALConfig
-    output: Output | None  # None: the job is checked, but not run
+    output: Output  # not for a job that is only checked
     tests: Mapping[str, Any]  # name -> test set
     options: SaveOptions = SaveOptions()  # without a dtype, the checkpoint's
     memory: MemoryLimits = MemoryLimits()
@@ -167,36 +167,7 @@ class NeuronALPruner(OptimumQuantizer):
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
         job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset)
         with work_directory(work_dir, save_dir) as folder:
-            return self.run(self.model, job, folder)
-
-    def run(self, model: PreTrainedModel, job: PruningJob, folder: Path | None = None) -> PreTrainedModel:
-        """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
-        if job.output is None:
-            raise ValueError("The job has no output: make one with check_output(directory).")
-        memory = job.memory
-        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-        with exclusive(model):
-            context = self._prepare(model, job.dataset, folder, memory)
-            sets = load_tests(job.tests, model, context.tokenizer, job.window, None, self.config.add_bos)
-            calibration = context.calibration
-            if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-                sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-            dense = self._measure_dense(context, sets, memory.batch_size)
-            report, pruned = prune_model(context), {}
-            self._remember(context, report)
-            try:
-                pruned = measure(model, sets, memory.batch_size)
-            except ValueError as error:  # the pruned model is saved all the same
-                logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-            context.clock.lap("evaluation")
-            evaluation = report_tests(sets, dense=dense, pruned=pruned)
-            self.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-            processes = context.records.processes
-            if processes.rank == 0:
-                save_pruned(model, job.output, self.report, self.tokenizer, options)
-            processes.from_first(None)  # the others wait
-            remove_records(folder)
-        return model
+            return prune_and_save(self, self.model, job, folder)
 
     def prune(
         self,
@@ -237,10 +208,9 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another run uses the work directory.
-            `RuntimeError`: another thread prunes the model.
         """
         memory = MemoryLimits(batch_size, max_hidden_bytes)
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model
@@ -250,19 +220,6 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> PruneContext:
         tokenizer = self._given or (self._own if model is self.model else None)
         return prepare(model, self.config, dataset, tokenizer=tokenizer, folder=folder, memory=memory)
-
-    def _measure_dense(self, context: PruneContext, tests: TestWindows, batch_size: int | None) -> dict[str, float]:
-        """Return the perplexities of the model before it is pruned, recorded for a run that resumes."""
-        if not tests:
-            return {}
-        dense, _ = context.records.recorded(
-            f"dense-{digest(tests)}", lambda: (measure(context.model, tests, batch_size), {})
-        )
-        context.clock.lap("evaluation")
-        if context.records.processes.rank == 0:
-            for name, value in dense.items():
-                announce(f"perplexity of the dense model, {name}: {value:.2f}")
-        return dense
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Note what was pruned, so that `save` can check that it is given the same model."""
@@ -312,7 +269,6 @@ class NeuronALPruner(OptimumQuantizer):
         return processes.from_first(url)
 
     def _report_of(self, model: PreTrainedModel) -> PruningReport:
-        """Return the report. Raise `ValueError` if it is not the model's."""
         if self.report is None:
             raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
         if (model.config.name_or_path, getattr(model.config, KEY, None)) != self._pruned:
@@ -321,3 +277,35 @@ class NeuronALPruner(OptimumQuantizer):
                 "it before you prune another model, or use model.save_pretrained(directory)."
             )
         return self.report
+
+
+def prune_and_save(
+    pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None = None
+) -> PreTrainedModel:
+    """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
+    memory = job.memory
+    options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
+    context = pruner._prepare(model, job.dataset, folder, memory)
+    sets = load_tests(job.tests, model, context.tokenizer, job.window, None, pruner.config.add_bos)
+    calibration = context.calibration
+    if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+        sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+    processes, dense = context.records.processes, measure(model, sets, memory.batch_size)
+    if processes.rank == 0:
+        for name, value in dense.items():
+            announce(f"perplexity of the dense model, {name}: {value:.2f}")
+    context.clock.lap("evaluation")
+    report, pruned = prune_model(context), {}
+    pruner._remember(context, report)
+    try:
+        pruned = measure(model, sets, memory.batch_size)
+    except ValueError as error:  # the pruned model is saved all the same
+        logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+    context.clock.lap("evaluation")
+    evaluation = report_tests(sets, dense=dense, pruned=pruned)
+    pruner.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
+    if processes.rank == 0:
+        save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
+    processes.from_first(None)  # the others wait
+    remove_records(folder)
+    return model

@@ -8,74 +8,54 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import assert_type
 
-from optimum_neuronal import (
-    Architecture,
-    NeuronALCallback,
-    NeuronALConfig,
-    NeuronALPruner,
-    PruningReport,
-    SparsityCallback,
-    __version__,
-    compare,
-    convert_checkpoint,
-    densify,
-    evaluate_perplexity,
-    evaluate_tasks,
-    inspect_checkpoint,
-    keep_lora_sparse,
-    keep_sparsity,
-    lora_for_packed,
-    register_architecture,
-    register_saliency,
-    register_topup,
-    save_pretrained,
-    sparsify,
-)
+import optimum_neuronal as neuronal
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.topup import Allocation, TopUp
 
 
 def prune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    config = NeuronALConfig(0.7, saliency="wanda", topup="owl", topup_args={"half_width": 0.1}, dataset=None)
+    config = neuronal.NeuronALConfig(0.7, saliency="wanda", topup="owl", topup_args={"half_width": 0.1}, dataset=None)
     assert_type(config.sparsity, float)
-    assert_type(NeuronALConfig.preset("fast"), NeuronALConfig)
-    pruner = NeuronALPruner(config, tokenizer)
+    assert_type(neuronal.NeuronALConfig.preset("fast"), neuronal.NeuronALConfig)
+    pruner = neuronal.NeuronALPruner(config, tokenizer)
     model = pruner.prune(model, dataset=["text"], work_dir=folder / "work")
-    assert_type(pruner.report, PruningReport | None)
+    assert_type(pruner.report, neuronal.PruningReport | None)
     pruner.save(model, folder)
     assert_type(pruner.push_to_hub(model, "me/sparse", private=True), str)
-    assert_type(NeuronALPruner.from_pretrained("dense", config=config, dtype="auto"), NeuronALPruner)
-    assert_type(__version__, str)
+    assert_type(neuronal.NeuronALPruner.from_pretrained("dense", config=config, dtype="auto"), neuronal.NeuronALPruner)
+    assert_type(neuronal.__version__, str)
 
 
 def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    assert_type(evaluate_perplexity(model, tokenizer, "wikitext2", max_windows=2), float)
-    assert_type(evaluate_perplexity("dense", dataset=torch.zeros(1, 8, dtype=torch.int64)), float)
-    assert_type(evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].accuracy, float)
-    comparison = compare("dense", saliencies=["wanda"], sparsities=[0.5], evaluate={"mine": folder}, num_samples=8)
-    compare("dense", sparsities=[0.5], presets=["fast"])
+    assert_type(neuronal.evaluate_perplexity(model, tokenizer, "wikitext2", max_windows=2), float)
+    assert_type(neuronal.evaluate_perplexity("dense", dataset=torch.zeros(1, 8, dtype=torch.int64)), float)
+    assert_type(neuronal.evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].accuracy, float)
+    comparison = neuronal.compare(
+        "dense", saliencies=["wanda"], sparsities=[0.5], evaluate={"mine": folder}, num_samples=8
+    )
+    neuronal.compare("dense", sparsities=[0.5], presets=["fast"])
     comparison.save(folder)
 
 
 def store(model: PreTrainedModel, folder: Path) -> None:
-    save_pretrained(model, folder, format="packed")
-    convert_checkpoint(folder, "dense", folder / "dense")
-    inspect_checkpoint(folder)
-    densify(sparsify(model))
+    neuronal.save_pretrained(model, folder, format="packed")
+    neuronal.convert_checkpoint(folder, "dense", folder / "dense")
+    neuronal.inspect_checkpoint(folder)
+    neuronal.densify(neuronal.sparsify(model))
 
 
 def train(model: PreTrainedModel) -> None:
-    with keep_sparsity(model) as keeper:
+    with neuronal.keep_sparsity(model) as keeper:
         keeper.apply()
     assert_type(keeper.sparsity, float)
-    keep_lora_sparse(model, exact=False)
-    lora_for_packed(model, "adapter")
-    SparsityCallback()
-    NeuronALCallback(NeuronALConfig(0.7), schedule={0: 0.5, 100: 0.7})
-    register_architecture("mine", Architecture(roles={"attn.wq": "query", "gate": None}))
+    neuronal.keep_lora_sparse(model, exact=False)
+    neuronal.lora_for_packed(model, "adapter")
+    neuronal.SparsityCallback()
+    neuronal.NeuronALCallback(neuronal.NeuronALConfig(0.7), schedule={0: 0.5, 100: 0.7})
+    neuronal.register_architecture("mine", neuronal.Architecture(roles={"attn.wq": "query", "gate": None}))
 
 
-@register_saliency("mine")
+@neuronal.register_saliency("mine")
 @dataclass(frozen=True)
 class Mine(Saliency):
     power: float = 0.5
@@ -84,7 +64,7 @@ class Mine(Saliency):
         return weight.abs() * activation**self.power
 
 
-@register_topup("mine")
+@neuronal.register_topup("mine")
 @dataclass(frozen=True)
 class MyTopUp(TopUp):
     half_width: float = 0.05

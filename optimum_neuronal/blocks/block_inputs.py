@@ -216,13 +216,11 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
         yield
 
 
-def called_blocks(
-    decoder: Decoder, device: torch.device, load: Callable[[nn.Module], Any] = lambda first: None
-) -> tuple[list[Block], Wrap]:
+def called_blocks(decoder: Decoder, device: torch.device) -> tuple[list[Block], Wrap]:
     """Return the blocks that the decoder calls for text, and [`output_wrapper`] of them. Call it inside [`inference`].
 
     Text skips some blocks of multimodal models, such as cross-attention to images. Only the first block that is called
-    computes; `load` is called with its module before that.
+    computes.
     """
     called: set[int] = set()
     wraps: list[Wrap] = []
@@ -234,7 +232,6 @@ def called_blocks(
         def forward(*args, **kwargs):
             called.add(index)
             if not wraps:
-                load(module)
                 wraps.append(output_wrapper(own(*args, **kwargs)))
             return wraps[0](split_hidden(args, kwargs)[0])
 

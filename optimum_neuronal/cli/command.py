@@ -2,12 +2,8 @@
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,23 +26,6 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """Raise `KeyboardInterrupt`, with the signal's number, on SIGTERM too, so that a command ends as on Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
 def write_saved(model: PreTrainedModel, output: str, format: str, hint: str = "") -> None:
     """Write where a model is saved, with a hint, and how to load it."""
     write(f"\nSaved to {output}{hint}. Load it with:")
@@ -67,28 +46,23 @@ class Command(ABC):
         self.args = args
 
     def run(self) -> None:
-        """Do the work. End the process with one line on an expected error, on Ctrl-C or on SIGTERM."""
+        """Do the work. End the process with one line on an expected error or on Ctrl-C."""
         try:
-            with stopped_by_sigterm():
-                self._run()
+            self.check()
+            if self.args.quiet:
+                logging.set_verbosity_error()
+                logging.disable_progress_bar()
+                os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
+            self.work()
         except EXPECTED as error:
             if self.args.debug:
                 raise
             message = escaped(" ".join(str(error).split())) or type(error).__name__
             explained = isinstance(error, (ValueError, TypeError, OSError))
             sys.exit(f"{self.NAME}: error: {message}{'' if explained else ' (--debug shows where)'}")
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt:
             sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
-            number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            sys.exit(128 + number)
-
-    def _run(self) -> None:
-        self.check()
-        if self.args.quiet:
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-            os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # before `datasets` is imported
-        self.work()
+            sys.exit(130)
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:

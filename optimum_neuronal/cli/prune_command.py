@@ -16,7 +16,7 @@ from ..evaluation.perplexity import load_windows, name_test_sets
 from ..files.output import check_output
 from ..files.records import hidden_directory, work_directory
 from ..model.load_model import check_unquantized, checkpoint_dtype
-from ..pruner import NeuronALPruner, PruningJob
+from ..pruner import NeuronALPruner, PruningJob, prune_and_save
 from ..pruning.dry_run import dry_run
 from . import flags
 from .command import Command, write, write_saved
@@ -108,7 +108,7 @@ class PruneCommand(Command):
             raise ValueError(f"--sample needs a generative model and a tokenizer, not {args.model}: leave it out.")
         pruner = NeuronALPruner(job.config, tokenizer)
         answers = [answer(dense, tokenizer, args.sample)] if args.sample else []
-        model = pruner.run(dense, job, folder)
+        model = prune_and_save(pruner, dense, job, folder)
         answers += [answer(model, tokenizer, args.sample)] if args.sample else []
         if Processes.current().rank > 0:
             return

@@ -18,7 +18,6 @@ from ..evaluation.perplexity import as_model
 from ..files.atomic import write_atomically
 from ..files.records import versions
 from ..model.origin import public_name
-from ..pruning.prepare import exclusive
 from .combination_runner import CombinationRunner
 from .comparison import SEVERAL, Comparison
 from .results import DENSE, Result
@@ -101,30 +100,29 @@ def run_study(
     if folder is not None and study.overwrite:
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
-    with exclusive(model):
-        runner = CombinationRunner(study, model, tokenizer, memory)
-        dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)
-        comparison = Comparison(
-            model=public_name(model),
-            dense=dense,
-            results=[],
-            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
-            versions=versions(),
-            windows={name: list(test.ids.shape) for name, test in runner.windows.items()},
-            with_bos=[name for name, test in runner.windows.items() if test.begin_with_bos],
-            config=study.config,
-            accuracy_over=study.accuracy_over,
-        )
-        for combination in progress(study.combinations, "comparing", "combination"):
-            result = combination.result
-            if combination.config is not None:
-                depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
-                result = finished(folder, depends_on, partial(runner.run, combination))
-            if result.error is not None:
-                logger.warning(f"{result.method} failed: {result.error}")
-            comparison.results.append(result)
-            if study.output is not None:
-                comparison.save(study.output, overwrite=True)  # its tables are this comparison's
+    runner = CombinationRunner(study, model, tokenizer, memory)
+    dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)
+    comparison = Comparison(
+        model=public_name(model),
+        dense=dense,
+        results=[],
+        calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+        versions=versions(),
+        windows={name: list(test.ids.shape) for name, test in runner.windows.items()},
+        with_bos=[name for name, test in runner.windows.items() if test.begin_with_bos],
+        config=study.config,
+        accuracy_over=study.accuracy_over,
+    )
+    for combination in progress(study.combinations, "comparing", "combination"):
+        result = combination.result
+        if combination.config is not None:
+            depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
+            result = finished(folder, depends_on, partial(runner.run, combination))
+        if result.error is not None:
+            logger.warning(f"{result.method} failed: {result.error}")
+        comparison.results.append(result)
+        if study.output is not None:
+            comparison.save(study.output, overwrite=True)  # its tables are this comparison's
     return comparison
 
 

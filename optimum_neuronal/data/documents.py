@@ -15,21 +15,24 @@ chat template renders them. Nulls count as empty texts.
 import glob
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import is_offline_mode
+from transformers import ProcessorMixin
 
-from ..common.connection import check_connection
-from .conversations import PAIR, are_conversations, find_template, render
 from .known_datasets import BUILDERS, KNOWN_DATASETS, parse_name
 from .token_windows import text_tokenizer
 
 
 STREAM_DOCUMENTS = 10_000  # read from a stream, to draw calibration sequences or to test
+PAIR = ("prompt", "completion")  # columns that hold a conversation together
+ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names; others are kept
+MESSAGES = "a list of messages, such as {'role': 'user', 'content': 'Hello'}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,6 @@ def _load_named(name: str, split: str, streaming: bool) -> Documents:
         return _column_of(_read_file(path, source), column, source)
     split = its_split or split
     source = f"{name} ({path}, split {split})"
-    check_connection()
     return _column_of(_load_dataset(source, path, name=config, split=split), column, source)
 
 
@@ -140,7 +142,6 @@ def _load_known(name: str, split: str, streaming: bool) -> Documents:
     known = KNOWN_DATASETS[name]
     source, streaming, windows = f"{name} ({known.path}, split {split})", streaming and known.streamed, None
     if streaming and not is_offline_mode():
-        check_connection()
         data = _load_dataset(source, known.path, name=known.config, split=split, streaming=True)
     else:
         data = _read_file(known.download(split), source, streaming=streaming)
@@ -150,7 +151,6 @@ def _load_known(name: str, split: str, streaming: bool) -> Documents:
 
 
 def _read_file(path: str, source: str, **options: Any) -> Any:
-    """Open a file that `datasets` reads."""
     builder = BUILDERS[Path(path.removesuffix(".gz")).suffix.lower()]
     options |= {"keep_default_na": False} if builder == "csv" else {}  # "NA" is a text
     return _load_dataset(source, builder, data_files=glob.escape(path), split="train", **options)
@@ -187,3 +187,62 @@ def _column_of(data: Any, column: str | None = None, source: str | None = None) 
             "(NAME:COLUMN), or in Python rename one to text."
         )
     return Documents(data.select_columns(columns) if len(columns) > 1 else data[columns[0]], source)
+
+
+def are_conversations(entries: Iterable[Any]) -> bool:
+    """Return True if the first entry that is not None is a list of messages, or a row with several columns."""
+    first = next((entry for entry in entries if entry is not None), None)
+    return isinstance(first, Mapping) or isinstance(first, (list, tuple)) and isinstance((*first, {})[0], Mapping)
+
+
+def find_template(tokenizer: Any, source: str) -> Any:
+    """Return the processor or tokenizer that has a chat template, or raise `ValueError`."""
+    for one in (tokenizer, getattr(tokenizer, "tokenizer", None)):
+        if getattr(one, "chat_template", None):
+            return one
+    raise ValueError(
+        f"The dataset ({source}) holds conversations, but there is no tokenizer with a chat template: pass one, set "
+        "tokenizer.chat_template, or pass text."
+    )
+
+
+def render(entry: Any, template: Any, document: str) -> str:
+    """Return a conversation as text, or raise `ValueError` that names the document."""
+    messages = _messages_of(entry, document)
+    if isinstance(template, ProcessorMixin):  # their templates read parts of text and images
+        for message in messages:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    try:
+        return template.apply_chat_template(messages, tokenize=False) if messages else ""
+    except Exception as error:  # a template may raise anything
+        raise ValueError(
+            f"The chat template does not accept {document}. Change or remove this conversation, or set another "
+            f"tokenizer.chat_template. ({error})"
+        ) from error
+
+
+def _messages_of(entry: Any, document: str) -> list[dict[str, Any]]:
+    if isinstance(entry, Mapping) and entry.keys() >= {*PAIR}:
+        turns = zip(("user", "assistant"), (entry[name] for name in PAIR))
+        parts = [
+            turn if isinstance(turn, (list, tuple)) else [{"role": role, "content": turn}] for role, turn in turns
+        ]
+        entry = [message for part in parts for message in part]
+    if not isinstance(entry, (list, tuple)):
+        raise ValueError(f"Expected {MESSAGES}, but {document} is {textwrap.shorten(repr(entry), 100)}.")
+    return [_message_of(message, f"Message {number} of {document}") for number, message in enumerate(entry)]
+
+
+def _message_of(message: Any, name: str) -> dict[str, Any]:
+    """Return a message with a role and text, without keys whose value is None."""
+    found = dict(message) if isinstance(message, Mapping) else {}
+    if found.get("from") is not None:  # ShareGPT
+        found = {"role": ROLES.get(str(found["from"]), found["from"]), "content": found.get("value")}
+    if found.get("tool_calls"):
+        found["content"] = found.get("content") or ""
+    content = found.get("content")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        found["content"] = content = "".join(part.get("text") or "" for part in content)
+    if not isinstance(found.get("role"), str) or not isinstance(content, str):
+        raise ValueError(f"{name} is {textwrap.shorten(repr(message), 100)}: expected a role and content, both text.")
+    return {key: value for key, value in found.items() if value is not None}

@@ -11,7 +11,6 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from ..common.connection import check_connection
 from ..common.validation import did_you_mean
 
 
@@ -41,7 +40,6 @@ class KnownDataset:
         file = f"{self.config}/{self.test if split == 'test' else self.train}"
         with suppress(LocalEntryNotFoundError):
             return hf_hub_download(self.path, file, local_files_only=True, **where)
-        check_connection()
         return hf_hub_download(self.path, file, **where)
 
 

@@ -16,9 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
 from .auto_classes import find_loader
-from .find_blocks import block_list, check_kind
+from .find_blocks import block_list, check_kind, count_packed
 from .origin import TOKENIZER_KWARGS
-from .packed_marker import count_packed
 from .sources import Source, locate
 
 

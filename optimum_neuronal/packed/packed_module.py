@@ -11,7 +11,7 @@ from torch import nn
 
 from ..common.torch_state import may_use_triton
 from ..compat.buffer_module import BufferModule
-from ..model.packed_marker import HoldsPackedWeight
+from ..model.find_blocks import HoldsPackedWeight
 from .accelerator import find_kernels
 from .grouped_weight import GroupedWeight
 from .ops import sparse_linear

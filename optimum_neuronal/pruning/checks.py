@@ -10,8 +10,7 @@ from ..common.torch_state import multiplies_bfloat16
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
-from ..model.find_blocks import check_kind, find_decoder
-from ..model.packed_marker import count_packed
+from ..model.find_blocks import check_kind, count_packed, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
 from ..model.sparsity_config import KEY
 from ..saliency.plan import ColumnPattern
@@ -73,7 +72,6 @@ def _check_topup(decoder: Decoder, topup: TopUp) -> None:
 
 
 def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
-    """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
     if pattern is None:
         return
     if wrong := {name: p.shape[1] for name, p in projections.items() if p.shape[1] % pattern.group}:

@@ -1,16 +1,10 @@
 """A dry run: what a pruning run would do. It makes the same checks, but reads no weight."""
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from ..blocks.block_inputs import called_blocks
 from ..common.display import format_bytes, format_count, format_table
-from ..common.torch_state import inference
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, load_skeleton
@@ -18,11 +12,8 @@ from ..model.origin import find_tokenizer
 from ..model.projections import Decoder
 from ..model.sources import Source, locate
 from .checks import check_prune, find_refit_dtype
-from .prepare import draw_calibration, without_skipped
+from .prepare import draw_calibration
 from .reporting import PackedSize, packed_size
-
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +47,7 @@ class DryRun:
 def dry_run(model_or_path: str | Path | Source, config: NeuronALConfig, **options: Any) -> DryRun:
     """Return what a pruning run would do. Only the checkpoint's config and tokenizer are read.
 
-    The calibration sequences are drawn, as a check of the data.
+    The calibration sequences are drawn, as a check of the data. Blocks that text skips are counted: no block runs.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the dense model.
@@ -75,29 +66,7 @@ def dry_run(model_or_path: str | Path | Source, config: NeuronALConfig, **option
     tokenizer, hidden_bytes = find_tokenizer(source), 0
     calibration = draw_calibration(model, config, tokenizer, None, source.options.get("revision"))
     if calibration is not None:
-        decoder = _without_skipped(decoder)
         streams = 2 if config.refit_epochs else 1  # the dense model's stream runs beside a refit
         hidden_bytes = streams * calibration.ids.numel() * decoder.config.hidden_size * model.dtype.itemsize
     size = packed_size(decoder, lambda p: int(config.sparsity * p.numel))
     return DryRun(decoder, config, tokenizer, size, hidden_bytes)
-
-
-def _without_skipped(decoder: Decoder) -> Decoder:
-    """Return a decoder on meta with only the blocks that text calls. To find them, a copy runs its first block."""
-    copied = copy.deepcopy(decoder)
-    inside = {module for block in copied.blocks for module in block.module.modules()}
-    for module in copied.model.modules():
-        if module not in inside:
-            _allocate(module, recurse=False)
-    copied.model.eval()
-    with inference(copied.model):
-        called, _ = called_blocks(copied, CPU, load=_allocate)
-    names = {block.name for block in called}
-    return without_skipped(decoder, [block for block in decoder.blocks if block.name in names])
-
-
-def _allocate(module: nn.Module, recurse: bool = True) -> None:
-    """Give a module on meta tensors of zeros, and with `recurse` its submodules too."""
-    module.to_empty(device=CPU, recurse=recurse)
-    for tensor in (*module.parameters(recurse), *module.buffers(recurse)):
-        tensor.data.zero_()

@@ -1,16 +1,13 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a pruning run share."""
 
 import math
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import called_blocks
@@ -32,15 +29,12 @@ from ..data.token_windows import (
 )
 from ..files.records import Records, checksum, checksum_ids, versions
 from ..model.origin import own_tokenizer
-from ..model.projections import Block, Decoder
+from ..model.projections import Decoder
 from ..trials import Cache
 from .checks import check_prune, find_refit_dtype
 
 
 logger = get_logger(__name__)
-
-_in_use: set[nn.Parameter] = set()
-_lock = threading.Lock()
 
 ACCELERATOR_TOKENS = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
 # Devices on which sequences run one at a time: kernels for more rows may round differently, and gain little.
@@ -129,7 +123,15 @@ def prepare(
     if calibration is not None:
         with inference(model):
             called, _ = called_blocks(decoder, device)
-        decoder = without_skipped(decoder, called, note=cache.is_first("text skips blocks"))
+        skipped = [block.name for block in decoder.blocks if block not in called]
+        if skipped and cache.is_first("text skips blocks"):
+            logger.warning(
+                f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
+                "pruned."
+            )
+        decoder = replace(decoder, blocks=called)
+        if not decoder.projections:
+            raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
     processes, ids = Processes.current(), ids_of(calibration)
     values = config.to_dict() | {"refit_dtype": refit_dtype}
     started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}
@@ -154,20 +156,6 @@ def prepare(
         dataset=None if isinstance(dataset, TokenWindows) else dataset,
         refit_dtype=refit_dtype,
     )
-
-
-def without_skipped(decoder: Decoder, called: Sequence[Block], note: bool = True) -> Decoder:
-    """Return a decoder with only the blocks that text calls, and name the others in a `note`: they stay dense."""
-    skipped = [block.name for block in decoder.blocks if block not in called]
-    if skipped and note:
-        logger.warning(
-            f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
-            "pruned."
-        )
-    decoder = replace(decoder, blocks=called)
-    if not decoder.projections:
-        raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
-    return decoder
 
 
 def ids_of(calibration: TokenWindows | None) -> torch.Tensor:
@@ -211,24 +199,6 @@ def draw_calibration(
     }
     parts = [draw_windows(dataset, tokenizer, **how) for dataset in datasets]
     return interleave(parts, config.num_samples, EXTRA_WINDOWS)
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
-    parameters, is_taken = set(model.parameters() if isinstance(model, nn.Module) else ()), True
-    try:  # first, so that Ctrl-C leaves no model in use
-        with _lock:
-            is_taken = bool(parameters & _in_use)
-            if not is_taken:
-                _in_use.update(parameters)
-        if is_taken:
-            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
-        yield
-    finally:
-        if not is_taken:
-            with _lock:
-                _in_use.difference_update(parameters)
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:

@@ -74,7 +74,6 @@ def measure_sparsity(
     projections: dict[str, dict[str, float]] = {}
 
     def count(index: int, block: Block) -> int:
-        """Return the zeros of a block's pruned projections."""
         zeros = 0
         for projection in block.pruned:
             change, weight = changes.get(projection.name), projection.weight

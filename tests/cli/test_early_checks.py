@@ -20,11 +20,7 @@ COMMANDS = (
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
-    (
-        (*PRUNE, "--dry-run", "--evaluate", "notes.xyz"),
-        "'notes.xyz' does not exist, or is not a single file that ends in .txt",
-    ),
-    ((*PRUNE, "--dry-run", "--evaluate", "gone.txt"), "'gone.txt' does not exist"),
+    ((*PRUNE, "--dry-run", "--evaluate", "notes.xyz"), "'notes.xyz' does not exist, or is not a single file that"),
     ((*PRUNE, "--device", "tpu"), "tpu"),
     ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
     ((*PRUNE, "--output", "dense"), "dense holds dense, which is read: choose a new directory"),
@@ -82,18 +78,8 @@ def test_a_prune_checks_everything_once(run, dense, tmp_path, monkeypatch):
     ):
         count(module, name)
     text = tmp_path / "text.txt"
-    given = (
-        "--dataset",
-        text,
-        "--evaluate",
-        text,
-        "--num-samples",
-        8,
-        "--num-alignment-samples",
-        2,
-        "--seq-length",
-        16,
-    )
+    few = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
+    given = ("--dataset", text, "--evaluate", text, *few)
     run("prune", "--model", dense, "--sparsity", 0.5, *given, "--topup", "uniform", "--output", tmp_path / "sparse")
     names = ("datasets", "output", "saveable", "unquantized", "directory", "prune")
     assert calls == Counter([f"check_{name}" for name in names])

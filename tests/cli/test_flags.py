@@ -13,7 +13,6 @@ from optimum_neuronal.cli.flags import (
     device_of,
     given_fields,
     load_options,
-    split_methods,
 )
 from optimum_neuronal.common.torch_state import default_device
 from optimum_neuronal.saliency import SALIENCIES
@@ -42,13 +41,6 @@ def test_flags_are_read_as_the_types_of_their_fields(flag, values):
     assert given_fields(parser.parse_args(["--sparsity", "0.7", *flag.split()])) == {"sparsity": 0.7, **values}
 
 
-def test_fields_that_take_several_values():
-    parser = argparse.ArgumentParser()
-    add_config_flags(parser, ["sparsity", "topup"], {"sparsity": "0.6", "topup": "owl"})
-    given = parser.parse_args(["--sparsity", "0.5", "0.6", "--topup", "owl:m=7"])
-    assert given_fields(given) == {"sparsity": [0.5, 0.6], "topup": ["owl:m=7"]}
-
-
 @pytest.mark.parametrize("command", ["prune", "compare"])
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys, command):
     without = [entry.name for entry in fields(NeuronALConfig) if entry.name not in CONFIG_FLAGS]
@@ -60,18 +52,6 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys, command):
     assert all(", ".join(registry.names()) in " ".join(shown.split()) for registry in (SALIENCIES, TOPUPS))
     for line in shown.split("\n  --")[1:]:
         assert "(default:" in line or "(required" in line, line
-
-
-def test_hyperparameters_in_a_methods_name():
-    for given, expected in (
-        ({"seed": 1}, {"seed": 1}),
-        ({"topup": "owl:m=7"}, {"topup": "owl", "topup_args": {"m": 7}}),
-        (
-            {"saliency": "ria:power=1", "saliency_args": {"n": 1}},
-            {"saliency": "ria", "saliency_args": {"n": 1, "power": 1}},
-        ),
-    ):
-        assert split_methods(given) == expected
 
 
 def test_how_a_model_is_loaded():

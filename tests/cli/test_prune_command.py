@@ -1,5 +1,9 @@
 import json
 import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import datasets
 import pytest
@@ -16,6 +20,7 @@ from optimum_neuronal.evaluation import perplexity, test_sets
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
 TUNED = ("--topup", "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]", "--saliency", "wanda", *SMALL)
 PLAIN = ("--saliency", "magnitude", "--topup", "uniform")
+WANDA = ("--saliency", "wanda", "--topup", "uniform", *SMALL)
 
 
 def weights(folder):
@@ -63,17 +68,7 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
         return dense_value if len(measured) == 1 else measure(model, tokenizer, windows)
 
     monkeypatch.setattr(test_sets, "evaluate_perplexity", first_is_made_up)
-    given = (
-        "--model",
-        dense,
-        "--dataset",
-        tmp_path / "words.txt",
-        *SMALL,
-        "--saliency",
-        "wanda",
-        "--topup",
-        "uniform",
-    )
+    given = ("--model", dense, "--dataset", tmp_path / "words.txt", *WANDA)
     shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
     assert len(measured) == 2 and measured[0].shape[1] == 16
     assert "perplexity, held-out calibration text, windows of 16 tokens" in shown
@@ -81,11 +76,6 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     answers = shown.split("Answer to 'w1 w2 w3' (")
     assert [answer.partition(")")[0] for answer in answers[1:]] == ["dense", "pruned"]
     assert all(len(answer.split()) > 5 for answer in answers[1:])
-
-
-def test_without_calibration_the_summary_says_that_nothing_was_measured(run, dense, tmp_path):
-    shown = run("prune", "--model", dense, "--sparsity", 0.5, *PLAIN, "--output", tmp_path / "sparse")
-    assert "Perplexity was not measured" in shown and "--evaluate" in shown
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):
@@ -100,6 +90,7 @@ def test_the_packed_format(run, dense, tmp_path):
     output, text = tmp_path / "packed", tmp_path / "text.txt"
     shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--format", "packed", "--output", output)
     assert "import optimum_neuronal" in shown and not (output / "model.safetensors").exists()
+    assert "Perplexity was not measured" in shown, "without calibration text"
     assert (output / "packed-00001-of-00001.safetensors").exists()
     few = ("--window", 16, "--max-windows", 3)
     assert "perplexity" in run("evaluate", "--model", output, "--dataset", text, *few)
@@ -151,10 +142,6 @@ def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
     [
         ((), {}, ("wanda", {}, "neuronal", {"variant": "authors"})),
         (("--saliency", "ria:power=1.0"), {}, ("ria", {"power": 1.0}, "neuronal", {"variant": "authors"})),
-        (("--topup", "neuronal:steps=block"), {}, ("wanda", {}, "neuronal", {"variant": "authors", "steps": "block"})),
-        (("--topup", "owl"), {}, ("wanda", {}, "owl", {"variant": "authors"})),
-        (("--topup", "dlp"), {}, ("wanda", {}, "dlp", {})),
-        (("--saliency", "sparsegpt"), {}, ("sparsegpt", {"variant": "authors"}, "neuronal", {"variant": "authors"})),
         (("--topup", "owl:variant=corrected"), {}, ("wanda", {}, "owl", {"variant": "corrected"})),
         ((), {"topup": "owl:half_width=0.1"}, ("wanda", {}, "owl", {"variant": "authors", "half_width": 0.1})),
         (("--topup", "owl:half_width=0.2"), {"topup": "owl", "topup_args": {"outlier_factor": 7}}, ("wanda", {}, "owl", {"variant": "authors", "outlier_factor": 7, "half_width": 0.2})),
@@ -169,18 +156,14 @@ def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods
     assert config.sparsity == 0.5 and config.dataset == "c4"
 
 
-def test_dry_run(run, dense, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--dry-run")
-    assert "magnitude + uniform" in shown and "70.00%" in shown and sorted(tmp_path.iterdir()) == before
-
-
-def test_a_dry_run_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_path):
+def test_a_dry_run_writes_nothing_and_refuses_the_test_sets_that_a_prune_refuses(run, dense, tmp_path):
     (tmp_path / "short.txt").write_text("w1 w2 w3")
-    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--evaluate", tmp_path / "short.txt", "--window", 16)
+    before, given = sorted(tmp_path.iterdir()), ("prune", "--model", dense, "--sparsity", 0.7, *PLAIN)
+    shown = run(*given, "--dry-run")
+    assert "magnitude + uniform" in shown and "70.00%" in shown and sorted(tmp_path.iterdir()) == before
     for last in (("--dry-run",), ("--output", tmp_path / "sparse")):
         with pytest.raises(SystemExit, match="holds 3 tokens, fewer than one window of 16"):
-            run("prune", *given, *last)
+            run(*given, "--evaluate", tmp_path / "short.txt", "--window", 16, *last)
 
 
 def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
@@ -215,18 +198,7 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     ]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chat))
     data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
-    prune = (
-        "prune",
-        *data,
-        tmp_path / "text.txt",
-        "--sparsity",
-        0.5,
-        "--saliency",
-        "wanda",
-        "--topup",
-        "uniform",
-        *SMALL,
-    )
+    prune = ("prune", *data, tmp_path / "text.txt", "--sparsity", 0.5, *WANDA)
     with pytest.raises(
         SystemExit, match=r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
     ):
@@ -242,3 +214,26 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     assert "--dataset path/to/chat.jsonl path/to/text.txt" in (tmp_path / "sparse" / "README.md").read_text()
     shown = run("evaluate", *data, "--window", 16).splitlines()[-1].split()
     assert shown[2:4] == [str(60 * 6 // 16), "16"]
+
+
+def test_torchrun(run, dense, tmp_path):
+    """The command, started as its users start it, saves what one process saves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--preset", "fast", *SMALL)
+    assert run("prune", *given, "--device", "cpu", "--output", tmp_path / "one").count("Saved to") == 1
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--master-port={port}",
+        "--no-python",
+    ]
+    words = [Path(sys.executable).with_name("optimum-cli"), "neuronal", "prune", *given, "--device", "cpu"]
+    command = [*launch, *map(str, words), "--output", str(tmp_path / "two")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
+    assert equal(tmp_path / "one", tmp_path / "two")
+    assert not list(tmp_path.glob(".*")), "the record of the unfinished prune is gone"

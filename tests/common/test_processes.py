@@ -1,8 +1,3 @@
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import make_model, memory_of
@@ -11,7 +6,6 @@ from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 from trial_helpers import same_state
 
-from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.processes import Processes
 from optimum_neuronal.pruning import prune
@@ -29,21 +23,6 @@ def test_candidates_are_dealt_and_sequences_are_parted():
     assert [Processes(rank, 4).part(3) for rank in range(4)] == 4 * [slice(0, 3)], "too few to share"
     assert Processes().part(8) == slice(0, 8) and Processes().deal([1, 2]) == [1, 2]
     assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
-
-
-def _exchange(rank, count, folder):
-    own, length = Processes.current(), 8
-    assert own == Processes(rank, count)
-    assert own.collect([letter * 2 for letter in own.deal("abcdefgh")]) == [c * 2 for c in "abcdefgh"]
-    rows = torch.arange(length * 3, dtype=torch.float32).view(length, 3)
-    assert torch.equal(own.join(rows[own.part(length)].clone(), length), rows)
-    assert torch.equal(own.join(rows[:2], 2) if count > 2 else rows[:2], rows[:2])
-    assert own.from_first(rank) == 0
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_results_come_together_in_order(tmp_path, count):
-    in_processes(count, _exchange, tmp_path, tmp_path)
 
 
 def _prune(rank, count, folder, family, ids, fields):
@@ -81,31 +60,6 @@ def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, co
         assert all(torch.equal(value, found[key]) for key, value in expected.items()), path.name
     forwards = [int((tmp_path / f"{count}-0.forwards").read_text()) for count in counts]
     assert all(fewer < more for more, fewer in zip(forwards, forwards[1:])), "each does its share"
-
-
-def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
-    """The command, started as its users start it, saves what one process saves."""
-    dense, text = tmp_path / "dense", tmp_path / "text.txt"
-    make_model("llama", vocab_size=256).save_pretrained(dense)
-    tokenizer.save_pretrained(dense)
-    text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "--no-python"]
-    arguments = ["--sparsity", "0.7", "--num-samples", "8", "--num-alignment-samples", "4", "--seq-length", "16"]
-    arguments += ["--model", str(dense), "--dataset", str(text), "--device", "cpu", "--preset", "fast"]
-    monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *arguments, "--output", f"{tmp_path}/one"])
-    optimum_cli.main()
-    assert capsys.readouterr().out.count("Saved to") == 1
-    command = [*launch, Path(sys.executable).with_name("optimum-cli"), "neuronal", "prune", *arguments]
-    result = subprocess.run(
-        [sys.executable, "-m", *command, "--output", f"{tmp_path}/two"], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
-    one, two = (load_file(Path(tmp_path) / name / "model.safetensors") for name in ("one", "two"))
-    assert all(torch.equal(value, two[key]) for key, value in one.items())
-    assert not list(tmp_path.glob(".*")), "the record of the unfinished prune is gone"
 
 
 def _stop_after_the_search(rank, count, folder, ids):

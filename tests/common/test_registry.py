@@ -6,17 +6,10 @@ import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.registry import Registry, parse_method
-from optimum_neuronal.common.validation import did_you_mean
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.authors.owl import AuthorsOWL
 from optimum_neuronal.topup.owl import OWL
-
-
-def test_unknown_name_suggests_the_closest():
-    with pytest.raises(ValueError, match="Unknown saliency 'wnada'. Did you mean 'wanda'?"):
-        SALIENCIES.get("wnada")
-    assert did_you_mean("zzz", ["wanda"]) == ""
 
 
 @dataclass(frozen=True)

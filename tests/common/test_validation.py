@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from optimum_neuronal.common.validation import (
-    check_choice,
     check_count,
     check_number,
     hyper,
@@ -43,41 +42,29 @@ def test_numbers():
         check_number("rate", 0, 0, 1, above=True)
 
 
-def test_choices():
-    check_choice("effort", "fast", ["fast", "best"])
-    for check, error, message in (
-        (lambda: check_choice("effort", "fats", ["fast"]), ValueError, "expected one of 'fast'. Did you mean 'fast'?"),
-        (lambda: check_choice("effort", 5, ["fast"]), TypeError, "effort is 5: expected one of 'fast'"),
-    ):
-        with pytest.raises(error, match=re.escape(message)):
-            check()
-
-
 @dataclass(frozen=True)
 class Made:
     count: int | None = hyper(None, 2)
     rate: float = hyper(0.5, 0, 1, above=True)
     widths: tuple[float, ...] = hyper((0.1,), 0, 1)
-    sizes: tuple[int, ...] = hyper((2,), 1)
     by: str = hyper("kl", choices=("kl", "nll"))
     on: bool = True
     free: str = "anything"
 
 
 def test_hyper_parameters_are_checked_by_the_bounds_beside_their_fields():
-    given = {"count": None, "rate": 1, "widths": [0, 1], "sizes": [3, 1], "by": "nll", "on": False, "free": 7}
-    assert make_checked(Made, "it", "args", given) == Made(None, 1, (0.0, 1.0), (3, 1), "nll", False, 7)
+    given = {"count": None, "rate": 1, "widths": [0, 1], "by": "nll", "on": False, "free": 7}
+    assert make_checked(Made, "it", "args", given) == Made(None, 1, (0.0, 1.0), "nll", False, 7)
     for given, error, message in (
         ({"count": 1}, ValueError, "count is 1: expected a whole number of at least 2"),
         ({"rate": 0}, ValueError, "rate is 0: expected a number above 0, at most 1"),
         ({"widths": [0.1, 2]}, ValueError, "widths is 2: expected a number from 0 to 1"),
-        ({"sizes": [1.5]}, TypeError, "sizes is 1.5: expected a whole number of at least 1"),
         ({"by": "kll"}, ValueError, "by is 'kll': expected one of 'kl', 'nll'. Did you mean 'kl'?"),
         ({"on": 1}, TypeError, "on is 1: expected True or False"),
         (
             {"rates": 1},
             ValueError,
-            "args has 'rates': it takes count, rate, widths, sizes, by, on, free. Did you mean",
+            "args has 'rates': it takes count, rate, widths, by, on, free. Did you mean",
         ),
     ):
         with pytest.raises(error, match=re.escape(message)):

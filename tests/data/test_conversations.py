@@ -111,9 +111,12 @@ def test_processors(chat_tokenizer):
     assert list(load_documents(parts, tokenizer=chat_tokenizer)) == ["w9 w1 w4 w5 "]
 
 
-def test_nulls_are_empty_and_other_roles_are_kept(chat_tokenizer):
+def test_nulls_are_empty_other_roles_are_kept_and_a_call_of_tools_may_have_no_text(chat_tokenizer):
     chat = [None, [], [*SHAREGPT[0], {"from": "tool", "value": "w40"}]]
     assert list(load_documents(chat, tokenizer=chat_tokenizer)) == ["", "", "w9 w1 w20 w21 w2 w22 w3 w40 "]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    chat = [CHAT[0][0], call, {"role": "tool", "content": "w40"}]
+    assert list(load_documents([chat], "test", chat_tokenizer)) == ["w9 w1 w20 w21 w2  w3 w40 "]
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
@@ -146,19 +149,3 @@ def test_other_malformed_data(chat_tokenizer):
     for given in (datasets.Dataset.from_dict({"messages": [["w1"]]}), [["w1"]]):
         with pytest.raises(TypeError, match="Document 0 of .* is a list: expected a string, or messages"):
             load_documents(given, tokenizer=chat_tokenizer)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_without_a_template(tokenizer, streaming):
-    message = (
-        "a list of 2 conversations. holds conversations, but there is no tokenizer with a chat template: pass one"
-    )
-    for given in (None, tokenizer):
-        with pytest.raises(ValueError, match=message):
-            load_documents(CHAT, "train", given, streaming)
-
-
-def test_a_message_that_calls_tools_may_have_no_text(chat_tokenizer):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    chat = [CHAT[0][0], call, {"role": "tool", "content": "w40"}]
-    assert list(load_documents([chat], "test", chat_tokenizer)) == ["w9 w1 w20 w21 w2  w3 w40 "]

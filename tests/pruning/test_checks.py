@@ -31,7 +31,6 @@ def config(**fields):
     ("fields", "message"),
     [
         ({"targets": ["qqq"]}, "match no projection"),
-        ({"sparsity": 0.8, "pattern": "2:10"}, "32 input features, not a multiple of 10"),
         ({"seq_length": 1000}, "allows 2 to 64 tokens"),
     ],
 )
@@ -105,17 +104,6 @@ def follow(attempt) -> list[str]:
     return ignore
 
 
-def test_all_matrices_that_are_not_understood_are_named():
-    model = make_model("mixtral")
-    for layer in model.model.layers:
-        layer.mlp.adapters = nn.ModuleList([nn.Linear(32, 4), nn.Linear(4, 32)])
-        layer.lora = nn.Linear(32, 4)
-        layer.mlp.experts.down_proj = nn.Parameter(layer.mlp.experts.down_proj[:3])  # the last one passes its input on
-    ignore = follow(lambda ignore: check_prune(model, config(ignore=ignore)))
-    names = (r"mlp\.adapters\.\d+$", "lora$", r"mlp\.experts\.")
-    assert ignore == [rf"model\.layers\.\d+\.{name}" for name in names]
-
-
 def test_all_projections_that_text_does_not_reach_are_named(ids):
     sizes = dict(decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48, max_position_embeddings=64)
     bart = transformers.BartForCausalLM(transformers.BartConfig(vocab_size=64, d_model=32, pad_token_id=0, **sizes))
@@ -133,13 +121,6 @@ def test_a_family_whose_hidden_states_are_stacked_is_not_supported(ids):
     small = {"num_samples": 4, "num_alignment_samples": 2, "ignore": ["altup", "laurel"]}
     with pytest.raises(ValueError, match="this model family is not supported"):
         NeuronALPruner(config(**small)).prune(gemma.eval(), ids)
-
-
-def test_a_sparse_model_raises():
-    model = skeleton()
-    model.config.sparsity_config = {"version": 1, "quant_method": "neuronal", "sparsity": 0.5}
-    with pytest.raises(ValueError, match="already sparse.* del model.config.sparsity_config"):
-        check_prune(model, config(), loaded=False)
 
 
 def test_damaged_and_missing_weights_raise(llama):

@@ -55,18 +55,6 @@ def test_sizes_are_those_of_the_pruned_model(family, tmp_path):
     assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
-def test_a_tokenizer_with_its_own_code(tmp_path, text, monkeypatch):
-    """It is found as for pruning, which trusts the code too."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    directory = saved(tmp_path)
-    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Mine(PreTrainedTokenizerFast):\n    pass\n"
-    (directory / "tokenization_mine.py").write_text(code)
-    own = json.loads((directory / "tokenizer_config.json").read_text())
-    own |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}
-    (directory / "tokenizer_config.json").write_text(json.dumps(own))
-    assert dry_run(directory, config(topup="uniform", dataset=text), trust_remote_code=True).hidden_bytes
-
-
 def test_a_checkpoint_that_becomes_dense_when_it_is_loaded(tmp_path):
     path = saved(tmp_path, "gpt_oss") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
@@ -99,8 +87,3 @@ def test_what_pruning_refuses_is_refused(dataset, options, error, tmp_path):
             attempt()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-
-
-@pytest.mark.parametrize(("family", "ignore"), [("gemma4_text", [r"layers\.0\."]), ("mixtral", ["experts"])])
-def test_other_families(family, ignore, tmp_path, text):
-    assert dry_run(saved(tmp_path, family), config(ignore=ignore, topup="uniform", dataset=text)).hidden_bytes

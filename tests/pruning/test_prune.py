@@ -72,16 +72,6 @@ def test_a_model_computes_with_changes_for_a_while(llama, tmp_path, ids):
     assert torch.equal(*logits)
 
 
-def test_changes_of_a_sparse_model_on_disk_end_too(tmp_path, ids):
-    model = make_model_on_disk(tmp_path, "llama")
-    prune(model, ids, {"sparsity": 0.3, "topup": "uniform"})
-    del model.config.sparsity_config
-    context, sparse = context_of(model, ids), model(ids).logits
-    with changed_weights(context.decoder, find_changes(context).changes):
-        assert not torch.equal(model(ids).logits, sparse)
-    assert torch.equal(model(ids).logits, sparse)
-
-
 def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
     warnings = []
     monkeypatch.setattr(module.logger, "warning", warnings.append)
@@ -121,15 +111,6 @@ def test_neither_batches_nor_a_disk_change_a_bit(family, method, ids, tmp_path):
     on_disk = make_model_on_disk(tmp_path, family)
     assert prune(on_disk, ids, {**METHODS[method], "max_hidden_bytes": 0}).projections == expected.projections
     assert torch.equal(on_disk(ids).logits, first(ids).logits)
-
-
-def test_only_blocks_with_pruned_projections_are_measured(llama, ids, monkeypatch):
-    seen, inputs_of = [], BlockRunner.inputs_of
-    monkeypatch.setattr(
-        BlockRunner, "inputs_of", lambda self, block, *args: seen.append(block.name) or inputs_of(self, block, *args)
-    )
-    prune(llama, ids, {**SPARSEGPT, "ignore": [r"layers\.1\."]})
-    assert seen == ["model.layers.0", "model.layers.2"]
 
 
 def test_updated_weights_follow_the_pruned_stream(any_model, ids):

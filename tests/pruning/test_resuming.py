@@ -1,17 +1,13 @@
 """An interrupted run goes on behind its last finished block or step, and ends as if nothing had happened."""
 
-import json
-
 import pytest
 import torch
 from conftest import make_model, memory_of
 from profiles import NIGHT, by_day
-from safetensors.torch import load_file
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.files.records import SUFFIX, VALUE, Records
-from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.files.records import Records
 
 
 LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2]}
@@ -66,19 +62,6 @@ def test_stopped_at_every_record(stage, tmp_path, monkeypatch):
         assert same_state(model, expected.state_dict()), (number, early)
         assert report.decisions == undisturbed.decisions and report.starved_experts == undisturbed.starved_experts
         assert report.resumed == ((number, early) != (1, True)) and not undisturbed.resumed
-
-
-@pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
-def test_records_hold_packed_bits_and_new_values_alone(saliency, ids, tmp_path):
-    model, _ = prune(ids, tmp_path, saliency=saliency, topup="uniform", topup_args={})
-    tensors = load_file(tmp_path / f"block-00001{SUFFIX}")
-    assert json.loads(bytes(tensors.pop(VALUE).tolist())) == {"starved": []}
-    for projection in find_decoder(model).blocks[1].pruned:
-        kept = projection.weight != 0
-        assert len(tensors.pop(f"{projection.name}.mask")) == -(-kept.numel() // 8)
-        if saliency == "sparsegpt":
-            assert torch.equal(tensors.pop(f"{projection.name}.values"), projection.weight[kept])
-    assert not tensors
 
 
 def test_another_config_another_model_and_other_data_raise(ids, tmp_path):

@@ -3,12 +3,10 @@
 import pytest
 import torch
 import transformers
-from conftest import make_tokenizer
 from kinds import DECODER, MLLAMA
 from trial_helpers import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
-from optimum_neuronal.pruning.dry_run import dry_run
 
 
 BLOCKS = 5
@@ -102,20 +100,6 @@ def test_other_methods_pass_the_hidden_states_on(method, ids):
         prefix = f"model.language_model.layers.{index}."
         assert all(torch.equal(v, before[k]) for k, v in state(model).items() if k.startswith(prefix))
     assert keep_sparsity(model).sparsity == pytest.approx(pruner.report.achieved_sparsity)
-
-
-@pytest.mark.parametrize("skipped", SKIPPED, ids=str)
-def test_the_dry_run_counts_what_is_pruned(skipped, ids, tmp_path, caplog):
-    model = make_model(skipped)
-    model.save_pretrained(tmp_path / "dense")
-    make_tokenizer().save_pretrained(tmp_path / "dense")
-    (tmp_path / "text.txt").write_text(" ".join(f"w{i % 60}" for i in range(2000)))
-    run = dry_run(tmp_path / "dense", config(dataset=str(tmp_path / "text.txt"), seq_length=16))
-    pruner = NeuronALPruner(config())
-    pruner.prune(model, ids)
-    assert f"{len(pruner.report.projections)} projections in 3 blocks" in str(run)
-    assert "mllama, " in str(run), "as its config says, not the text decoder's"
-    assert run.size.bits_per_weight == pytest.approx(pruner.report.bits_per_weight, rel=0.02)
 
 
 def test_only_skipped_blocks_are_an_error(ids):
