@@ -18,8 +18,7 @@ from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
-from .evaluation.perplexity import name_test_sets
-from .evaluation.test_sets import TestWindows, digest, load_tests, measure, report_tests
+from .evaluation.perplexity import TestWindows, digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed

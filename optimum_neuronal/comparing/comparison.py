@@ -1,7 +1,8 @@
 """Outcome of a comparison of methods: its results, with tables, figures and files."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,27 @@ from ..files.directories import check_writable
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate
-from .tables import MEANS, aggregate_caption, aggregate_table, result_table, side_by_side_table
+from .tables import aggregate_caption, aggregate_table, result_table, side_by_side_table
 
 
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
 MEANS_PAGE = "means.md"
-SEVERAL = "several"  # a value of the calibration data that differs between combinations
 
 
 def check_tables_directory(directory: str | Path, overwrite: bool, model: str | None = None) -> Path:
     """Return a directory for tables. Raise `FileExistsError` for tables of another `model`, or that no comparison wrote."""
     folder = check_writable(directory, "write tables to")
-    taken = [folder / name for name in TABLES if (folder / name).exists()]
-    if not taken or overwrite:
+    if overwrite or not any((folder / name).exists() for name in TABLES):
         return folder
-    try:
+    whose = None
+    with suppress(OSError, ValueError):
         whose = Comparison.load(folder).model
-        fault = f"is about another model, {whose}" if model not in (None, whose) else ""
-    except (OSError, ValueError):
-        fault = "was not written by a comparison"
-    if fault:
-        raise FileExistsError(
-            f"{taken[0]} {fault}: choose another directory, or overwrite it (overwrite=True, --overwrite)."
-        )
-    return folder
+        if model in (None, whose):
+            return folder
+    raise FileExistsError(
+        f"{folder} holds tables of {whose or 'something else than a comparison'}: choose another directory, or overwrite "
+        "them (overwrite=True, --overwrite)."
+    )
 
 
 @dataclass(repr=False)
@@ -45,12 +43,12 @@ class Comparison:
     model: str  # name of the pruned model
     dense: Result  # figures of the dense model
     results: list[Result]  # one per combination, and with a sweep per combination and setting
-    calibration: dict[str, Any]  # source, number and length of the sequences, seed
+    calibration: dict[str, Any]  # source, number and length of the sequences, seed; without what differs
     versions: dict[str, str]  # of this package, transformers, torch and Python
     windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
     with_bos: list[str] = field(default_factory=list)  # test sets whose windows begin with the BOS token
-    config: dict[str, Any] = field(default_factory=dict)  # fields that all combinations were given
-    accuracy_over: list[str] | None = None  # saliencies of AccRet, see [`aggregate`]
+    config: Mapping[str, Any] = field(default_factory=dict)  # fields that all combinations were given
+    accuracy_over: Sequence[str] | None = None  # saliencies of AccRet, see [`aggregate`]
 
     @classmethod
     def load(cls, directory: str | Path) -> "Comparison":
@@ -88,12 +86,8 @@ class Comparison:
             for name, value in result.setting.items():
                 swept.setdefault(name, {})[str(value)] = None
         if self.calibration:
-            unnamed = {"source": "several datasets", "seed": None}  # in place of what differs
-            known = {
-                name: unnamed.get(name, value) if value == SEVERAL else value
-                for name, value in self.calibration.items()
-            }
-            notes.append(f"Calibration: {calibration_text(known)}.")
+            differing = dict.fromkeys(("num_samples", "seq_length", "source"), "several")
+            notes.append(f"Calibration: {calibration_text(differing | self.calibration)}.")
         given = {name: value for name, value in self.config.items() if name not in {*self.calibration, *swept}}
         if given:
             notes.append(f"All with {', '.join(f'{name}={value!r}' for name, value in given.items())}.")
@@ -108,8 +102,8 @@ class Comparison:
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
-            several = ", of several runs the standard deviation and one's error" if swept else ""
-            notes.append(f"Zero-shot accuracy, ± the standard error{several}: {', '.join(asked)}.")
+            error = "" if swept else ", ± the standard error"
+            notes.append(f"Zero-shot accuracy{error}: {', '.join(asked)}.")
         return notes
 
     def __repr__(self) -> str:
@@ -141,10 +135,9 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
 
     The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
     """
-    folder = check_writable(output, "write means to")
-    page = folder / MEANS_PAGE
-    if page.exists() and MEANS not in page.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{page} was not written by a comparison: choose another directory.")
+    page = check_writable(output, "write means to") / MEANS_PAGE
+    if page.exists():
+        raise FileExistsError(f"{page} exists: choose another directory.")
     comparisons = [Comparison.load(directory) for directory in directories]
     first = comparisons[0]
     for one in comparisons[1:]:
@@ -158,6 +151,6 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
     shown = format_markdown(*tables[0]), aggregate_caption(means), format_markdown(*tables[1])
     text = "\n\n".join([*notes, *shown])
-    folder.mkdir(parents=True, exist_ok=True)
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
     return text

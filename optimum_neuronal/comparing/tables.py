@@ -2,16 +2,40 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
-from ..common.display import Column, Table
 from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
-MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
 METHOD = ("sparsity", "saliency", "topup")  # what distinguishes the rows of a table
+Table = tuple[list[str], list[list[str]], set[tuple[int, int]]]  # the arguments of [`format_markdown`]
+
+
+class Column(NamedTuple):
+    title: str
+    values: Sequence[Any]  # None is shown as a dash
+    text: Callable[[Any], str] = str
+    best: Callable[[Iterable[Any]], Any] | None = None  # such as min
+
+
+def make_table(columns: Sequence[Column], groups: Sequence[Hashable]) -> Table:
+    """Return a table of columns. In every group of several rows, cells that read as the best of a column are bold.
+
+    `groups` holds the group of every row, None for rows without.
+    """
+    cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
+    bold = set()
+    for group in {*groups} - {None}:
+        rows = [row for row, of_row in enumerate(groups) if of_row == group]
+        for number, column in enumerate(columns):
+            values = {row: column.values[row] for row in rows if column.values[row] is not None}
+            if column.best is not None and len(values) > 1:
+                best = column.text(column.best(values.values()))
+                bold |= {(row, number) for row in values if cells[number][row] == best}
+    return [column.title for column in columns], [list(row) for row in zip(*cells)], bold
 
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
@@ -31,7 +55,7 @@ def result_table(dense: Result, results: Sequence[Result]) -> Table:
         column("peak GB", rows, lambda r: max(r.peak_memory.values(), default=0) / 1e9 or None, "{:.2f}"),
         Column("lambdas", [_lambdas(row) for row in rows]),
     ]
-    return Table.of(columns, [None, *(head.sparsity for head in heads[1:])])
+    return make_table(columns, [None, *(head.sparsity for head in heads[1:])])
 
 
 def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -> Table:
@@ -46,7 +70,7 @@ def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -
     ]
     for (name, dense, _), groups in zip(models, by_method):
         columns += measured_columns(dense, [groups.get(key, []) for key in keys], f"{name} ")
-    return Table.of(columns, [key[:2] for key in keys])
+    return make_table(columns, [key[:2] for key in keys])
 
 
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
@@ -64,29 +88,29 @@ def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
             # None while the comparison runs, or if all combinations failed
             values = [getattr(entries.get((topup, sparsity)), attribute, None) for topup in topups]
             columns.append(Column(f"{title}, {100 * sparsity:.4g}%", values, text, best))
-    return Table.of(columns, ["all"] * len(topups))
+    return make_table(columns, ["all"] * len(topups))
 
 
 def aggregate_caption(aggregates: Sequence[Aggregate]) -> str:
     """Return what the columns of [`aggregate_table`] mean."""
-    text = f"{MEANS} {_over(aggregates, 'saliencies')}"
+    names = _names(entry.saliencies for entry in aggregates)
+    text = f"Geometric means relative to the dense model: of perplexity (PPLFac) over {names}"
     if any(entry.accuracy_retention is not None for entry in aggregates):
-        text += f"; of mean accuracy (AccRet) over {_over(aggregates, 'accuracy_saliencies')}"
+        names = _names(entry.accuracy_saliencies for entry in aggregates)
+        text += f"; of mean accuracy (AccRet) over {names}"
+    text += ". Only what every top-up has a result with counts"
     if any(entry.improvement is not None for entry in aggregates):
         text += ". Improvement: by how much perplexity is lower than with uniform sparsity, on average"
     return f"{text}."
 
 
-def _over(aggregates: Sequence[Aggregate], attribute: str) -> str:
-    """Return the saliencies of aggregates, by sparsity if they differ: `"wanda, ria (60%); wanda (70%)"`."""
-    by_sparsity: dict[float, dict[str, None]] = {}
-    for entry in aggregates:
-        names = [name for name in getattr(entry, attribute) if name != PRESET]
-        by_sparsity.setdefault(entry.sparsity, {}).update(dict.fromkeys(names))
-    texts = {sparsity: ", ".join(names) for sparsity, names in by_sparsity.items()}
-    if len(set(texts.values())) < 2:
-        return next(iter(texts.values()), "") or "each preset's own saliency"
-    return "; ".join(f"{text} ({100 * sparsity:.4g}%)" for sparsity, text in texts.items())
+def _names(lists: Iterable[Sequence[str]]) -> str:
+    """Return each saliency once, its variant in parentheses: `"wanda, sparsegpt (authors)"`."""
+    titles = dict.fromkeys(title for titles in lists for title in titles if title != PRESET)
+    names = [
+        name + rest.join((" (", ")") if rest else ("", "")) for name, _, rest in (t.partition(", ") for t in titles)
+    ]
+    return ", ".join(names) or "each preset's own saliency"
 
 
 def measured_columns(
@@ -119,21 +143,20 @@ def column(
 ) -> Column:
     """Return a column of means over the results of every row.
 
-    If one is the best, each has the standard deviation of several results, and the standard `error` of a single one.
+    If one is the best, each has the standard deviation of several results, or the standard `error` of a single one.
     """
     show = text.format if text else _short
 
-    def shown(cell: tuple[float, float | None, float | None]) -> str:
-        mean, *others = cell
-        deviation, of_one = (f"± {show(value)}" if best and value is not None else "" for value in others)
-        if deviation and of_one:
-            of_one = f"(one: {of_one})"
-        return " ".join(filter(None, (show(mean), deviation, of_one)))
+    def shown(cell: tuple[float, float | None]) -> str:
+        mean, deviation = cell
+        return show(mean) if deviation is None or not best else f"{show(mean)} ± {show(deviation)}"
 
     cells = []
     for row in rows:
         mean, deviation = mean_of(row, value)
-        cells.append(None if mean is None else (mean, deviation, mean_of(row, error)[0] if error else None))
+        if len(row) == 1 and error:
+            deviation = mean_of(row, error)[0]
+        cells.append(None if mean is None else (mean, deviation))
     return Column(title, cells, shown, best and partial(best, key=itemgetter(0)))
 
 

@@ -12,7 +12,7 @@ def methods_of(monkeypatch):
 
     def methods_of(name):
         found = study.Study.of(EXPERIMENTS[name]).combinations
-        assert all(one.result.error is None and one.config.num_samples == 128 for one in found)
+        assert all(one.config.num_samples == 128 for one in found)
         return {(one.config.sparsity, one.config.saliency, one.config.topup) for one in found}
 
     return methods_of

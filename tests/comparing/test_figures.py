@@ -1,16 +1,17 @@
-"""What is written in the figures of a comparison. No pixels are drawn."""
+"""What is written in the figures of a comparison."""
 
 import itertools
 import math
-import tempfile
+import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
-from optimum_neuronal.common.figure_style import COLORS
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 
@@ -26,7 +27,7 @@ def result(topup="uniform", saliency="wanda", sparsity=0.7, perplexity=(45.0, 20
 
 
 @pytest.fixture
-def drawn(monkeypatch):
+def drawn(monkeypatch, tmp_path):
     """Returns what is written in every figure of a comparison, by the name of its file."""
 
     def draw(results, dense=DENSE):
@@ -37,8 +38,7 @@ def drawn(monkeypatch):
             written[Path(path).stem] = [text.get_text() for text in figure.findobj(Text) if text.get_visible()]
 
         monkeypatch.setattr(Figure, "savefig", savefig)
-        with tempfile.TemporaryDirectory() as folder:
-            paths = figures.draw_figures(Path(folder), "llama", dense, results)
+        paths = figures.draw_figures(tmp_path, "llama", dense, results)
         assert [path.stem for path in paths] == list(written)
         return written
 
@@ -67,7 +67,7 @@ def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
 
 
 def test_more_methods_than_colors_have_no_figure_by_seconds(drawn):
-    found = [result(f"owl, half_width={index}") for index in range(len(COLORS) + 1)]
+    found = [result(f"owl, half_width={index}") for index in range(len(figures.COLORS) + 1)]
     assert "perplexity-by-seconds" in drawn(found[1:]) and "perplexity-by-seconds" not in drawn(found)
 
 
@@ -164,3 +164,27 @@ def test_the_best_value_is_marked(tmp_path, monkeypatch):
             seeds[-1].perplexity = {"c4": value, "ptb": 20 - value}
     figures.draw_figures(tmp_path, "model", dense, seeds)
     assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]}
+
+
+def draw_line(path):
+    with figures.new_figure(path, 2, "A title") as figure:
+        axes = figure.subplots()
+        axes.plot([0, 1], [0.0, 0.625])
+    return path.read_bytes()
+
+
+def test_equal_data_give_equal_files_whatever_the_users_settings(tmp_path):
+    content = draw_line(tmp_path / "new" / "one.png")
+    with Image.open(tmp_path / "new" / "one.png") as image:
+        assert image.format == "PNG" and 1100 < image.width < 1300
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black"}):
+        settings = matplotlib.rcParams.copy()
+        assert draw_line(tmp_path / "two.png") == content
+        assert matplotlib.rcParams.copy() == settings
+
+
+def test_matplotlib_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for call in (figures.check_matplotlib, lambda: draw_line(tmp_path / "a.png")):
+        with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[report\]'"):
+            call()
