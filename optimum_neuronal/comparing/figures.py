@@ -51,7 +51,15 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
     results = [result for result in results if result.error is None]
     if not results:
         return []
-    paths = _draw_perplexities(folder, model, dense, results, styles) if dense.perplexity else []
+    paths = []
+    names = ", ".join(sorted(dense.perplexity))
+    title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
+    if dense.perplexity and len(styles) <= len(COLORS):  # more would be hard to distinguish
+        paths.append(plot_by_seconds(folder, title, dense, results, styles))
+    if dense.perplexity and len({result.sparsity for result in results}) > 2:
+        lines = _lines((f"{run.saliency} + {run.topup}", run.sparsity, run.mean_perplexity) for run in results)
+        xlabel = "Sparsity of the pruned projections"
+        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, xlabel, dense=dense))
     for (saliency, sparsity), members in group_by(results, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
         title = f"{model}, {saliency}, {members[0].target}"
@@ -60,22 +68,6 @@ def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Resu
         paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
         for across, *drawn in _by_parameters(members) if dense.perplexity else ():
             paths.append(plot_lines(folder / f"perplexity-by-{across}-{name}", title, *drawn))
-    return paths
-
-
-def _draw_perplexities(
-    folder: Path, model: str, dense: Result, results: Sequence[Result], styles: Styles
-) -> list[Path]:
-    """Draw mean perplexity by seconds and, of three sparsities or more, by sparsity."""
-    names = ", ".join(sorted(dense.perplexity))
-    title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
-    paths = []
-    if len(styles) <= len(COLORS):  # more would be hard to distinguish
-        paths.append(plot_by_seconds(folder, title, dense, results, styles))
-    if len({result.sparsity for result in results}) > 2:
-        lines = _lines((f"{run.saliency} + {run.topup}", run.sparsity, run.mean_perplexity) for run in results)
-        xlabel = "Sparsity of the pruned projections"
-        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, xlabel, dense=dense))
     return paths
 
 

@@ -20,7 +20,7 @@ class Result:
     saliency: str  # its title; or "dense" or "preset"
     topup: str  # its title, which names variant and steps; or "dense", or name and methods of the preset
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
-    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
+    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
     allocation_seconds: float = 0.0  # these two count what the combination needs, even if another one computed it

@@ -28,7 +28,6 @@ class TaskResult:
 
     accuracy: float  # part of right answers, in [0, 1]
     stderr: float | None  # standard error of the accuracy; None for a single question
-    metric: str  # the harness's name for the accuracy
     samples: int  # number of questions asked
 
 
@@ -168,4 +167,4 @@ def _result(name: str, task: Any, results: dict) -> TaskResult:
     metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
     accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]
     stderr = math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None
-    return TaskResult(accuracy, stderr, METRIC, samples)
+    return TaskResult(accuracy, stderr, samples)

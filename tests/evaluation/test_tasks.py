@@ -76,7 +76,7 @@ class TestResult:
             result = evaluate(model, tokenizer, batch_size=batch_size, limit=len(questions))["neuronal_words"]
             accuracy, samples = by_hand(model, questions), len(questions)
             stderr = pytest.approx((accuracy * (1 - accuracy) / (samples - 1)) ** 0.5)
-            assert result == TaskResult(pytest.approx(accuracy), stderr, "acc", samples)
+            assert result == TaskResult(pytest.approx(accuracy), stderr, samples)
         assert 0 < by_hand(make_model("llama"), QUESTIONS) < 1
         model = make_model("llama").bfloat16()
         assert evaluate(model, tokenizer, batch_size=100)["neuronal_words"].accuracy == pytest.approx(
