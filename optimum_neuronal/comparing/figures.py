@@ -3,7 +3,6 @@
 matplotlib, of the extra `report`, is imported for the first figure.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,8 +85,7 @@ def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[R
             for run in members:
                 look = styles[run.label] | POINT | {"marker": markers[run.saliency]}
                 axes.plot(run.seconds if together else run.allocation_seconds, run.mean_perplexity, **look)
-            infinite = [f"infinite: {run.method}" for run in members if math.isinf(run.mean_perplexity)]
-            axes.set_title("\n".join([members[0].target, *infinite]), loc="left")
+            axes.set_title(members[0].target, loc="left")
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
             axes.set(xlabel=xlabel, yscale="log", ylabel=PERPLEXITY)
             axes.set_xscale("symlog", linthresh=1)  # uniform sparsity takes no time to decide

@@ -71,6 +71,8 @@ def test_what_differs_is_told_apart(comparison):
 
 
 def test_tables(comparison):
+    comparison.windows, comparison.with_bos = {"a": [4, 8], "b": [5, 8]}, ["b"]
+    assert "Perplexity: a (4 x 8 tokens), b (5 x 8 tokens, BOS first)." in str(comparison)
     line = next(line for line in str(comparison).splitlines() if "owl" in line)
     expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% ± 1.00% - - 2.00 block 0.10"
     assert squeezed(line).strip() == expected and "failed: out of | luck" in str(comparison)
@@ -82,14 +84,6 @@ def test_tables(comparison):
     )
 
 
-def test_means_over_seeds(comparison):
-    """A deviation of 0 is shown, too, in place of the error of a single proportion."""
-    seeds = [result(0.7, "ria", "owl", 9.0, 9.0, accuracy=0.7, setting={"seed": seed}) for seed in (0, 1)]
-    comparison.results[3:] = seeds
-    share = "70.00% ± 0.00%"
-    assert f"9.00 ± 0.00 9.00 ± 0.00 {share} {share}" in squeezed(str(comparison))
-
-
 def test_the_error_of_a_mean_accuracy_is_that_of_independent_tasks():
     """Half of the square root of 0.03^2 + 0.04^2; a task of one question has none."""
     tasks = {name: {"accuracy": 0.5, "stderr": error} for name, error in (("a", 0.03), ("b", 0.04))}
@@ -99,22 +93,18 @@ def test_the_error_of_a_mean_accuracy_is_that_of_independent_tasks():
     assert Result(0.5, "wanda", "owl").mean_accuracy_error is None
 
 
-def test_lambdas_of_every_seed_stand_by_their_step(comparison):
-    """None is dropped because another seed chose it too."""
+def test_means_over_seeds(comparison):
+    """With a deviation of 0, in place of a proportion's own error. No lambda is dropped because another seed chose it too."""
     lambdas = [(0.12, 0.2), (0.1, 0.25), (0.12, 0.2)]
     comparison.results[3:] = [
-        result(0.7, "ria", "owl", 9.0, 9.0, block_lambda=block, row_lambda=row, setting={"seed": seed})
+        result(0.7, "ria", "owl", 9.0, 9.0, accuracy=0.7, block_lambda=block, row_lambda=row, setting={"seed": seed})
         for seed, (block, row) in enumerate(lambdas)
     ]
     note = {"note": "no row step: x"}
     comparison.results.append(result(0.8, "ria", "owl", 9.0, 9.0, block_lambda=0.125, decisions=note))
     text = str(comparison)
+    assert "9.00 ± 0.00 9.00 ± 0.00 70.00% ± 0.00% 70.00% ± 0.00%" in squeezed(text)
     assert "block 0.12, 0.10, 0.12; row 0.20, 0.25, 0.20" in text and "block 0.125; no row step: x" in text
-
-
-def test_windows_that_begin_with_bos_are_named(comparison):
-    comparison.windows, comparison.with_bos = {"a": [4, 8], "b": [5, 8]}, ["b"]
-    assert "Perplexity: a (4 x 8 tokens), b (5 x 8 tokens, BOS first)." in str(comparison)
 
 
 def test_presets(comparison):
@@ -135,14 +125,6 @@ def test_the_best_of_every_amount_is_bold(comparison):
     assert "| wanda | owl | - | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00% ± 1.00%** |" in lines[3]
     assert "| ria | owl | - | **20.00** | 90.00 |" in lines[6]
     assert not any("**" in line for line in lines if "dense |" in line or "failed" in line or "70.00%" in line)
-
-
-def test_files(comparison, tmp_path):
-    comparison.save(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.md"}
-    values = json.loads((tmp_path / "comparison.json").read_text())
-    assert values["results"][2]["block_lambda"] == 0.1 and values["aggregates"][0]["saliencies"] == ["wanda"]
-    comparison.save(tmp_path)
 
 
 def test_a_full_disk_leaves_the_tables_as_they_were(comparison, tmp_path, monkeypatch):
@@ -168,6 +150,9 @@ def test_tables_of_others_are_not_replaced(comparison, tmp_path):
             comparison.save(tmp_path)
         assert (tmp_path / "comparison.json").read_text() == content and len(list(tmp_path.iterdir())) == 1
     comparison.save(tmp_path, overwrite=True)
+    comparison.save(tmp_path)
+    values = json.loads((tmp_path / "comparison.json").read_text())
+    assert values["results"][2]["block_lambda"] == 0.1 and values["aggregates"][0]["saliencies"] == ["wanda"]
     check_tables_directory(tmp_path, False, "a-model")
     with pytest.raises(FileExistsError, match="holds tables of a-model: choose another"):
         check_tables_directory(tmp_path, False, "b-model")

@@ -1,12 +1,10 @@
 """What is written in the figures of a comparison."""
 
 import itertools
-import math
 import sys
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -71,21 +69,10 @@ def test_more_methods_than_colors_have_no_figure_by_seconds(drawn):
     assert "perplexity-by-seconds" in drawn(found[1:]) and "perplexity-by-seconds" not in drawn(found)
 
 
-def test_infinite_perplexities_are_named(drawn):
-    found = [result(), result(saliency="magnitude", perplexity=(math.inf, 50.0))]
-    assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in drawn(found)["perplexity-by-seconds"]
-
-
-def test_blocks(drawn):
-    sparsities = {"uniform": [0.7] * 40, "neuronal": [*np.linspace(0.6, 0.8, 40)]}
-    sparsities |= {f"a rather long name of a method, number {index}": [0.5, 0.6] for index in range(20)}
-    found = [result(topup=name, block_sparsity=values) for name, values in sparsities.items()]
-    assert {*sparsities, "Decoder block", "Sparsity", "70.0%"} < set(drawn(found)["block-sparsity-wanda-70"])
-
-
 def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     failed = Result(0.7, "ria", "uniform", error="no memory")
     found = drawn([result(), result("owl", "ria"), failed])
+    assert {"uniform", "Decoder block", "Sparsity", "70.0%"} < set(found["block-sparsity-wanda-70"])
     assert list(found) == ["perplexity-by-seconds", "block-sparsity-wanda-70", "block-sparsity-ria-70"]
     assert "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
     assert drawn([failed]) == {}
@@ -93,6 +80,9 @@ def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     assert max(map(len, long)) < 150, "a method of many words has a file"
     untested = drawn([result(perplexity=())], Result(0, "dense", "dense", {}))
     assert list(untested) == ["block-sparsity-wanda-70"]
+    found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
+    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
+    assert "perplexity-by-sparsity" not in drawn(found[:2])
 
 
 def block_step(lam, *candidates, value=30.0, more=""):
@@ -127,30 +117,16 @@ def test_grids_and_sweeps(drawn):
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
-def test_sparsities(drawn):
-    found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
-    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
-    assert "perplexity-by-sparsity" not in drawn(found[:2])
-
-
-def test_seeds_are_averaged(tmp_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(figures, "plot_lines", lambda path, title, own, *args, **options: (lines.append(own), path)[1])
-    found = [result(setting={"seed": seed}, sparsity=sparsity) for seed in (0, 1) for sparsity in (0.5, 0.6, 0.7)]
-    for number, one in enumerate(found):
-        one.perplexity, one.block_sparsity = {"c4": 10.0 + number}, [None, 0.1 * number]
-    figures.draw_figures(tmp_path, "model", Result(0, "dense", "dense", {"c4": 5.0}), found)
-    by_sparsity, first = lines[:2]
-    assert by_sparsity == {"wanda + uniform": [(0.5, 11.5), (0.6, 12.5), (0.7, 13.5)]}
-    assert first["uniform"] == [(1, pytest.approx(0.15))]
-
-
 def test_the_best_value_is_marked(tmp_path, monkeypatch):
     """That of a grid; without a second hyperparameter, that of each test set. Seeds are averaged before."""
-    marks = []
-    monkeypatch.setattr(
-        figures, "plot_lines", lambda path, title, lines, x, y=None, m=None, **options: (marks.append(m), path)[1]
-    )
+    marks, drawn = [], []
+
+    def plot_lines(path, title, lines, xlabel, ylabel=None, own=None, **options):
+        marks.append(own)
+        drawn.append(lines)
+        return path
+
+    monkeypatch.setattr(figures, "plot_lines", plot_lines)
     dense, grid = Result(0, "dense", "dense", {"c4": 5.0, "ptb": 5.0}), {}
     for m, width, value in [(3, 0.1, 9.0), (3, 0.2, 8.0), (3, 0.3, 9.0), (5, 0.1, 7.0), (5, 0.2, 9.0), (5, 0.3, 9.0)]:
         grid[m, width] = result("owl", config={"topup_args": {"outlier_factor": m, "half_width": width}})
@@ -160,10 +136,11 @@ def test_the_best_value_is_marked(tmp_path, monkeypatch):
     seeds = []
     for count, values in ((1, (9.0, 5.0)), (2, (6.0, 7.0)), (4, (9.0, 9.0))):
         for seed, value in enumerate(values):
-            seeds.append(result(setting={"num_alignment_samples": count, "seed": seed}))
+            setting = {"num_alignment_samples": count, "seed": seed}
+            seeds.append(result(setting=setting, block_sparsity=[None, value]))
             seeds[-1].perplexity = {"c4": value, "ptb": 20 - value}
     figures.draw_figures(tmp_path, "model", dense, seeds)
-    assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]}
+    assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]} and drawn[-2] == {"uniform": [(1, 7.5)]}
 
 
 def draw_line(path):
