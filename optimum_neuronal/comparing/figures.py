@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, cycle
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +120,7 @@ def _numbers(result: Result) -> dict[str, float]:
 
 def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str, str, Lines]]:
     """Yield a name, lines, labels of the axes and marks for every top-up with three values of a number or more."""
-    methods: dict[str, list[Result]] = {}
-    for result in results:
-        methods.setdefault(result.topup.partition(" (" if result.saliency == PRESET else ",")[0], []).append(result)
-    for name, runs in methods.items():
+    for name, runs in group_by(results, "topup_name").items():
         values: dict[str, set[float]] = {}
         for key, value in chain(*(_numbers(run).items() for run in runs)):
             values.setdefault(key, set()).add(value)
@@ -135,28 +131,21 @@ def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str,
 
 
 def _across(runs: Sequence[Result], across: str) -> tuple[Lines, str, Lines]:
-    """Return a line per value of the other numbers, or per test set without any, a label, and circles around points.
-
-    Circles mark the lambdas that were chosen, or the best value: of each test set, or of all lines together.
-    """
+    """Return a line per value of the other numbers, or per test set without any, a label, and marks of chosen lambdas."""
     points: list[tuple[str, float, float]] = []
     chosen: dict[str, list[tuple[float, float]]] = {}
-    several = False  # True if perplexities of several test sets are averaged
+    ylabel = PERPLEXITY
     for run in runs:
         numbers = _numbers(run)
         x = numbers.pop(across)
-        others = ", ".join(f"{key}={value:g}" for key, value in numbers.items())
-        several |= bool(others) and len(run.perplexity) > 1
-        own = {others: run.mean_perplexity} if others else run.perplexity
+        own = run.perplexity
+        if numbers:
+            own, ylabel = {", ".join(f"{key}={value:g}" for key, value in numbers.items()): run.mean_perplexity}, MEAN
         points += [(line, x, y) for line, y in own.items()]
         if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
             by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
             chosen.setdefault(f"chosen by the {by}", []).extend((x, y) for y in own.values())
-    lines, ylabel = _lines(points), MEAN if several else PERPLEXITY
-    if across == BLOCK_LAMBDA:
-        return lines, ylabel, chosen
-    compared = lines.values() if lines.keys() <= runs[0].perplexity.keys() else [chain(*lines.values())]
-    return lines, ylabel, {"best": [min(line, key=itemgetter(1)) for line in compared]}
+    return _lines(points), ylabel, chosen
 
 
 def plot_lines(

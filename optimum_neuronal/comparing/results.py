@@ -53,8 +53,13 @@ class Result:
         return f"{100 * self.sparsity:.4g}% sparsity"
 
     @property
+    def topup_name(self) -> str:
+        """The name of the top-up or preset, without variant and hyperparameters."""
+        return _base(self.topup)
+
+    @property
     def is_uniform(self) -> bool:
-        return _base(self.topup) == UNIFORM
+        return self.topup_name == UNIFORM
 
     @property
     def seconds(self) -> float:
@@ -148,7 +153,7 @@ def _ratios(result: Result, other: Result) -> list[float]:
 
 def _base(title: str) -> str:
     """Return the name of a method without its variant and hyperparameters."""
-    return title.partition(",")[0]
+    return title.partition(",")[0].partition(" (")[0]
 
 
 def _saliencies(entries: Sequence[_Entry]) -> list[str]:

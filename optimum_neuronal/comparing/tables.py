@@ -72,17 +72,21 @@ def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -
     return make_table(columns, [key[:2] for key in keys])
 
 
+MEANS: tuple[tuple, ...] = (  # titles of columns, attributes of an aggregate, their text, and which is the best
+    ("PPLFac", "perplexity_factor", _short, min),
+    ("AccRet", "accuracy_retention", "{:.1%}".format, max),
+    ("improvement", "improvement", "{:+.1%}".format, max),
+)
+
+
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
     """Return a table with a row per top-up or preset, and a column per aggregate and sparsity. The best is marked."""
     topups = list(dict.fromkeys(entry.topup for entry in aggregates))
     entries = {(entry.topup, entry.sparsity): entry for entry in aggregates}
-    measures: list[tuple] = [("PPLFac", "perplexity_factor", _short, min)]
-    if any(entry.accuracy_retention is not None for entry in aggregates):
-        measures.append(("AccRet", "accuracy_retention", "{:.1%}".format, max))
-    if any(entry.improvement is not None for entry in aggregates):
-        measures.append(("improvement", "improvement", "{:+.1%}".format, max))
     columns = [Column("top-up", topups)]
-    for title, attribute, text, best in measures:
+    for title, attribute, text, best in MEANS:
+        if all(getattr(entry, attribute) is None for entry in aggregates):
+            continue
         for sparsity in dict.fromkeys(entry.sparsity for entry in aggregates):
             # None while the comparison runs, or if all combinations failed
             values = [getattr(entries.get((topup, sparsity)), attribute, None) for topup in topups]

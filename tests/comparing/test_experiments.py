@@ -33,17 +33,9 @@ def test_the_papers_tables(methods_of):
 
 
 def test_given_methods_have_the_variants_of_the_papers_tables():
-    """Those of the experiment's own, if it has them; hyperparameters are merged into them."""
-    for name, given, expected in (
-        ("paper", ["uniform", "neuronal"], ["uniform:variant=authors", "neuronal:variant=authors"]),
-        ("paper", ["neuronal:steps=block"], ["neuronal:variant=authors,steps=block"]),
-        ("paper", ["neuronal:variant=sequence"], ["neuronal:variant=sequence"]),
-        ("paper", ["owl", "dlp"], ["owl:variant=authors", "dlp"]),
-        ("paper-runtime", ["besa", "owl:half_width=0.1"], ["besa", "owl:variant=authors,half_width=0.1"]),
-        ("paper-lambdas", ["neuronal"], ["neuronal:variant=authors,steps=block"]),
-        ("paper-parameters", ["owl"], ["owl:variant=authors"]),
-    ):
-        assert experiment(name, topups=given)["topups"] == expected
+    given = ["neuronal:steps=block", "neuronal:variant=sequence", "owl", "dlp"]
+    resolved = ["neuronal:variant=authors,steps=block", "neuronal:variant=sequence", "owl:variant=authors", "dlp"]
+    assert experiment("paper", topups=given)["topups"] == resolved
     found = experiment("paper", saliencies=["sparsegpt", "wanda"], sparsities=[0.7])
     assert found["saliencies"] == ["sparsegpt:variant=authors", "wanda"] and found["sparsities"] == [0.7]
     assert experiment("paper") == EXPERIMENTS["paper"] and found["sampling"] == "authors"

@@ -111,36 +111,21 @@ def test_grids_and_sweeps(drawn):
 
     grid = [owl(m, width) for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
-    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5", "best"} < set(written)
+    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
     sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
     written = drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"]
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
-def test_the_best_value_is_marked(tmp_path, monkeypatch):
-    """That of a grid; without a second hyperparameter, that of each test set. Seeds are averaged before."""
-    marks, drawn = [], []
-
-    def plot_lines(path, title, lines, xlabel, ylabel=None, own=None, **options):
-        marks.append(own)
-        drawn.append(lines)
-        return path
-
-    monkeypatch.setattr(figures, "plot_lines", plot_lines)
-    dense, grid = Result(0, "dense", "dense", {"c4": 5.0, "ptb": 5.0}), {}
-    for m, width, value in [(3, 0.1, 9.0), (3, 0.2, 8.0), (3, 0.3, 9.0), (5, 0.1, 7.0), (5, 0.2, 9.0), (5, 0.3, 9.0)]:
-        grid[m, width] = result("owl", config={"topup_args": {"outlier_factor": m, "half_width": width}})
-        grid[m, width].perplexity = {"c4": value, "ptb": value}
-    figures.draw_figures(tmp_path, "model", dense, list(grid.values()))
-    assert marks[-1] == {"best": [(0.1, pytest.approx(7.0))]}
-    seeds = []
+def test_seeds_are_averaged(tmp_path, monkeypatch):
+    drawn, seeds = [], []
+    monkeypatch.setattr(figures, "plot_lines", lambda path, title, lines, *_, **__: (drawn.append(lines), path)[1])
     for count, values in ((1, (9.0, 5.0)), (2, (6.0, 7.0)), (4, (9.0, 9.0))):
-        for seed, value in enumerate(values):
-            setting = {"num_alignment_samples": count, "seed": seed}
-            seeds.append(result(setting=setting, block_sparsity=[None, value]))
-            seeds[-1].perplexity = {"c4": value, "ptb": 20 - value}
-    figures.draw_figures(tmp_path, "model", dense, seeds)
-    assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]} and drawn[-2] == {"uniform": [(1, 7.5)]}
+        settings = [{"num_alignment_samples": count, "seed": seed} for seed in range(2)]
+        seeds += [result(setting=s, perplexity=(v, v), block_sparsity=[None, v]) for s, v in zip(settings, values)]
+    figures.draw_figures(tmp_path, "model", DENSE, seeds)
+    by_block, by_count = drawn
+    assert by_block == {"uniform": [(1, 7.5)]} and by_count["c4"] == [(1, 7.0), (2, 6.5), (4, 9.0)]
 
 
 def draw_line(path):
