@@ -120,8 +120,7 @@ def run_study(
             results=[],
             calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
             versions=versions(),
-            windows={name: list(test.ids.shape) for name, test in runner.windows.items()},
-            with_bos=[name for name, test in runner.windows.items() if test.begin_with_bos],
+            windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
             config=study.config,
             accuracy_over=study.accuracy_over,
         )

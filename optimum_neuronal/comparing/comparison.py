@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class Comparison:
     results: list[Result]  # one per combination, and with a sweep per combination and setting
     calibration: dict[str, Any]  # source, number and length of the sequences, seed; without what differs
     versions: dict[str, str]  # of this package, transformers, torch and Python
-    windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
-    with_bos: list[str] = field(default_factory=list)  # test sets whose windows begin with the BOS token
+    # Test set -> number of windows, tokens in each, True if they begin with the BOS token.
+    windows: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)  # fields that all combinations were given
     accuracy_over: Sequence[str] | None = None  # saliencies of AccRet, see [`aggregate`]
 
@@ -56,9 +56,9 @@ class Comparison:
         path = Path(directory) / JSON
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
-            results = [Result(**result) for result in values["results"]]
-            return cls(**values | {"dense": Result(**values["dense"]), "results": results})
+            del content["aggregates"]
+            results = [Result(**result) for result in content["results"]]
+            return cls(**content | {"dense": Result(**content["dense"]), "results": results})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} was not written by a comparison: {error}") from error
 
@@ -95,9 +95,9 @@ class Comparison:
             f"Means over {name} {', '.join(values)}, ± the standard deviation." for name, values in swept.items()
         ]
         if self.windows:
-            first = {name: ", BOS first" if name in self.with_bos else "" for name in self.windows}
             tests = [
-                f"{name} ({count} x {tokens} tokens{first[name]})" for name, (count, tokens) in self.windows.items()
+                f"{name} ({count} x {tokens} tokens{', BOS first' if bos else ''})"
+                for name, (count, tokens, bos) in self.windows.items()
             ]
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:

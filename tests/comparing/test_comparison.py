@@ -71,7 +71,7 @@ def test_what_differs_is_told_apart(comparison):
 
 
 def test_tables(comparison):
-    comparison.windows, comparison.with_bos = {"a": [4, 8], "b": [5, 8]}, ["b"]
+    comparison.windows = {"a": (4, 8, False), "b": (5, 8, True)}
     assert "Perplexity: a (4 x 8 tokens), b (5 x 8 tokens, BOS first)." in str(comparison)
     line = next(line for line in str(comparison).splitlines() if "owl" in line)
     expected = "50.00% wanda owl - 20.00 80.00 80.00% ± 1.00% 80.00% ± 1.00% - - 2.00 block 0.10"
