@@ -13,7 +13,7 @@ from ..files.directories import check_writable
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate
-from .tables import aggregate_caption, aggregate_table, result_table, side_by_side_table
+from .tables import aggregate_caption, aggregate_table, result_table
 
 
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
@@ -75,10 +75,6 @@ class Comparison:
         """Return an aggregate over the saliencies for each sparsity and top-up or preset."""
         return aggregate([(self.dense, self.results)], self.accuracy_over)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, with the aggregates, JSON-serializable."""
-        return {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
-
     def notes(self) -> list[str]:
         """Return what the figures were measured on, in sentences."""
         notes, swept = [], {}
@@ -122,7 +118,8 @@ class Comparison:
         """Write `comparison.json` and `.md` into a directory, see [`check_tables_directory`]."""
         folder = check_tables_directory(directory, overwrite, self.model)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / JSON, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
+        values = {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
+        write_atomically(folder / JSON, f"{json.dumps(values, indent=2)}\n".encode())
         write_atomically(folder / PAGE, self.to_markdown().encode())
 
     def plot(self, directory: str | Path) -> list[Path]:
@@ -131,10 +128,7 @@ class Comparison:
 
 
 def merge(directories: Sequence[str | Path], output: str | Path) -> str:
-    """Write the means over finished comparisons of several models to `means.md` in a directory, and return them.
-
-    The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
-    """
+    """Write AccRet and PPLFac over finished comparisons of several models to `means.md` in a directory, and return them."""
     page = check_writable(output, "write means to") / MEANS_PAGE
     if page.exists():
         raise FileExistsError(f"{page} exists: choose another directory.")
@@ -147,10 +141,8 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
                 f"{first.measures} and {one.measures}: measure both on the same."
             )
     means = aggregate(((one.dense, one.results) for one in comparisons), first.accuracy_over)
-    tables = side_by_side_table([(one.model, one.dense, one.results) for one in comparisons]), aggregate_table(means)
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
-    shown = format_markdown(*tables[0]), aggregate_caption(means), format_markdown(*tables[1])
-    text = "\n\n".join([*notes, *shown])
+    text = "\n\n".join([*notes, aggregate_caption(means), format_markdown(*aggregate_table(means))])
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
     return text

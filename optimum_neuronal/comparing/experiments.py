@@ -5,13 +5,13 @@ from typing import Any
 from ..common.registry import format_method, parse_method
 from ..common.validation import check_choice, validate_strings
 from ..config.presets import authors_variant
+from ..topup.neuronal import LAMBDAS
 
 
 UNIFORM, DSNOT, OWL, ALPHA, NEURONAL = (
     f"{name}:variant=authors" for name in ("uniform", "dsnot", "owl", "alpha_pruning", "neuronal")
 )
 TOPUPS = [UNIFORM, DSNOT, OWL, ALPHA, NEURONAL]
-LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 SETUP = {  # of all experiments of the paper: its appendix "Experimental Setup"
     "saliencies": ["wanda"],
     "topups": TOPUPS,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
-METHOD = ("sparsity", "saliency", "topup")  # what distinguishes the rows of a table
 Table = tuple[list[str], list[list[str]], set[tuple[int, int]]]  # the arguments of [`format_markdown`]
 
 
@@ -41,35 +40,20 @@ def make_table(columns: Sequence[Column], groups: Sequence[Hashable]) -> Table:
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
     """Return a table with one row per combination below the dense model's row. The best at every sparsity is marked."""
-    rows = [[dense], *group_by(results, *METHOD).values()]
+    rows = [[dense], *group_by(results, "sparsity", "saliency", "topup").values()]
     heads = [row[0] for row in rows]
     columns = [
         Column("sparsity", [f"{head.achieved_sparsity or head.sparsity:.2%}" for head in heads]),
         Column("saliency", [head.saliency for head in heads]),
         Column("top-up", ["-" if head.topup == DENSE else head.topup for head in heads]),
         column("bits per weight", rows, attrgetter("bits_per_weight")),
-        *measured_columns(dense, rows, tasks=list(dense.accuracy)),
+        *_measured_columns(dense, rows),
         column("top-up seconds", rows, lambda result: result.allocation_seconds or None, "{:.1f}".format),
         column("seconds", rows, lambda result: result.seconds or None, "{:.1f}".format),
         column("peak GB", rows, lambda result: max(result.peak_memory.values(), default=0) / 1e9 or None),
         Column("lambdas", [_lambdas(row) for row in rows]),
     ]
     return make_table(columns, [None, *(head.sparsity for head in heads[1:])])
-
-
-def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -> Table:
-    """Return a table with a row per method and columns of every model. The best of every saliency and sparsity is marked."""
-    by_method = [group_by([dense, *results], *METHOD) for _, dense, results in models]
-    keys = list(dict.fromkeys(key for groups in by_method for key in groups))
-    heads = [Result(*key) for key in keys]
-    columns = [
-        Column("amount", [head.target for head in heads]),
-        Column("saliency", [head.saliency for head in heads]),
-        Column("top-up", [head.topup for head in heads]),
-    ]
-    for (name, dense, _), groups in zip(models, by_method):
-        columns += measured_columns(dense, [groups.get(key, []) for key in keys], f"{name} ")
-    return make_table(columns, [key[:2] for key in keys])
 
 
 MEANS: tuple[tuple, ...] = (  # titles of columns, attributes of an aggregate, their text, and which is the best
@@ -112,19 +96,16 @@ def _names(lists: Iterable[Sequence[str]]) -> str:
     return "; ".join(titles) or "each preset's own saliency"
 
 
-def measured_columns(
-    dense: Result, rows: Sequence[Sequence[Result]], prefix: str = "", tasks: Sequence[str] = ()
-) -> list[Column]:
-    """Return columns of perplexities and accuracies. A row is the mean over its results."""
+def _measured_columns(dense: Result, rows: Sequence[Sequence[Result]]) -> list[Column]:
     columns = [
-        column(f"{prefix}perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
+        column(f"perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
         for name in dense.perplexity
     ]
-    for name in tasks:
+    for name in dense.accuracy:
         columns.append(column(name, rows, _of_task(name, "accuracy"), "{:.2%}".format, max, _of_task(name, "stderr")))
     if dense.accuracy:
         accuracy, error = attrgetter("mean_accuracy"), attrgetter("mean_accuracy_error")
-        columns.append(column(f"{prefix}mean accuracy", rows, accuracy, "{:.2%}".format, max, error))
+        columns.append(column("mean accuracy", rows, accuracy, "{:.2%}".format, max, error))
     return columns
 
 

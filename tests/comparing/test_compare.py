@@ -22,6 +22,7 @@ from .conftest import SMALL
 
 TUNED = "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]"
 METHODS = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", TUNED]}
+DENSE_STREAM = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
 ONE = {"saliencies": ["magnitude"], "topups": ["uniform"]}
 
 
@@ -181,20 +182,19 @@ def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
-def test_hyperparameters_of_one_top_up_do_not_share_scores(llama, ids, others):
-    topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
-    found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
+@pytest.mark.parametrize(
+    ("family", "ways", "plans"),
+    [
+        ("llama", {"topups": ["owl:outlier_factor=2", "owl", "alpha_pruning:bins=10", "alpha_pruning"]}, 4),
+        ("mixtral", {"topups": DENSE_STREAM, "sweep": {"ignore": [["q_proj"], [r"layers\.0\."]]}}, 4),
+        ("mixtral", {"topups": DENSE_STREAM, "sweep": {"min_expert_tokens": [1, 100]}}, 3),
+    ],
+)
+def test_other_projections_and_hyperparameters_do_not_share_scores(ids, others, family, ways, plans):
+    found = compare(make_model(family), saliencies=["wanda"], **ways, **others).results
     for result in found:
-        assert_alone(result, "llama", ids)
-    assert len({tuple(result.block_sparsity) for result in found}) == 4
-
-
-@pytest.mark.parametrize("sweep", [{"ignore": [["q_proj"], [r"layers\.0\."]]}, {"min_expert_tokens": [1, 100]}])
-def test_other_projections_do_not_share_scores(ids, others, sweep):
-    topups = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
-    found = compare(make_model("mixtral"), saliencies=["wanda"], topups=topups, sweep=sweep, **others).results
-    for result in found:
-        assert_alone(result, "mixtral", ids)
+        assert_alone(result, family, ids)
+    assert len({tuple(result.block_sparsity) for result in found}) == plans
 
 
 def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):

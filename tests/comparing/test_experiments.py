@@ -1,8 +1,7 @@
 import pytest
 
 from optimum_neuronal.comparing import study
-from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS, experiment
-from optimum_neuronal.topup import neuronal
+from optimum_neuronal.comparing.experiments import EXPERIMENTS, experiment
 
 
 @pytest.fixture
@@ -41,7 +40,3 @@ def test_given_methods_have_the_variants_of_the_papers_tables():
     assert experiment("paper") == EXPERIMENTS["paper"] and found["sampling"] == "authors"
     with pytest.raises(ValueError, match="experiment is 'papr'.*Did you mean 'paper'"):
         experiment("papr")
-
-
-def test_the_lambdas_of_the_figure_are_neuronals():
-    assert LAMBDAS == neuronal.LAMBDAS
