@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +26,30 @@ def escaped(value: Any, longest: int | None = None) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table for the terminal, with cells escaped and numbers aligned to the right."""
-    return _tabulated(header, rows, "simple", escaped)
+def format_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    kind: str = "simple",
+    bold: Collection[tuple[int, int]] = (),
+) -> str:
+    """Return a table of one of tabulate's kinds, by default for the terminal, with cells escaped and numbers to the right.
+
+    `bold`: (row, column) of cells, from 0.
+    """
+    cells = [[escaped(cell) for cell in row] for row in rows]
+    for row, column in bold:
+        cells[row][column] = f"**{cells[row][column]}**"
+    sides = ["right" if _holds_numbers(rows, column) else "left" for column in range(len(header))]
+    options = {"disable_numparse": True, "colalign": sides if rows else None}
+    return tabulate(cells, [escaped(name) for name in header], kind, **options)
 
 
 def format_markdown(
     header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[tuple[int, int]] = ()
 ) -> str:
-    """Return a table in Markdown, with cells escaped and numbers aligned to the right. `bold`: (row, column), from 0."""
-    return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), bold)
-
-
-def _tabulated(
-    header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    kind: str,
-    escape: Callable[[Any], str],
-    bold: Collection[tuple[int, int]] = (),
-) -> str:
-    cells = [[escape(cell) for cell in row] for row in rows]
-    for row, column in bold:
-        cells[row][column] = f"**{cells[row][column]}**"
-    sides = ["right" if _holds_numbers(rows, column) else "left" for column in range(len(header))]
-    options = {"disable_numparse": True, "colalign": sides if rows else None}
-    return tabulate(cells, [escape(name) for name in header], kind, **options)
+    """Return a table in Markdown, see [`format_table`]."""
+    titles, *cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    return format_table(titles, cells, "pipe", bold)
 
 
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:

@@ -58,10 +58,6 @@ class Result:
         return _base(self.topup)
 
     @property
-    def is_uniform(self) -> bool:
-        return self.topup_name == UNIFORM
-
-    @property
     def seconds(self) -> float:
         """Seconds of allocation and final pruning."""
         return self.allocation_seconds + self.pruning_seconds
@@ -129,14 +125,14 @@ def aggregate(
     ]
     aggregates = []
     for sparsity, members in group_by(entries, "result.sparsity").items():
-        uniform = {entry.key: entry.result for entry in members if entry.result.is_uniform}
+        uniform = {entry.key: entry.result for entry in members if entry.result.topup_name == UNIFORM}
         by_label = group_by(members, "result.label")
         keys = [{one.key for one in own} for own in by_label.values() if own[0].result.saliency != PRESET]
         shared = set.intersection(*keys) if keys else set()
         for label, own in by_label.items():
             counted = [entry for entry in own if entry.key in shared] or own
             answered = [entry for entry in counted if _base(entry.result.saliency) in (accuracy_over or ())] or counted
-            compared = [entry for entry in counted if entry.key in uniform and not entry.result.is_uniform]
+            compared = [entry for entry in counted if entry.key in uniform and entry.result.topup_name != UNIFORM]
             factors = [ratio for entry in counted for ratio in _ratios(entry.result, entry.dense)]
             gains = [1 - ratio for entry in compared for ratio in _ratios(entry.result, uniform[entry.key])]
             both = [entry for entry in answered if entry.dense.accuracy and entry.result.accuracy]
