@@ -27,9 +27,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.common import figure_style as style
 from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.common.torch_state import default_device
+from optimum_neuronal.comparing import figures
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.evaluation.perplexity import load_windows
 from optimum_neuronal.pruning.prepare import draw_calibration
@@ -159,9 +159,9 @@ def draw(args: argparse.Namespace) -> None:
             f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
     names = [LABELS.get(row["method"], row["method"]) for row in rows]
-    with style.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
+    with figures.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
         axes = figure.subplots()
-        axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=style.COLORS[0], clip_on=False)
+        axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=figures.COLORS[0], clip_on=False)
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
 
 

@@ -18,15 +18,14 @@ from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
-from .evaluation.perplexity import name_test_sets
-from .evaluation.test_sets import load_tests, measure, report_tests
+from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .pruning.prepare import PruneContext, prepare
+from .pruning.prepare import PruneContext, exclusive, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
 
@@ -208,9 +207,10 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another run uses the work directory.
+            `RuntimeError`: another thread prunes the model.
         """
         memory = MemoryLimits(batch_size, max_hidden_bytes)
-        with work_directory(work_dir) as folder:
+        with work_directory(work_dir) as folder, exclusive(model):
             context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model
@@ -283,6 +283,13 @@ def prune_and_save(
     pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None = None
 ) -> PreTrainedModel:
     """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
+    with exclusive(model):
+        return _prune_and_save(pruner, model, job, folder)
+
+
+def _prune_and_save(
+    pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None
+) -> PreTrainedModel:
     memory = job.memory
     options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
     context = pruner._prepare(model, job.dataset, folder, memory)
@@ -290,7 +297,8 @@ def prune_and_save(
     calibration = context.calibration
     if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
         sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-    processes, dense = context.records.processes, measure(model, sets, memory.batch_size)
+    processes = context.records.processes
+    dense, _ = context.records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
     if processes.rank == 0:
         for name, value in dense.items():
             announce(f"perplexity of the dense model, {name}: {value:.2f}")

@@ -38,11 +38,6 @@ def test_a_row_of_the_table(row_against):
     assert 0 < float(changed[6].rstrip("%")) < 50
 
 
-def test_the_share_of_zeros_elsewhere():
-    ours, theirs = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
-    assert benchmark.share_elsewhere({"a": ours, "b": ours}, {"a": theirs, "b": ours}) == 2 / 8
-
-
 class WandaInTheirPlace:
     """Has the methods of the class of ALPS' authors, and prunes by Wanda's score."""
 

@@ -60,20 +60,18 @@ def test_train_tiny_model(tmp_path, monkeypatch):
     assert calibration and heldout and not set(calibration.split("\n\n")) & set(heldout.split("\n\n")) - {""}
 
 
-def test_prune(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "flags", "printed"),
+    [
+        ("prune.py", (), ("dense: perplexity", "sparse, reloaded: perplexity", "chose lambda")),
+        ("compare.py", ("--sparsity", 0.7), ("At 70%", "loses least")),
+    ],
+)
+def test_pruning(tmp_path, monkeypatch, capsys, name, flags, printed):
     arguments = prepare(tmp_path, 6_000)
-    folders = ("--model", tmp_path / "dense", "--output", tmp_path / "sparse")
-    run("prune.py", monkeypatch, *folders, *arguments)
-    printed = capsys.readouterr().out
-    assert "dense: perplexity" in printed and "sparse, reloaded: perplexity" in printed and "chose lambda" in printed
-
-
-def test_compare(tmp_path, monkeypatch, capsys):
-    arguments = prepare(tmp_path, 6_000)
-    folders = ("--model", tmp_path / "dense", "--output", tmp_path / "out")
-    run("compare.py", monkeypatch, *folders, "--sparsity", 0.7, *arguments)
-    printed = capsys.readouterr().out
-    assert "At 70%" in printed and "loses least" in printed and (tmp_path / "out" / "comparison.md").exists()
+    run(name, monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "out", *flags, *arguments)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in printed) and list((tmp_path / "out").iterdir())
 
 
 @pytest.fixture
@@ -127,12 +125,9 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, zeros, command):
 
 def test_a_multimodal_gemma_is_tuned_on_windows_that_begin_with_bos(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
-    pruner, tokenizer = (
-        NeuronALPruner(NeuronALConfig(0.7, "magnitude", topup="uniform")),
-        make_tokenizer(bos_token="w9"),
-    )
+    pruner = NeuronALPruner(NeuronALConfig(0.7, "magnitude", topup="uniform"))
     pruner.save(pruner.prune(make_kind("Gemma3ForConditionalGeneration")), tmp_path / "sparse")
-    tokenizer.save_pretrained(tmp_path / "sparse")
+    make_tokenizer(bos_token="w9").save_pretrained(tmp_path / "sparse")
     text = ("--train", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--steps", 2, "--length", 32)
     found = run("finetune.py", monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *text)
     assert found["windows"].shape[1] == 32 and set(found["windows"][:, 0].tolist()) == {9}

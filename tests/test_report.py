@@ -26,27 +26,11 @@ def report(**more):
     return PruningReport(**values | more)
 
 
-def lines(shown):
-    """First column -> second."""
-    return dict(line.split("  ", 1) for line in str(shown).splitlines()[2:])
-
-
 def test_what_is_saved_is_what_was_found(tmp_path):
     path = report(block_lambda=0.1).save(tmp_path)
     assert path == tmp_path / "neuronal_report.json" and list(tmp_path.iterdir()) == [path]
     text = path.read_text(encoding="utf-8")
-    assert text.endswith("}\n") and json.loads(text) == report(block_lambda=0.1).to_dict()
-    assert json.loads(text)["version"] == 1 and json.loads(text)["evaluation"] == {}
-
-
-def test_the_table_of_the_least():
-    assert {name: value.strip() for name, value in lines(report()).items()} == {
-        "sparsity": "69.9980% (requested: 70.00%)",
-        "by block": "62.50% to 77.50%",
-        "method": "wanda + neuronal, authors, block step",
-        "seconds": "block step 1.2, pruning 2.0",
-        "peak memory": "host 1.50 GB",
-    }
+    assert json.loads(text) == report(block_lambda=0.1).to_dict() and json.loads(text)["version"] == 1
 
 
 CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}
@@ -55,6 +39,9 @@ CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}
 @pytest.mark.parametrize(
     "more, line",
     [
+        ({}, "sparsity  69.9980% (requested: 70.00%)"),
+        ({}, "by block  62.50% to 77.50%"),
+        ({}, "peak memory  host 1.50 GB"),
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         ({"decisions": {"note": "no row step: x"}}, "note  no row step: x"),
         ({"resumed": True}, "seconds, resumed  block step 1.2, pruning 2.0"),

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..common.figure_style import check_matplotlib
 from ..common.registry import format_method
 from ..comparing.compare import run_study
 from ..comparing.comparison import merge
 from ..comparing.experiments import EXPERIMENTS, experiment
+from ..comparing.figures import check_matplotlib
 from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
@@ -22,7 +22,7 @@ from .command import Command, write
 # Fields of the config that take several values -> their default in words.
 SEVERAL = {"sparsity": "0.6 0.7 0.8", "saliency": "wanda", "topup": "uniform owl neuronal"}
 SWEPT = {"seed": "0", "dataset": "c4", "num_alignment_samples": "8"}  # several values: means over them
-OTHERS = ("evaluate", "presets", "window", "max_windows", "tasks", "limit", "include_path")
+OTHERS = ("evaluate", "presets", "without", "window", "max_windows", "tasks", "limit", "include_path")
 
 
 class CompareCommand(Command):
@@ -50,6 +50,8 @@ class CompareCommand(Command):
         flags.add_test_flags(parser)
         presets = "presets of the config to compare with, at every sparsity or at their own amount (default: none)"
         parser.add_argument("--config-presets", dest="presets", nargs="+", choices=sorted(PRESETS), help=presets)
+        without = "pairs of saliency and top-up to leave out, such as sparsegpt+dsnot (default: none)"
+        parser.add_argument("--without", nargs="+", metavar="PAIR", help=without)
         output = "directory for tables and results; a second run resumes from them (default: comparison)"
         parser.add_argument("--output", default="comparison", help=output)
         overwrite = "rerun everything, and replace tables of another model or that no comparison wrote"

@@ -12,7 +12,7 @@ import torch
 from ..common.display import format_table
 from ..config.config_fields import DATASETS
 from ..data.known_datasets import check_datasets
-from ..evaluation.perplexity import evaluate_perplexity, load_windows
+from ..evaluation.perplexity import load_tests, measure
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import load_tasks
 from ..model.load_model import load_model
@@ -43,19 +43,17 @@ class EvaluateCommand(Command):
 
     def work(self) -> None:
         args, device = self.args, flags.device_of(self.args)
-        if args.tasks == []:
-            raise ValueError("--tasks names none: expected tasks of lm-eval, such as hellaswag, or 'paper'.")
         memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
         check_datasets(datasets)
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, flags.source_of(args), device, scratch) as (model, tokenizer):
-            rows, sizes, bos = [], (args.window, args.max_windows), getattr(args, "add_bos", None)
-            tests = {name: load_windows(model.config, tokenizer, name, *sizes, bos) for name in datasets}
-            for dataset, windows in tests.items():
-                perplexity = evaluate_perplexity(model, None, windows, batch_size=memory.batch_size)
-                first = "yes" if windows.begin_with_bos else "no"
-                rows.append([dataset, f"{perplexity:.2f}", *map(str, windows.ids.shape), first])
+            bos, named = getattr(args, "add_bos", None), {name: name for name in datasets}
+            tests = load_tests(named, model, tokenizer, args.window, args.max_windows, bos)
+            rows = [
+                [name, f"{perplexity:.2f}", *tests[name].ids.shape, "yes" if tests[name].begin_with_bos else "no"]
+                for name, perplexity in measure(model, tests, memory.batch_size).items()
+            ]
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:

@@ -2,14 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tabulate import tabulate
 
-
-Cell = tuple[int, int]  # row and column, from 0, the header not counted
 
 COUNTS = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"))
 BYTES = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
@@ -28,66 +26,35 @@ def escaped(value: Any, longest: int | None = None) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table for the terminal, with cells escaped and numbers aligned to the right."""
-    return _tabulated(header, rows, "simple", escaped)
-
-
-def format_markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
-    """Return a table in Markdown, with cells escaped and numbers aligned to the right."""
-    return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), bold)
-
-
-def _tabulated(
+def format_table(
     header: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    kind: str,
-    escape: Callable[[Any], str],
-    bold: Collection[Cell] = (),
+    kind: str = "simple",
+    bold: Collection[tuple[int, int]] = (),
 ) -> str:
-    cells = [[escape(cell) for cell in row] for row in rows]
+    """Return a table of one of tabulate's kinds, by default for the terminal, with cells escaped and numbers to the right.
+
+    `bold`: (row, column) of cells, from 0.
+    """
+    cells = [[escaped(cell) for cell in row] for row in rows]
     for row, column in bold:
         cells[row][column] = f"**{cells[row][column]}**"
     sides = ["right" if _holds_numbers(rows, column) else "left" for column in range(len(header))]
     options = {"disable_numparse": True, "colalign": sides if rows else None}
-    return tabulate(cells, [escape(name) for name in header], kind, **options)
+    return tabulate(cells, [escaped(name) for name in header], kind, **options)
+
+
+def format_markdown(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[tuple[int, int]] = ()
+) -> str:
+    """Return a table in Markdown, see [`format_table`]."""
+    titles, *cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    return format_table(titles, cells, "pipe", bold)
 
 
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
     cells = [cell for row in rows if (cell := str(row[column])) not in ("", "-")]
     return bool(cells) and all(map(NUMBER.fullmatch, cells))
-
-
-class Column(NamedTuple):
-    title: str
-    values: Sequence[Any]  # None is shown as a dash
-    text: Callable[[Any], str] = str
-    best: Callable[[Iterable[Any]], Any] | None = None  # such as min
-
-
-class Table(NamedTuple):
-    """Arguments of [`format_markdown`]."""
-
-    header: list[str]
-    rows: list[list[str]]
-    bold: frozenset[Cell]
-
-    @classmethod
-    def of(cls, columns: Sequence[Column], groups: Sequence[Hashable]) -> "Table":
-        """Return a table of columns. In every group of several rows, cells that read as the best of a column are bold.
-
-        `groups` holds the group of every row, None for rows without.
-        """
-        cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
-        bold = set()
-        for group in {*groups} - {None}:
-            rows = [row for row, of_row in enumerate(groups) if of_row == group]
-            for number, column in enumerate(columns):
-                values = {row: column.values[row] for row in rows if column.values[row] is not None}
-                if column.best is not None and len(values) > 1:
-                    best = column.text(column.best(values.values()))
-                    bold |= {(row, number) for row in values if cells[number][row] == best}
-        return cls([column.title for column in columns], [list(row) for row in zip(*cells)], frozenset(bold))
 
 
 def format_count(value: int) -> str:

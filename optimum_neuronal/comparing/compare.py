@@ -2,31 +2,43 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..blocks.offload import changed_weights
 from ..common.notes import get_logger
 from ..common.progress import progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
-from ..evaluation.perplexity import as_model
+from ..data.token_windows import TokenWindows
+from ..evaluation.perplexity import as_model, load_tests, measure
 from ..files.atomic import write_atomically
 from ..files.records import versions
-from ..model.origin import public_name
-from .combination_runner import CombinationRunner
-from .comparison import SEVERAL, Comparison
+from ..model.origin import own_tokenizer, public_name
+from ..pruning.checks import check_prune
+from ..pruning.prepare import draw_calibration, exclusive, identity, ids_of, prepare
+from ..pruning.prune import find_changes
+from ..pruning.reporting import make_report, packed_size
+from ..trials import Cache
+from .comparison import Comparison
 from .results import DENSE, Result
-from .study import Evaluation, Grid, Study
+from .study import Combination, Study
 
 
 logger = get_logger(__name__)
 
 FINISHED = "finished"  # folder of finished results in the output directory
+# Fields of a report that a result has too.
+REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
+EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
+# Fields, other than the data's, that measurements on the dense model depend on.
+CACHED_BY = ("num_alignment_samples", "min_expert_tokens", "targets", "ignore")
 
 
 def compare(
@@ -55,8 +67,8 @@ def compare(
 ) -> Comparison:
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is unchanged.
 
-    Combinations share work on the dense model; the seconds of each include all that it needs. A combination that fails is
-    a result with its error. [`experiment`] has arguments for the paper's experiments.
+    Combinations share work on the dense model; the seconds of each include all that it needs. All must be possible; one
+    that fails later is a result with its error. [`experiment`] has arguments for the paper's experiments.
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
@@ -65,7 +77,7 @@ def compare(
             Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
         presets (`Sequence[str]`): presets of the config to compare with.
-        without (`Sequence[str]`): pairs of saliency and top-up to leave out: `"sparsegpt+dsnot"`.
+        without (`Sequence[str]`): pairs of saliency and top-up to leave out, such as impossible ones: `"sparsegpt+dsnot"`.
         sweep (`Mapping`): field of the config -> values. Everything is run with each: `{"seed": [0, 16, 46]}`.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
@@ -79,12 +91,12 @@ def compare(
         config: further fields of [`NeuronALConfig`] for all combinations.
 
     Raises:
-        `ValueError`, `TypeError`: unknown methods or presets, or a model and data that no combination can work with.
+        `ValueError`, `TypeError`: an unknown method or preset, or a combination that is impossible, with the model or at all.
         `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
-    grid = Grid(saliencies, topups, sparsities, presets, without, sweep, dataset, config)
-    evaluation = Evaluation(evaluate, window, max_windows, tasks, limit, include_path)
-    study = Study(grid, evaluation, accuracy_over, output, overwrite)
+    grid = saliencies, topups, sparsities, presets, without, sweep, dataset
+    evaluation = evaluate, window, max_windows, tasks, limit, include_path, accuracy_over
+    study = Study(*grid, *evaluation, output, overwrite, config)
     return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
@@ -96,33 +108,31 @@ def run_study(
 ) -> Comparison:
     """Measure the dense model, then prune, measure and restore it with each combination. Tables are written after each."""
     study.check_output(public_name(model))
-    folder = study.output and study.output / FINISHED
+    folder = study.folder and study.folder / FINISHED
     if folder is not None and study.overwrite:
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
-    runner = CombinationRunner(study, model, tokenizer, memory)
-    dense = finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense)
-    comparison = Comparison(
-        model=public_name(model),
-        dense=dense,
-        results=[],
-        calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
-        versions=versions(),
-        windows={name: list(test.ids.shape) for name, test in runner.windows.items()},
-        with_bos=[name for name, test in runner.windows.items() if test.begin_with_bos],
-        config=study.config,
-        accuracy_over=study.accuracy_over,
-    )
-    for combination in progress(study.combinations, "comparing", "combination"):
-        result = combination.result
-        if combination.config is not None:
-            depends_on = [result.method, combination.config.to_dict(), runner.depends_on(combination)]
+    with exclusive(model):
+        runner = CombinationRunner(study, model, tokenizer, memory)
+        comparison = Comparison(
+            model=public_name(model),
+            dense=finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense),
+            results=[],
+            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+            versions=versions(),
+            windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
+            config=study.config,
+            accuracy_over=study.accuracy_over,
+        )
+        for combination in progress(study.combinations, "comparing", "combination"):
+            method, config = combination.result.method, combination.config.to_dict()
+            depends_on = [method, config, runner.depends_on(combination)]
             result = finished(folder, depends_on, partial(runner.run, combination))
-        if result.error is not None:
-            logger.warning(f"{result.method} failed: {result.error}")
-        comparison.results.append(result)
-        if study.output is not None:
-            comparison.save(study.output, overwrite=True)  # its tables are this comparison's
+            if result.error is not None:
+                logger.warning(f"{method} failed: {result.error}")
+            comparison.results.append(result)
+            if study.folder is not None:
+                comparison.save(study.folder, overwrite=True)  # its tables are this comparison's
     return comparison
 
 
@@ -142,8 +152,104 @@ def finished(folder: Path | None, depends_on: Sequence[Any], make: Callable[[], 
 
 
 def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what calibration data have in common, and "several" where they differ."""
-    first = calibrations[0] if calibrations else {}
-    return {
-        name: value if all(one[name] == value for one in calibrations) else SEVERAL for name, value in first.items()
-    }
+    """Return the values that all calibration data share."""
+    first, *others = calibrations or [{}]
+    return {name: value for name, value in first.items() if all(one[name] == value for one in others)}
+
+
+class CombinationRunner:
+    """Prunes one model by one combination of a study after another, and measures each. They share work on the dense model."""
+
+    def __init__(self, study: Study, model: PreTrainedModel, tokenizer: Any, memory: MemoryLimits):
+        if tokenizer is None:
+            with suppress(ValueError):  # token ids need none
+                tokenizer = own_tokenizer(model)
+        self.model, self.tokenizer, self.memory = model, tokenizer, memory
+        self.decoder = check_prune(model, study.combinations[0].config)
+        self.calibrations: dict[tuple, Any] = {}
+        for one in study.combinations:  # before any long work
+            check_prune(model, one.config, loaded=False)  # what it loads was checked above
+            if one.config.methods.needs_calibration and one.drawn_by not in self.calibrations:
+                dataset = None if one.config.dataset else one.dataset
+                self.calibrations[one.drawn_by] = draw_calibration(model, one.config, tokenizer, dataset)
+        self.tasks, self.add_bos = study.questions, study.config.get("add_bos")
+        sizes = study.window, study.max_windows, self.add_bos
+        self.windows = load_tests(study.test_sets, model, tokenizer, *sizes)
+        self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
+
+    def run(self, combination: Combination) -> Result:
+        """Prune the model, measure it, and undo the pruning. Return the figures, or the error."""
+        cache, config = self._cache_of(combination), combination.config
+        try:
+            calibration = self._calibration_of(combination)
+            context = prepare(
+                self.model, config, calibration, tokenizer=self.tokenizer, cache=cache, memory=self.memory
+            )
+            outcome = find_changes(context)
+            report = make_report(context, outcome)
+            with changed_weights(context.decoder, outcome.changes):
+                figures = self._measure()
+        except EXPECTED as error:
+            return replace(combination.result, error=" ".join(f"{error}".split()) or type(error).__name__)
+        return replace(
+            combination.result,
+            **figures,
+            **{name: getattr(report, name) for name in REPORTED},
+            block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
+            allocation_seconds=report.seconds["allocation"] + cache.saved,
+            pruning_seconds=report.seconds["pruning"],
+        )
+
+    def measure_dense(self) -> Result:
+        size = packed_size(self.decoder, lambda projection: 0)
+        return Result(0.0, DENSE, DENSE, **self._measure(), bits_per_weight=size.bits_per_weight)
+
+    def depends_on(self, combination: Combination | None) -> dict[str, Any]:
+        """Return checksums of all but the config that a result depends on; None: of the dense model."""
+        calibration = None if combination is None else self._calibration_of(combination)
+        return {
+            **identity(self.decoder, ids_of(calibration)),
+            "versions": versions(),
+            "tests": {name: [list(test.ids.shape), test.sha256] for name, test in self.windows.items()},
+            "tasks": [list(self.tasks.tasks), self.tasks.limit, self.tasks.files, self.add_bos],
+        }
+
+    def _measure(self) -> dict[str, Any]:
+        """Return perplexity and accuracy of the model with its present weights."""
+        size = self.memory.batch_size
+        accuracy = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
+        perplexity = measure(self.model, self.windows, size)
+        return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
+
+    def _calibration_of(self, combination: Combination) -> TokenWindows | None:
+        needed = combination.config.methods.needs_calibration
+        return self.calibrations[combination.drawn_by] if needed else None
+
+    def _cache_of(self, combination: Combination) -> "TimedCache":
+        """Return the cache of the combination before, unless what it holds depends on something else."""
+        key = combination.drawn_by, [getattr(combination.config, name) for name in CACHED_BY]
+        if self._cache[0] != key:
+            self._cache = key, TimedCache()
+        self._cache[1].start()
+        return self._cache[1]
+
+
+class TimedCache(Cache):
+    """A cache of several combinations. `saved` is the time that the current one would need to make what was cached before."""
+
+    def __init__(self) -> None:
+        super().__init__(lasting=True)
+        self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
+        self.start()
+
+    def start(self) -> None:
+        self.saved, self.asked = 0.0, set[Hashable]()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        start, known = time.perf_counter(), key in self.seconds
+        value = super().get(key, make)
+        self.seconds.setdefault(key, time.perf_counter() - start)
+        if known and key not in self.asked:
+            self.saved += self.seconds[key]
+        self.asked.add(key)
+        return value

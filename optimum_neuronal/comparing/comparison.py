@@ -1,8 +1,9 @@
 """Outcome of a comparison of methods: its results, with tables, figures and files."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,27 @@ from ..files.directories import check_writable
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate
-from .tables import MEANS, aggregate_caption, aggregate_table, result_table, side_by_side_table
+from .tables import aggregate_caption, aggregate_table, result_table
 
 
 JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
 MEANS_PAGE = "means.md"
-SEVERAL = "several"  # a value of the calibration data that differs between combinations
 
 
 def check_tables_directory(directory: str | Path, overwrite: bool, model: str | None = None) -> Path:
     """Return a directory for tables. Raise `FileExistsError` for tables of another `model`, or that no comparison wrote."""
     folder = check_writable(directory, "write tables to")
-    taken = [folder / name for name in TABLES if (folder / name).exists()]
-    if not taken or overwrite:
+    if overwrite or not any((folder / name).exists() for name in TABLES):
         return folder
-    try:
+    whose = None
+    with suppress(OSError, ValueError):
         whose = Comparison.load(folder).model
-        fault = f"is about another model, {whose}" if model not in (None, whose) else ""
-    except (OSError, ValueError):
-        fault = "was not written by a comparison"
-    if fault:
-        raise FileExistsError(
-            f"{taken[0]} {fault}: choose another directory, or overwrite it (overwrite=True, --overwrite)."
-        )
-    return folder
+        if model in (None, whose):
+            return folder
+    raise FileExistsError(
+        f"{folder} holds tables of {whose or 'something else than a comparison'}: choose another directory, or overwrite "
+        "them (overwrite=True, --overwrite)."
+    )
 
 
 @dataclass(repr=False)
@@ -45,12 +43,12 @@ class Comparison:
     model: str  # name of the pruned model
     dense: Result  # figures of the dense model
     results: list[Result]  # one per combination, and with a sweep per combination and setting
-    calibration: dict[str, Any]  # source, number and length of the sequences, seed
+    calibration: dict[str, Any]  # source, number and length of the sequences, seed; without what differs
     versions: dict[str, str]  # of this package, transformers, torch and Python
-    windows: dict[str, list[int]] = field(default_factory=dict)  # test set -> number of windows, tokens in each
-    with_bos: list[str] = field(default_factory=list)  # test sets whose windows begin with the BOS token
-    config: dict[str, Any] = field(default_factory=dict)  # fields that all combinations were given
-    accuracy_over: list[str] | None = None  # saliencies of AccRet, see [`aggregate`]
+    # Test set -> number of windows, tokens in each, True if they begin with the BOS token.
+    windows: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # fields that all combinations were given
+    accuracy_over: Sequence[str] | None = None  # saliencies of AccRet, see [`aggregate`]
 
     @classmethod
     def load(cls, directory: str | Path) -> "Comparison":
@@ -58,9 +56,9 @@ class Comparison:
         path = Path(directory) / JSON
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
-            results = [Result(**result) for result in values["results"]]
-            return cls(**values | {"dense": Result(**values["dense"]), "results": results})
+            del content["aggregates"]
+            results = [Result(**result) for result in content["results"]]
+            return cls(**content | {"dense": Result(**content["dense"]), "results": results})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} was not written by a comparison: {error}") from error
 
@@ -77,10 +75,6 @@ class Comparison:
         """Return an aggregate over the saliencies for each sparsity and top-up or preset."""
         return aggregate([(self.dense, self.results)], self.accuracy_over)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, with the aggregates, JSON-serializable."""
-        return {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
-
     def notes(self) -> list[str]:
         """Return what the figures were measured on, in sentences."""
         notes, swept = [], {}
@@ -88,12 +82,8 @@ class Comparison:
             for name, value in result.setting.items():
                 swept.setdefault(name, {})[str(value)] = None
         if self.calibration:
-            unnamed = {"source": "several datasets", "seed": None}  # in place of what differs
-            known = {
-                name: unnamed.get(name, value) if value == SEVERAL else value
-                for name, value in self.calibration.items()
-            }
-            notes.append(f"Calibration: {calibration_text(known)}.")
+            differing = dict.fromkeys(("num_samples", "seq_length", "source"), "several")
+            notes.append(f"Calibration: {calibration_text(differing | self.calibration)}.")
         given = {name: value for name, value in self.config.items() if name not in {*self.calibration, *swept}}
         if given:
             notes.append(f"All with {', '.join(f'{name}={value!r}' for name, value in given.items())}.")
@@ -101,15 +91,15 @@ class Comparison:
             f"Means over {name} {', '.join(values)}, ± the standard deviation." for name, values in swept.items()
         ]
         if self.windows:
-            first = {name: ", BOS first" if name in self.with_bos else "" for name in self.windows}
             tests = [
-                f"{name} ({count} x {tokens} tokens{first[name]})" for name, (count, tokens) in self.windows.items()
+                f"{name} ({count} x {tokens} tokens{', BOS first' if bos else ''})"
+                for name, (count, tokens, bos) in self.windows.items()
             ]
             notes.append(f"Perplexity: {', '.join(tests)}.")
         if self.dense.accuracy:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
-            several = ", of several runs the standard deviation and one's error" if swept else ""
-            notes.append(f"Zero-shot accuracy, ± the standard error{several}: {', '.join(asked)}.")
+            error = "" if swept else ", ± the standard error"
+            notes.append(f"Zero-shot accuracy{error}: {', '.join(asked)}.")
         return notes
 
     def __repr__(self) -> str:
@@ -128,7 +118,8 @@ class Comparison:
         """Write `comparison.json` and `.md` into a directory, see [`check_tables_directory`]."""
         folder = check_tables_directory(directory, overwrite, self.model)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / JSON, f"{json.dumps(self.to_dict(), indent=2)}\n".encode())
+        values = {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
+        write_atomically(folder / JSON, f"{json.dumps(values, indent=2)}\n".encode())
         write_atomically(folder / PAGE, self.to_markdown().encode())
 
     def plot(self, directory: str | Path) -> list[Path]:
@@ -137,14 +128,10 @@ class Comparison:
 
 
 def merge(directories: Sequence[str | Path], output: str | Path) -> str:
-    """Write the means over finished comparisons of several models to `means.md` in a directory, and return them.
-
-    The first table has all models side by side. The second has AccRet and PPLFac over models, saliencies and test sets.
-    """
-    folder = check_writable(output, "write means to")
-    page = folder / MEANS_PAGE
-    if page.exists() and MEANS not in page.read_text(encoding="utf-8", errors="replace"):
-        raise FileExistsError(f"{page} was not written by a comparison: choose another directory.")
+    """Write AccRet and PPLFac over finished comparisons of several models to `means.md` in a directory, and return them."""
+    page = check_writable(output, "write means to") / MEANS_PAGE
+    if page.exists():
+        raise FileExistsError(f"{page} exists: choose another directory.")
     comparisons = [Comparison.load(directory) for directory in directories]
     first = comparisons[0]
     for one in comparisons[1:]:
@@ -154,10 +141,8 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
                 f"{first.measures} and {one.measures}: measure both on the same."
             )
     means = aggregate(((one.dense, one.results) for one in comparisons), first.accuracy_over)
-    tables = side_by_side_table([(one.model, one.dense, one.results) for one in comparisons]), aggregate_table(means)
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
-    shown = format_markdown(*tables[0]), aggregate_caption(means), format_markdown(*tables[1])
-    text = "\n\n".join([*notes, *shown])
-    folder.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join([*notes, aggregate_caption(means), format_markdown(*aggregate_table(means))])
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
     return text

@@ -1,18 +1,17 @@
 """Experiments: arguments of [`compare`] by name."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..common.registry import format_method, parse_method
 from ..common.validation import check_choice, validate_strings
 from ..config.presets import authors_variant
+from ..topup.neuronal import LAMBDAS
 
 
 UNIFORM, DSNOT, OWL, ALPHA, NEURONAL = (
     f"{name}:variant=authors" for name in ("uniform", "dsnot", "owl", "alpha_pruning", "neuronal")
 )
 TOPUPS = [UNIFORM, DSNOT, OWL, ALPHA, NEURONAL]
-LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 SETUP = {  # of all experiments of the paper: its appendix "Experimental Setup"
     "saliencies": ["wanda"],
     "topups": TOPUPS,
@@ -72,7 +71,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 def experiment(name: str, **given: Any) -> dict[str, Any]:
     """Return the arguments of [`compare`] for an experiment of the paper. The given ones override them.
 
-    A method that is named without hyperparameters has the experiment's own, or the variant of the paper's tables.
+    A given method has the variant of the paper's tables, unless another is named.
 
     ```python
     compare(model, **experiment("paper", topups=["uniform", "neuronal"], sparsities=[0.7]))
@@ -80,23 +79,13 @@ def experiment(name: str, **given: Any) -> dict[str, Any]:
 
     Args:
         name (`str`): a name in `EXPERIMENTS`.
-        given: arguments of [`compare`]. Hyperparameters of a method are merged into the experiment's.
+        given: arguments of [`compare`].
     """
     check_choice("experiment", name, list(EXPERIMENTS))
     arguments = {**EXPERIMENTS[name], **given}
     for argument, kind in (("saliencies", "saliency"), ("topups", "topup")):
         if argument in given:
             texts = validate_strings(argument, given[argument], "['wanda']")
-            arguments[argument] = [_resolved(text, EXPERIMENTS[name].get(argument, ()), kind) for text in texts]
+            methods = map(parse_method, texts)
+            arguments[argument] = [format_method(one, authors_variant(kind, one) | own) for one, own in methods]
     return arguments
-
-
-def _resolved(text: str, known: Sequence[str], kind: str) -> str:
-    """Return a method's text with the hyperparameters that an experiment with these `known` methods gives it."""
-    name, hyperparameters = parse_method(text)
-    same = [given for method, given in map(parse_method, known) if method == name]
-    if same:
-        usual = {key: value for key, value in same[0].items() if all(given.get(key) == value for given in same)}
-    else:
-        usual = authors_variant(kind, name)
-    return format_method(name, usual | hyperparameters)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 
 DENSE = "dense"
@@ -20,7 +20,7 @@ class Result:
     saliency: str  # its title; or "dense" or "preset"
     topup: str  # its title, which names variant and steps; or "dense", or name and methods of the preset
     perplexity: dict[str, float] = field(default_factory=dict)  # by test set; lower is better
-    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, metric, samples
+    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
     allocation_seconds: float = 0.0  # these two count what the combination needs, even if another one computed it
@@ -53,8 +53,9 @@ class Result:
         return f"{100 * self.sparsity:.4g}% sparsity"
 
     @property
-    def is_uniform(self) -> bool:
-        return _base(self.topup) == UNIFORM
+    def topup_name(self) -> str:
+        """The name of the top-up or preset, without variant and hyperparameters."""
+        return _base(self.topup)
 
     @property
     def seconds(self) -> float:
@@ -97,22 +98,16 @@ class Aggregate:
     perplexity_factor: float | None  # PPLFac: geometric mean of perplexity over the dense model's; None: no result
     accuracy_retention: float | None  # AccRet: geometric mean of mean accuracy over the dense model's
     improvement: float | None  # by which part perplexity is lower than with uniform sparsity, on average (Table 2)
-    saliencies: list[str]  # of PPLFac; with a number of models where it is not all of them
+    saliencies: list[str]  # of PPLFac
     accuracy_saliencies: list[str]  # of AccRet
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A result of one of several models, beside the dense model's."""
+class _Entry(NamedTuple):
+    """A finished result of one of several models, beside the dense model's."""
 
-    model: int
+    key: tuple  # what top-ups are compared over: a model, a saliency and a setting
     dense: Result
     result: Result
-
-    @property
-    def key(self) -> tuple:
-        """What top-ups are compared over: a model, a saliency and a setting."""
-        return self.model, self.result.saliency, repr(self.result.setting)
 
 
 def aggregate(
@@ -122,27 +117,28 @@ def aggregate(
 
     `accuracy_over` are the saliencies to compute AccRet over. If none of them has results: the same as PPLFac.
     """
-    entries = [_Entry(number, dense, result) for number, (dense, results) in enumerate(models) for result in results]
-    count = 1 + max((entry.model for entry in entries), default=0)
+    entries = [
+        _Entry((number, result.saliency, repr(result.setting)), dense, result)
+        for number, (dense, results) in enumerate(models)
+        for result in results
+        if result.error is None
+    ]
     aggregates = []
     for sparsity, members in group_by(entries, "result.sparsity").items():
-        finished = [entry for entry in members if entry.result.error is None]
-        uniform = {entry.key: entry.result for entry in finished if entry.result.is_uniform}
-        by_label = group_by(finished, "result.label")
+        uniform = {entry.key: entry.result for entry in members if entry.result.topup_name == UNIFORM}
+        by_label = group_by(members, "result.label")
         keys = [{one.key for one in own} for own in by_label.values() if own[0].result.saliency != PRESET]
         shared = set.intersection(*keys) if keys else set()
         for label, own in by_label.items():
             counted = [entry for entry in own if entry.key in shared] or own
             answered = [entry for entry in counted if _base(entry.result.saliency) in (accuracy_over or ())] or counted
-            compared = [entry for entry in counted if entry.key in uniform and not entry.result.is_uniform]
+            compared = [entry for entry in counted if entry.key in uniform and entry.result.topup_name != UNIFORM]
             factors = [ratio for entry in counted for ratio in _ratios(entry.result, entry.dense)]
             gains = [1 - ratio for entry in compared for ratio in _ratios(entry.result, uniform[entry.key])]
-            both = [
-                (entry.result, entry.dense) for entry in answered if entry.dense.accuracy and entry.result.accuracy
-            ]
-            retained = [result.mean_accuracy / dense.mean_accuracy for result, dense in both]
+            both = [entry for entry in answered if entry.dense.accuracy and entry.result.accuracy]
+            retained = [entry.result.mean_accuracy / entry.dense.mean_accuracy for entry in both]
             means = geometric_mean(factors), geometric_mean(retained), sum(gains) / len(gains) if gains else None
-            aggregates.append(Aggregate(sparsity, label, *means, _names(counted, count), _names(answered, count)))
+            aggregates.append(Aggregate(sparsity, label, *means, _saliencies(counted), _saliencies(answered)))
     return aggregates
 
 
@@ -153,19 +149,11 @@ def _ratios(result: Result, other: Result) -> list[float]:
 
 def _base(title: str) -> str:
     """Return the name of a method without its variant and hyperparameters."""
-    return title.partition(",")[0]
+    return title.partition(",")[0].partition(" (")[0]
 
 
-def _names(entries: Sequence[_Entry], count: int) -> list[str]:
-    """Return the saliencies of entries. In parentheses: the variant, and the number of models unless it is all."""
-    names = []
-    for title, members in group_by(entries, "result.saliency").items():
-        own = len({entry.model for entry in members})
-        name, _, rest = title.partition(", ")
-        notes = [rest] if rest else []
-        notes += [] if own == count else [f"{own} of {count} models"]
-        names.append(f"{name} ({', '.join(notes)})" if notes else name)
-    return names
+def _saliencies(entries: Sequence[_Entry]) -> list[str]:
+    return list(dict.fromkeys(entry.result.saliency for entry in entries))
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

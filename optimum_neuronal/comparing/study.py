@@ -1,7 +1,7 @@
 """What a comparison combines and measures, checked before a model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from .comparison import check_tables_directory
 from .results import PRESET, Result
 
 
-LISTS = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}  # field of the config -> of the grid
+LISTS = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}  # field of the config -> of the study
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What a comparison combines; see [`compare`]."""
+@dataclass
+class Study:
+    """A comparison, which [`run_study`] runs on any model. Its fields are the arguments of [`compare`]."""
 
     saliencies: Sequence[str] = ("wanda",)
     topups: Sequence[str] = ("uniform", "owl", "neuronal")
@@ -34,63 +34,45 @@ class Grid:
     without: Sequence[str] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
     dataset: Any = "c4"
-    config: Mapping[str, Any] | None = None  # further fields of all combinations
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What the models are measured on; see [`compare`]."""
-
     evaluate: Sequence | Mapping[str, Any] = ("wikitext2",)
     window: int | None = None
     max_windows: int | None = None
     tasks: Sequence[str] = ()
     limit: int | None = None
     include_path: str | Path | None = None
+    accuracy_over: Sequence[str] | None = None
+    output: str | Path | None = None
+    overwrite: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)  # further fields of all combinations
 
-
-class Study:
-    """A comparison, which [`run_study`] runs on any model."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        evaluation: Evaluation,
-        accuracy_over: Sequence[str] | None = None,
-        output: str | Path | None = None,
-        overwrite: bool = False,
-    ):
-        self.config, self.accuracy_over = as_json(grid.config or {}), as_json(accuracy_over)
-        self.combinations = find_combinations(grid)
-        self.test_sets = name_test_sets(evaluation.evaluate)
-        self.window, self.max_windows = evaluation.window, evaluation.max_windows
+    def __post_init__(self) -> None:
+        self.config, self.accuracy_over = as_json(self.config), as_json(self.accuracy_over)
+        self.combinations = find_combinations(self)
+        self.test_sets = name_test_sets(self.evaluate)
         check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
-        self.output, self.overwrite = None if output is None else Path(output), overwrite
+        self.folder = None if self.output is None else Path(self.output)
         self.check_output()
-        self.tasks = load_tasks(evaluation.tasks, evaluation.limit, evaluation.include_path)
+        self.questions = load_tasks(self.tasks, self.limit, self.include_path)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "Study":
-        """Return the study of arguments of [`compare`] by name. Other names are fields of the config."""
-        config, parts = dict(arguments), []
-        for kind in (Grid, Evaluation):
-            names = [entry.name for entry in fields(kind) if entry.name in arguments]
-            parts.append({name: config.pop(name) for name in names})
-        own = {name: config.pop(name) for name in ("accuracy_over", "output", "overwrite") if name in config}
-        return cls(Grid(**parts[0], config=config), Evaluation(**parts[1]), **own)
+        """Return the study of arguments by name. What is not a field of it is one of the config."""
+        config = dict(arguments)
+        own = {entry.name: config.pop(entry.name) for entry in fields(cls) if entry.name in arguments}
+        return cls(**own, config=config)
 
     def check_output(self, model: str | None = None) -> None:
         """Raise `FileExistsError` if the output holds tables of another model, or that no comparison wrote."""
-        if self.output is not None:
-            check_tables_directory(self.output, self.overwrite, model)
+        if self.folder is not None:
+            check_tables_directory(self.folder, self.overwrite, model)
 
 
 @dataclass(frozen=True)
 class Combination:
     """One way to prune a model."""
 
-    result: Result  # without figures; with an error if the combination is impossible
-    config: NeuronALConfig | None  # None if it is impossible
+    result: Result  # without figures
+    config: NeuronALConfig
     dataset: Any  # calibration data
 
     @property
@@ -101,20 +83,20 @@ class Combination:
         return (repr(self.result.setting.get("dataset")), *fields)
 
 
-def find_combinations(grid: Grid) -> list[Combination]:
-    """Return all combinations of a grid once, those of methods first. Raise `ValueError` if none is possible."""
-    saliencies = _named("saliencies", grid.saliencies, SALIENCIES)
-    topups = _named("topups", grid.topups, TOPUPS)
-    presets = validate_strings("presets", grid.presets, "['paper']")
+def find_combinations(study: Study) -> list[Combination]:
+    """Return all combinations of a study once, those of methods first. Raise `ValueError` for one that is impossible."""
+    saliencies = _named("saliencies", study.saliencies, SALIENCIES)
+    topups = _named("topups", study.topups, TOPUPS)
+    presets = validate_strings("presets", study.presets, "['paper']")
     for preset in presets:
         check_choice("presets", preset, list(PRESETS))
-    pairs = (text.partition("+")[::2] for text in validate_strings("without", grid.without, "['sparsegpt+dsnot']"))
+    pairs = (text.partition("+")[::2] for text in validate_strings("without", study.without, "['sparsegpt+dsnot']"))
     left_out = {(_name(saliency, SALIENCIES), _name(topup, TOPUPS)) for saliency, topup in pairs}
-    sparsities = as_json(validate_list("sparsities", grid.sparsities, "[0.6]"))
+    sparsities = as_json(validate_list("sparsities", study.sparsities, "[0.6]"))
     if sparsities:
         check_numbers("sparsities", sparsities, 0, 1)
-    sweep, config = as_json(grid.sweep or {}), grid.config or {}
-    for name, values in {**config, **sweep}.items():
+    sweep = as_json(study.sweep or {})
+    for name, values in {**study.config, **sweep}.items():
         if name in LISTS:
             raise ValueError(f"{name} is {values!r}: give a list as {LISTS[name]}.")
         if name in sweep and not values:
@@ -130,10 +112,8 @@ def find_combinations(grid: Grid) -> list[Combination]:
     if not wanted:
         raise ValueError("There is nothing to compare: name methods and a sparsity, or a preset.")
     settings = [dict(zip(sweep, values)) for values in product(*sweep.values())]
-    found = [_combine(replace(result, setting=setting), grid) for setting in settings for result in wanted]
-    if all(one.config is None for one in found):
-        raise ValueError(f"No combination is possible: {found[0].result.error}")
-    return list({(one.result.method, one.result.error): one for one in found}.values())
+    found = [_combine(replace(result, setting=setting), study) for setting in settings for result in wanted]
+    return list({one.result.method: one for one in found}.values())
 
 
 def _name(text: str, registry: Registry) -> str:
@@ -145,14 +125,16 @@ def _named(argument: str, texts: Any, registry: Registry) -> dict[str, str]:
     return {text: _name(text, registry) for text in validate_strings(argument, texts, f"['{registry.names()[0]}']")}
 
 
-def _combine(result: Result, grid: Grid) -> Combination:
+def _combine(result: Result, study: Study) -> Combination:
     """Return the combination of a result's methods and setting, with the titles of the methods."""
-    dataset = result.setting.get("dataset", grid.dataset)
-    fields = as_json(grid.config or {}) | result.setting | {"dataset": dataset if isinstance(dataset, str) else None}
+    dataset = result.setting.get("dataset", study.dataset)
+    fields = {**study.config, **result.setting, "dataset": dataset if isinstance(dataset, str) else None}
     try:
         config = _make_config(result, fields)
     except ValueError as error:
-        return Combination(replace(result, error=" ".join(str(error).split())), None, dataset)
+        pair = "+".join(text.partition(":")[0] for text in (result.saliency, result.topup))
+        way_out = "" if result.saliency == PRESET else f" Or leave the pair out: without=['{pair}'], --without {pair}."
+        raise ValueError(f"{result.method}: {error}{way_out}") from error
     methods = config.methods
     if result.saliency == PRESET:
         titles = {"topup": f"{result.topup} ({methods.title})"}
@@ -162,7 +144,6 @@ def _combine(result: Result, grid: Grid) -> Combination:
 
 
 def _make_config(result: Result, fields: dict[str, Any]) -> NeuronALConfig:
-    """Return the config of a result's methods. Raise `ValueError` if the combination is impossible."""
     if result.saliency == PRESET:
         return NeuronALConfig.preset(result.topup, sparsity=result.sparsity, **fields)
     for kind, text in (("saliency", result.saliency), ("topup", result.topup)):

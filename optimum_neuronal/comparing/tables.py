@@ -2,106 +2,110 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
-from ..common.display import Column, Table
 from .results import DENSE, PRESET, Aggregate, Result, group_by
 
 
-MEANS = "Geometric means relative to the dense model: of perplexity (PPLFac) over"
-METHOD = ("sparsity", "saliency", "topup")  # what distinguishes the rows of a table
+Table = tuple[list[str], list[list[str]], set[tuple[int, int]]]  # the arguments of [`format_markdown`]
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 10000 else f"{value:.2e}"
+
+
+class Column(NamedTuple):
+    title: str
+    texts: Sequence[str]
+    values: Sequence[float | None] = ()  # None: without a value
+    best: Callable | None = None  # of values, such as min
+
+
+def make_table(columns: Sequence[Column], groups: Sequence[Hashable]) -> Table:
+    """Return a table of columns. In every group of several rows, cells that read as the best of a column are bold.
+
+    `groups` holds the group of every row, None for rows without.
+    """
+    bold = set()
+    for group in {*groups} - {None}:
+        for number, (_, texts, values, best) in enumerate(columns):
+            known = [row for row, own in enumerate(groups) if best and own == group and values[row] is not None]
+            if best and len(known) > 1:
+                text = texts[best(known, key=values.__getitem__)]
+                bold |= {(row, number) for row in known if texts[row] == text}
+    return [column.title for column in columns], [list(row) for row in zip(*(c.texts for c in columns))], bold
 
 
 def result_table(dense: Result, results: Sequence[Result]) -> Table:
     """Return a table with one row per combination below the dense model's row. The best at every sparsity is marked."""
-    rows = [[dense], *group_by(results, *METHOD).values()]
+    rows = [[dense], *group_by(results, "sparsity", "saliency", "topup").values()]
     heads = [row[0] for row in rows]
-    achieved = [mean_of(row, lambda result: result.achieved_sparsity)[0] for row in rows]
-    sparsities = [head.sparsity if mean is None else mean for mean, head in zip(achieved, heads)]
     columns = [
-        Column("sparsity", sparsities, "{:.2%}".format),
+        Column("sparsity", [f"{head.achieved_sparsity or head.sparsity:.2%}" for head in heads]),
         Column("saliency", [head.saliency for head in heads]),
-        Column("top-up", [None if head.saliency == DENSE else head.topup for head in heads]),
-        column("bits per weight", rows, lambda result: result.bits_per_weight, "{:.2f}"),
-        *measured_columns(dense, rows, tasks=list(dense.accuracy)),
-        column("top-up seconds", rows, lambda result: result.allocation_seconds or None, "{:.1f}"),
-        column("seconds", rows, lambda result: result.seconds or None, "{:.1f}"),
-        column("peak GB", rows, lambda r: max(r.peak_memory.values(), default=0) / 1e9 or None, "{:.2f}"),
+        Column("top-up", ["-" if head.topup == DENSE else head.topup for head in heads]),
+        column("bits per weight", rows, attrgetter("bits_per_weight")),
+        *_measured_columns(dense, rows),
+        column("top-up seconds", rows, lambda result: result.allocation_seconds or None, "{:.1f}".format),
+        column("seconds", rows, lambda result: result.seconds or None, "{:.1f}".format),
+        column("peak GB", rows, lambda result: max(result.peak_memory.values(), default=0) / 1e9 or None),
         Column("lambdas", [_lambdas(row) for row in rows]),
     ]
-    return Table.of(columns, [None, *(head.sparsity for head in heads[1:])])
+    return make_table(columns, [None, *(head.sparsity for head in heads[1:])])
 
 
-def side_by_side_table(models: Sequence[tuple[str, Result, Sequence[Result]]]) -> Table:
-    """Return a table with a row per method and columns of every model. The best of every saliency and sparsity is marked."""
-    by_method = [group_by([dense, *results], *METHOD) for _, dense, results in models]
-    keys = list(dict.fromkeys(key for groups in by_method for key in groups))
-    heads = [Result(*key) for key in keys]
-    columns = [
-        Column("amount", [head.target for head in heads]),
-        Column("saliency", [head.saliency for head in heads]),
-        Column("top-up", [head.topup for head in heads]),
-    ]
-    for (name, dense, _), groups in zip(models, by_method):
-        columns += measured_columns(dense, [groups.get(key, []) for key in keys], f"{name} ")
-    return Table.of(columns, [key[:2] for key in keys])
+MEANS: tuple[tuple, ...] = (  # titles of columns, attributes of an aggregate, their text, and which is the best
+    ("PPLFac", "perplexity_factor", _short, min),
+    ("AccRet", "accuracy_retention", "{:.1%}".format, max),
+    ("improvement", "improvement", "{:+.1%}".format, max),
+)
 
 
 def aggregate_table(aggregates: Sequence[Aggregate]) -> Table:
     """Return a table with a row per top-up or preset, and a column per aggregate and sparsity. The best is marked."""
     topups = list(dict.fromkeys(entry.topup for entry in aggregates))
     entries = {(entry.topup, entry.sparsity): entry for entry in aggregates}
-    measures: list[tuple] = [("PPLFac", "perplexity_factor", _short, min)]
-    if any(entry.accuracy_retention is not None for entry in aggregates):
-        measures.append(("AccRet", "accuracy_retention", "{:.1%}".format, max))
-    if any(entry.improvement is not None for entry in aggregates):
-        measures.append(("improvement", "improvement", "{:+.1%}".format, max))
     columns = [Column("top-up", topups)]
-    for title, attribute, text, best in measures:
+    for title, attribute, text, best in MEANS:
+        if all(getattr(entry, attribute) is None for entry in aggregates):
+            continue
         for sparsity in dict.fromkeys(entry.sparsity for entry in aggregates):
             # None while the comparison runs, or if all combinations failed
             values = [getattr(entries.get((topup, sparsity)), attribute, None) for topup in topups]
-            columns.append(Column(f"{title}, {100 * sparsity:.4g}%", values, text, best))
-    return Table.of(columns, ["all"] * len(topups))
+            texts = ["-" if value is None else text(value) for value in values]
+            columns.append(Column(f"{title}, {100 * sparsity:.4g}%", texts, values, best))
+    return make_table(columns, ["all"] * len(topups))
 
 
 def aggregate_caption(aggregates: Sequence[Aggregate]) -> str:
     """Return what the columns of [`aggregate_table`] mean."""
-    text = f"{MEANS} {_over(aggregates, 'saliencies')}"
+    names = _names(entry.saliencies for entry in aggregates)
+    text = f"PPLFac: perplexity relative to the dense model, the geometric mean over {names}."
     if any(entry.accuracy_retention is not None for entry in aggregates):
-        text += f"; of mean accuracy (AccRet) over {_over(aggregates, 'accuracy_saliencies')}"
+        names = _names(entry.accuracy_saliencies for entry in aggregates)
+        text += f" AccRet: mean accuracy relative to the dense model, the geometric mean over {names}."
     if any(entry.improvement is not None for entry in aggregates):
-        text += ". Improvement: by how much perplexity is lower than with uniform sparsity, on average"
-    return f"{text}."
+        text += " Improvement: by how much perplexity is lower than with uniform sparsity, on average."
+    return f"{text} At each sparsity, only what every top-up has a result with counts."
 
 
-def _over(aggregates: Sequence[Aggregate], attribute: str) -> str:
-    """Return the saliencies of aggregates, by sparsity if they differ: `"wanda, ria (60%); wanda (70%)"`."""
-    by_sparsity: dict[float, dict[str, None]] = {}
-    for entry in aggregates:
-        names = [name for name in getattr(entry, attribute) if name != PRESET]
-        by_sparsity.setdefault(entry.sparsity, {}).update(dict.fromkeys(names))
-    texts = {sparsity: ", ".join(names) for sparsity, names in by_sparsity.items()}
-    if len(set(texts.values())) < 2:
-        return next(iter(texts.values()), "") or "each preset's own saliency"
-    return "; ".join(f"{text} ({100 * sparsity:.4g}%)" for sparsity, text in texts.items())
+def _names(lists: Iterable[Sequence[str]]) -> str:
+    titles = dict.fromkeys(title for titles in lists for title in titles if title != PRESET)
+    return "; ".join(titles) or "each preset's own saliency"
 
 
-def measured_columns(
-    dense: Result, rows: Sequence[Sequence[Result]], prefix: str = "", tasks: Sequence[str] = ()
-) -> list[Column]:
-    """Return columns of perplexities and accuracies. A row is the mean over its results."""
+def _measured_columns(dense: Result, rows: Sequence[Sequence[Result]]) -> list[Column]:
     columns = [
-        column(f"{prefix}perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
+        column(f"perplexity {name}", rows, lambda r, name=name: r.perplexity.get(name), best=min)
         for name in dense.perplexity
     ]
-    for name in tasks:
-        columns.append(column(name, rows, _of_task(name, "accuracy"), "{:.2%}", max, _of_task(name, "stderr")))
+    for name in dense.accuracy:
+        columns.append(column(name, rows, _of_task(name, "accuracy"), "{:.2%}".format, max, _of_task(name, "stderr")))
     if dense.accuracy:
         accuracy, error = attrgetter("mean_accuracy"), attrgetter("mean_accuracy_error")
-        columns.append(column(f"{prefix}mean accuracy", rows, accuracy, "{:.2%}", max, error))
+        columns.append(column("mean accuracy", rows, accuracy, "{:.2%}".format, max, error))
     return columns
 
 
@@ -113,37 +117,24 @@ def column(
     title: str,
     rows: Sequence[Sequence[Result]],
     value: Callable[[Result], float | None],
-    text: str | None = None,
+    show: Callable[[float], str] = _short,
     best: Callable | None = None,
-    error: Callable[[Result], float | None] | None = None,
+    error: Callable[[Result], float | None] = lambda result: None,
 ) -> Column:
     """Return a column of means over the results of every row.
 
-    If one is the best, each has the standard deviation of several results, and the standard `error` of a single one.
+    If one is the best, each has the standard deviation of several results, or the standard `error` of a single one.
     """
-    show = text.format if text else _short
-
-    def shown(cell: tuple[float, float | None, float | None]) -> str:
-        mean, *others = cell
-        deviation, of_one = (f"± {show(value)}" if best and value is not None else "" for value in others)
-        if deviation and of_one:
-            of_one = f"(one: {of_one})"
-        return " ".join(filter(None, (show(mean), deviation, of_one)))
-
-    cells = []
+    texts, means = [], []
     for row in rows:
-        mean, deviation = mean_of(row, value)
-        cells.append(None if mean is None else (mean, deviation, mean_of(row, error)[0] if error else None))
-    return Column(title, cells, shown, best and partial(best, key=itemgetter(0)))
-
-
-def mean_of(results: Iterable[Result], value: Callable[[Result], float | None]) -> tuple[float | None, float | None]:
-    """Return the mean over results, and the standard deviation of several; None if no result has a value."""
-    known = [number for result in results if result.error is None and (number := value(result)) is not None]
-    if not known:
-        return None, None
-    mean = sum(known) / len(known)
-    return mean, statistics.stdev(known) if len(known) > 1 and math.isfinite(mean) else None
+        finished = [result for result in row if result.error is None and value(result) is not None]
+        known = [value(result) for result in finished]
+        means.append(sum(known) / len(known) if known else None)
+        texts.append(show(means[-1]) if known else "-")
+        if best and known and math.isfinite(means[-1]):
+            deviation = statistics.stdev(known) if len(known) > 1 else error(finished[0])
+            texts[-1] += "" if deviation is None else f" ± {show(deviation)}"
+    return Column(title, texts, means, best)
 
 
 def _lambdas(row: Sequence[Result]) -> str:
@@ -155,7 +146,3 @@ def _lambdas(row: Sequence[Result]) -> str:
         parts += [f"{step} {', '.join(known)}"] if known else []
     parts += dict.fromkeys(note for result in row if (note := result.decisions.get("note")))
     return "; ".join(parts)
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value < 10000 else f"{value:.2e}"

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import save_pruned
 from ..config.neuronal_config import NeuronALConfig
+from ..evaluation.answers import answer
 from ..evaluation.perplexity import evaluate_perplexity
 from ..files.output import check_output
 from ..pruner import NeuronALPruner
@@ -55,22 +56,15 @@ def run_demo(output: str | Path, write: Callable[[str], None], overwrite: bool =
         seconds, zeros = time.perf_counter() - began, f"{pruner.report.achieved_sparsity:.1%}"
         perplexity = _perplexity(model, tokenizer)
         write(ROW.format(label, zeros, f"{perplexity:.2f}", f"{perplexity / reference:.2f}", f"{seconds:.1f}"))
-    options = SaveOptions("dense", torch.bfloat16)
-    save_pruned(model, target, pruner.report, tokenizer, options)
+    save_pruned(model, target, pruner.report, tokenizer, SaveOptions("dense", torch.bfloat16))
     write(
         f"\nThe model of the last row is saved in {output}. AutoModelForCausalLM loads it as any other. It continues a prompt:\n"
     )
-    write(complete(output, PROMPT))
+    saved = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    saved.generation_config.no_repeat_ngram_size = 4
+    write(PROMPT + answer(saved, tokenizer, PROMPT, 48))
     write(f"\n{time.perf_counter() - start:.0f} seconds in all.")
 
 
 def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     return evaluate_perplexity(model, tokenizer, str(TINY_MODEL / "heldout.txt"), SEQ_LENGTH, max_windows=TEST_WINDOWS)
-
-
-def complete(directory: str | Path, prompt: str) -> str:
-    """Return a prompt with its continuation by a saved model."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    tokens = model.float().generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]
-    return tokenizer.decode(tokens)

@@ -1,5 +1,7 @@
-"""Perplexity of a language model, by the protocol that the papers of this field share."""
+"""Perplexity of a language model on test sets, by the protocol that the papers of this field share."""
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -27,6 +29,9 @@ from ..data.token_windows import (
 )
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer
+
+
+TestWindows = Mapping[str, TokenWindows]  # by the name of the test set
 
 
 def evaluate_perplexity(
@@ -151,3 +156,28 @@ def check_language_model(model: Any) -> None:
     """Raise unless a model predicts the next token."""
     if not model.can_generate():
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+
+
+def load_tests(tests: Mapping[str, Any], model: PreTrainedModel, tokenizer: Any, *how: Any) -> dict[str, TokenWindows]:
+    """Return the windows of each test set; `how`: further arguments of [`load_windows`]."""
+    return {name: load_windows(model.config, tokenizer, test, *how) for name, test in tests.items()}
+
+
+def measure(model: PreTrainedModel, tests: TestWindows, batch_size: int | None = None) -> dict[str, float]:
+    """Return the perplexity on each test set."""
+    return {name: evaluate_perplexity(model, None, test, batch_size=batch_size) for name, test in tests.items()}
+
+
+def report_tests(tests: TestWindows, **measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Return what a report holds: test set -> its `window`, `bos`, and perplexities by when they were measured."""
+    return {
+        name: {"window": test.ids.shape[1], "bos": test.begin_with_bos}
+        | {when: values[name] for when, values in measured.items() if name in values}
+        for name, test in tests.items()
+    }
+
+
+def digest(tests: TestWindows) -> str:
+    """Return a hash of names and token ids, for the name of a record."""
+    parts = [[name, *test.ids.shape, test.sha256] for name, test in tests.items()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -28,7 +28,6 @@ class TaskResult:
 
     accuracy: float  # part of right answers, in [0, 1]
     stderr: float | None  # standard error of the accuracy; None for a single question
-    metric: str  # the harness's name for the accuracy
     samples: int  # number of questions asked
 
 
@@ -118,9 +117,6 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None, include_path: str
     if limit is not None:
         check_count("limit", limit, 1)
     if not names:
-        for option, value in (("limit", limit), ("include_path", include_path)):
-            if value is not None:
-                raise ValueError(f"{option} is {value}, but there are no tasks: name some, or leave it out.")
         return TaskSet({})
     path = include_path and str(include_path)
     manager = _task_manager(include_path=path, include_defaults=path is None)
@@ -168,4 +164,4 @@ def _result(name: str, task: Any, results: dict) -> TaskResult:
     metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
     accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]
     stderr = math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None
-    return TaskResult(accuracy, stderr, METRIC, samples)
+    return TaskResult(accuracy, stderr, samples)

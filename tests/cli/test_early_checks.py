@@ -35,8 +35,6 @@ COMMANDS = (
     (("evaluate", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
     (("evaluate", "--model", "dense", "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     (("evaluate", "--model", "dense", "--limit", "0"), "limit is 0"),
-    (("evaluate", "--model", "dense", "--limit", "5"), "limit is 5, but there are no tasks"),
-    (("evaluate", "--model", "dense", "--tasks"), "--tasks names none"),
     (("compare", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
     (("sample", "--model", "dense", "--output", "own.txt"), "expected a file whose name ends in .jsonl"),
     (("sample", "--model", "dense", "--output", "own.jsonl", "--temperature", "0"), "temperature is 0"),

@@ -42,14 +42,9 @@ def test_windows_with_and_without_bos(run, dense, tmp_path):
 
 def test_text_that_does_not_fit_is_found_before_anything_is_measured(run, dense, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("w1")
-    texts = (tmp_path / "text.txt", tmp_path / "short.txt")
-    for flags, message in (
-        (("--dataset", *texts, "--window", 16), "fewer than one window of 16"),
-        (("--dataset", texts[0], "--window", 999), "Sequences of 999 tokens do not fit"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            run("evaluate", "--model", dense, *flags)
-        assert "measuring" not in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="fewer than one window of 16"):
+        run("evaluate", "--model", dense, "--dataset", tmp_path / "text.txt", tmp_path / "short.txt", "--window", 16)
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_speed_beyond_the_length_of_the_model(run, tmp_path):

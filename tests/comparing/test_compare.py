@@ -9,12 +9,10 @@ from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.comparing import combination_runner as runner
+from optimum_neuronal.comparing import compare as comparing
 from optimum_neuronal.comparing import study
-from optimum_neuronal.comparing.combination_runner import CombinationRunner
-from optimum_neuronal.comparing.compare import finished
+from optimum_neuronal.comparing.compare import CombinationRunner
 from optimum_neuronal.comparing.experiments import experiment
-from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.evaluation.tasks import TaskSet
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
@@ -24,6 +22,7 @@ from .conftest import SMALL
 
 TUNED = "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]"
 METHODS = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", TUNED]}
+DENSE_STREAM = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
 ONE = {"saliencies": ["magnitude"], "topups": ["uniform"]}
 
 
@@ -51,7 +50,6 @@ def test_every_row_is_what_pruning_alone_gives(family, saliency, ids, others):
     model = make_model(family)
     before = state(model)
     comparison = compare(model, saliencies=[saliency], topups=["uniform", TUNED], **others)
-    assert "seed" not in " ".join(comparison.notes())
     dense = evaluate_perplexity(make_model(family), None, ids[6:])
     assert comparison.dense.perplexity["test"] == pytest.approx(dense, rel=1e-5)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -87,15 +85,6 @@ def test_given_methods_of_the_papers_experiment_are_the_presets(tokenizer, other
     assert neuronal.row_lambda is not None and preset.config["sampling"] == "authors"
 
 
-def test_draws_that_differ_are_not_named(llama, tokenizer, others, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(" ".join(f"w{i % 60}" for i in range(400)))
-    given = {**others, "saliencies": ["wanda"], "topups": ["uniform"], "dataset": str(text), "seq_length": 16}
-    found = compare(llama, tokenizer, **given, presets=["paper"])
-    assert found.calibration["sampling"] == "several"
-    assert "Calibration: 6 x 16 tokens of text.txt, seed 0." in str(found)
-
-
 def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
     started, run = [], CombinationRunner.run
 
@@ -115,10 +104,12 @@ def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(started) == 5
     compare(llama, **METHODS, **others, output=tmp_path, overwrite=True)
     assert len(started) == 9
-    other = make_model("qwen3")
-    with pytest.raises(FileExistsError, match="is about another model, LlamaForCausalLM: choose another"):
-        compare(other, **METHODS, **others, output=tmp_path)
-    assert len(started) == 9
+    for file in (tmp_path / "finished").iterdir():
+        file.write_text("{")
+    compare(llama, **METHODS, **others, output=tmp_path)
+    assert len(started) == 13, "damaged results are made again"
+    with pytest.raises(FileExistsError, match="holds tables of LlamaForCausalLM: choose another"):
+        compare(make_model("qwen3"), **METHODS, **others, output=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -164,28 +155,6 @@ def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_pat
     assert vars(again.results[0]) == vars(first.results[0])
 
 
-def test_finished_results(tmp_path):
-    """Each is read whole, and made again if its file is damaged. Failures are not kept."""
-    made = []
-
-    def find(directory=tmp_path, error=None, **depends_on):
-        def make():
-            made.append(1)
-            return Result(0.7, "wanda", "owl:m=7", {"test": math.inf}, pruning_seconds=len(made), error=error)
-
-        return finished(directory, ["wanda + owl:m=7", depends_on], make)
-
-    first = find()
-    assert find() == first and len(made) == 1
-    find(seed=1)
-    for _ in range(2):
-        find(seed=2, error="out of memory")
-    assert len(made) == 4 and find() == first and find(None).pruning_seconds == 5
-    for file in tmp_path.iterdir():
-        file.write_text("{")
-    assert find().pruning_seconds == 6 and find().pruning_seconds == 6
-
-
 @pytest.mark.parametrize("error", [None, MemoryError("too large")])
 def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeypatch, error):
     def score(self, weight, activation):
@@ -202,37 +171,30 @@ def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeyp
 
 
 def test_mistakes_are_found_before_work(llama, others, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(comparing, "find_changes", lambda *args: pytest.fail("work began"))
     with pytest.raises(ValueError, match="num_samples=100, but there are 6 sequences"):
         compare(llama, saliencies=["wanda"], topups=["uniform"], **{**others, "num_samples": 100})
+    with pytest.raises(ValueError, match="nothing"):
+        compare(llama, **ONE, sweep={"targets": [["q_proj"], ["nothing"]]}, **others)
     (tmp_path / "comparison.md").write_text("mine")
-    with pytest.raises(FileExistsError, match="comparison.md was not written by a comparison"):
+    with pytest.raises(FileExistsError, match="something else than a comparison"):
         compare("./never-looked-at", **METHODS, **others, output=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
 
 
-def test_hyperparameters_of_one_top_up_do_not_share_scores(llama, ids, others):
-    topups = ["owl:outlier_factor=2", "owl:outlier_factor=7", "alpha_pruning:bins=10", "alpha_pruning:bins=100"]
-    found = compare(llama, saliencies=["magnitude"], topups=topups, **others).results
+@pytest.mark.parametrize(
+    ("family", "ways", "plans"),
+    [
+        ("llama", {"topups": ["owl:outlier_factor=2", "owl", "alpha_pruning:bins=10", "alpha_pruning"]}, 4),
+        ("mixtral", {"topups": DENSE_STREAM, "sweep": {"ignore": [["q_proj"], [r"layers\.0\."]]}}, 4),
+        ("mixtral", {"topups": DENSE_STREAM, "sweep": {"min_expert_tokens": [1, 100]}}, 3),
+    ],
+)
+def test_other_projections_and_hyperparameters_do_not_share_scores(ids, others, family, ways, plans):
+    found = compare(make_model(family), saliencies=["wanda"], **ways, **others).results
     for result in found:
-        assert_alone(result, "llama", ids)
-    assert len({tuple(result.block_sparsity) for result in found}) == 4
-
-
-@pytest.mark.parametrize("sweep", [{"ignore": [["q_proj"], [r"layers\.0\."]]}, {"min_expert_tokens": [1, 100]}])
-def test_other_projections_do_not_share_scores(ids, others, sweep):
-    topups = ["owl", "neuronal:steps=block,block_lambdas=[0.1],reference=dense"]
-    found = compare(make_model("mixtral"), saliencies=["wanda"], topups=topups, sweep=sweep, **others).results
-    for result in found:
-        assert_alone(result, "mixtral", ids)
-
-
-def test_the_first_one_may_be_impossible(llama, others):
-    sweep = {"targets": [["nothing"], ["q_proj"]]}
-    found = compare(llama, **ONE, sweep=sweep, **others).results
-    assert [result.error is None for result in found] == [False, True] and "nothing" in found[0].error
-    with pytest.raises(ValueError, match="nothing"):
-        compare(llama, **ONE, targets=["nothing"], **others)
+        assert_alone(result, family, ids)
+    assert len({tuple(result.block_sparsity) for result in found}) == plans
 
 
 def test_a_model_whose_replay_is_wrong_fails_with_every_method(llama, others):
@@ -264,7 +226,7 @@ def test_what_the_cache_gave_is_counted(llama, others, monkeypatch, ways, second
 
     monkeypatch.setattr(BlockRunner, "run", slow)
     monkeypatch.setattr(BlockRunner, "check_replay", slow_check)
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(comparing.time, "perf_counter", lambda: clock[0])
     assert [result.seconds for result in compare(llama, **ways, **others).results] == seconds
     assert clock == [max(seconds) + 7], "each is done once"
 
@@ -287,7 +249,7 @@ def test_a_sweep_runs_everything_with_each_value(llama, tokenizer, others, tmp_p
     assert plain.perplexity != with_bos.perplexity
 
 
-def test_offloaded_models(ids, others, tmp_path, monkeypatch):
+def test_offloaded_models(ids, others, tmp_path):
     """The same results as in memory, and the files are as before."""
     methods = {"saliencies": ["wanda"], "topups": ["uniform", TUNED]}
     expected = compare(make_model("llama"), **methods, **others)
@@ -298,6 +260,3 @@ def test_offloaded_models(ids, others, tmp_path, monkeypatch):
     assert [one.perplexity for one in found.results] == [one.perplexity for one in expected.results]
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert evaluate_perplexity(model, None, ids[6:]) == pytest.approx(expected.dense.perplexity["test"])
-    monkeypatch.setattr(study, "load_tasks", lambda *_: TaskSet({"boolq": None}))
-    with pytest.raises(ValueError, match="Zero-shot tasks need the embeddings in memory"):
-        compare(model, **methods, **others, tasks=["boolq"])

@@ -1,8 +1,7 @@
 import pytest
 
 from optimum_neuronal.comparing import study
-from optimum_neuronal.comparing.experiments import EXPERIMENTS, LAMBDAS, experiment
-from optimum_neuronal.topup import neuronal
+from optimum_neuronal.comparing.experiments import EXPERIMENTS, experiment
 
 
 @pytest.fixture
@@ -12,7 +11,7 @@ def methods_of(monkeypatch):
 
     def methods_of(name):
         found = study.Study.of(EXPERIMENTS[name]).combinations
-        assert all(one.result.error is None and one.config.num_samples == 128 for one in found)
+        assert all(one.config.num_samples == 128 for one in found)
         return {(one.config.sparsity, one.config.saliency, one.config.topup) for one in found}
 
     return methods_of
@@ -33,23 +32,11 @@ def test_the_papers_tables(methods_of):
 
 
 def test_given_methods_have_the_variants_of_the_papers_tables():
-    """Those of the experiment's own, if it has them; hyperparameters are merged into them."""
-    for name, given, expected in (
-        ("paper", ["uniform", "neuronal"], ["uniform:variant=authors", "neuronal:variant=authors"]),
-        ("paper", ["neuronal:steps=block"], ["neuronal:variant=authors,steps=block"]),
-        ("paper", ["neuronal:variant=sequence"], ["neuronal:variant=sequence"]),
-        ("paper", ["owl", "dlp"], ["owl:variant=authors", "dlp"]),
-        ("paper-runtime", ["besa", "owl:half_width=0.1"], ["besa", "owl:variant=authors,half_width=0.1"]),
-        ("paper-lambdas", ["neuronal"], ["neuronal:variant=authors,steps=block"]),
-        ("paper-parameters", ["owl"], ["owl:variant=authors"]),
-    ):
-        assert experiment(name, topups=given)["topups"] == expected
+    given = ["neuronal:steps=block", "neuronal:variant=sequence", "owl", "dlp"]
+    resolved = ["neuronal:variant=authors,steps=block", "neuronal:variant=sequence", "owl:variant=authors", "dlp"]
+    assert experiment("paper", topups=given)["topups"] == resolved
     found = experiment("paper", saliencies=["sparsegpt", "wanda"], sparsities=[0.7])
     assert found["saliencies"] == ["sparsegpt:variant=authors", "wanda"] and found["sparsities"] == [0.7]
     assert experiment("paper") == EXPERIMENTS["paper"] and found["sampling"] == "authors"
     with pytest.raises(ValueError, match="experiment is 'papr'.*Did you mean 'paper'"):
         experiment("papr")
-
-
-def test_the_lambdas_of_the_figure_are_neuronals():
-    assert LAMBDAS == neuronal.LAMBDAS

@@ -1,16 +1,15 @@
-"""What is written in the figures of a comparison. No pixels are drawn."""
+"""What is written in the figures of a comparison."""
 
 import itertools
-import math
-import tempfile
+import sys
 from pathlib import Path
 
-import numpy as np
+import matplotlib
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
-from optimum_neuronal.common.figure_style import COLORS
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 
@@ -26,7 +25,7 @@ def result(topup="uniform", saliency="wanda", sparsity=0.7, perplexity=(45.0, 20
 
 
 @pytest.fixture
-def drawn(monkeypatch):
+def drawn(monkeypatch, tmp_path):
     """Returns what is written in every figure of a comparison, by the name of its file."""
 
     def draw(results, dense=DENSE):
@@ -37,8 +36,7 @@ def drawn(monkeypatch):
             written[Path(path).stem] = [text.get_text() for text in figure.findobj(Text) if text.get_visible()]
 
         monkeypatch.setattr(Figure, "savefig", savefig)
-        with tempfile.TemporaryDirectory() as folder:
-            paths = figures.draw_figures(Path(folder), "llama", dense, results)
+        paths = figures.draw_figures(tmp_path, "llama", dense, results)
         assert [path.stem for path in paths] == list(written)
         return written
 
@@ -67,25 +65,14 @@ def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
 
 
 def test_more_methods_than_colors_have_no_figure_by_seconds(drawn):
-    found = [result(f"owl, half_width={index}") for index in range(len(COLORS) + 1)]
+    found = [result(f"owl, half_width={index}") for index in range(len(figures.COLORS) + 1)]
     assert "perplexity-by-seconds" in drawn(found[1:]) and "perplexity-by-seconds" not in drawn(found)
-
-
-def test_infinite_perplexities_are_named(drawn):
-    found = [result(), result(saliency="magnitude", perplexity=(math.inf, 50.0))]
-    assert "70% sparsity\ninfinite: magnitude + uniform, 70% sparsity" in drawn(found)["perplexity-by-seconds"]
-
-
-def test_blocks(drawn):
-    sparsities = {"uniform": [0.7] * 40, "neuronal": [*np.linspace(0.6, 0.8, 40)]}
-    sparsities |= {f"a rather long name of a method, number {index}": [0.5, 0.6] for index in range(20)}
-    found = [result(topup=name, block_sparsity=values) for name, values in sparsities.items()]
-    assert {*sparsities, "Decoder block", "Sparsity", "70.0%"} < set(drawn(found)["block-sparsity-wanda-70"])
 
 
 def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     failed = Result(0.7, "ria", "uniform", error="no memory")
     found = drawn([result(), result("owl", "ria"), failed])
+    assert {"uniform", "Decoder block", "Sparsity", "70.0%"} < set(found["block-sparsity-wanda-70"])
     assert list(found) == ["perplexity-by-seconds", "block-sparsity-wanda-70", "block-sparsity-ria-70"]
     assert "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
     assert drawn([failed]) == {}
@@ -93,6 +80,9 @@ def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     assert max(map(len, long)) < 150, "a method of many words has a file"
     untested = drawn([result(perplexity=())], Result(0, "dense", "dense", {}))
     assert list(untested) == ["block-sparsity-wanda-70"]
+    found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
+    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
+    assert "perplexity-by-sparsity" not in drawn(found[:2])
 
 
 def block_step(lam, *candidates, value=30.0, more=""):
@@ -121,46 +111,42 @@ def test_grids_and_sweeps(drawn):
 
     grid = [owl(m, width) for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
-    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5", "best"} < set(written)
+    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
     sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
     written = drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"]
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
-def test_sparsities(drawn):
-    found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
-    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
-    assert "perplexity-by-sparsity" not in drawn(found[:2])
-
-
 def test_seeds_are_averaged(tmp_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(figures, "plot_lines", lambda path, title, own, *args, **options: (lines.append(own), path)[1])
-    found = [result(setting={"seed": seed}, sparsity=sparsity) for seed in (0, 1) for sparsity in (0.5, 0.6, 0.7)]
-    for number, one in enumerate(found):
-        one.perplexity, one.block_sparsity = {"c4": 10.0 + number}, [None, 0.1 * number]
-    figures.draw_figures(tmp_path, "model", Result(0, "dense", "dense", {"c4": 5.0}), found)
-    by_sparsity, first = lines[:2]
-    assert by_sparsity == {"wanda + uniform": [(0.5, 11.5), (0.6, 12.5), (0.7, 13.5)]}
-    assert first["uniform"] == [(1, pytest.approx(0.15))]
-
-
-def test_the_best_value_is_marked(tmp_path, monkeypatch):
-    """That of a grid; without a second hyperparameter, that of each test set. Seeds are averaged before."""
-    marks = []
-    monkeypatch.setattr(
-        figures, "plot_lines", lambda path, title, lines, x, y=None, m=None, **options: (marks.append(m), path)[1]
-    )
-    dense, grid = Result(0, "dense", "dense", {"c4": 5.0, "ptb": 5.0}), {}
-    for m, width, value in [(3, 0.1, 9.0), (3, 0.2, 8.0), (3, 0.3, 9.0), (5, 0.1, 7.0), (5, 0.2, 9.0), (5, 0.3, 9.0)]:
-        grid[m, width] = result("owl", config={"topup_args": {"outlier_factor": m, "half_width": width}})
-        grid[m, width].perplexity = {"c4": value, "ptb": value}
-    figures.draw_figures(tmp_path, "model", dense, list(grid.values()))
-    assert marks[-1] == {"best": [(0.1, pytest.approx(7.0))]}
-    seeds = []
+    drawn, seeds = [], []
+    monkeypatch.setattr(figures, "plot_lines", lambda path, title, lines, *_, **__: (drawn.append(lines), path)[1])
     for count, values in ((1, (9.0, 5.0)), (2, (6.0, 7.0)), (4, (9.0, 9.0))):
-        for seed, value in enumerate(values):
-            seeds.append(result(setting={"num_alignment_samples": count, "seed": seed}))
-            seeds[-1].perplexity = {"c4": value, "ptb": 20 - value}
-    figures.draw_figures(tmp_path, "model", dense, seeds)
-    assert marks[-1] == {"best": [(2, 6.5), (4, 11.0)]}
+        settings = [{"num_alignment_samples": count, "seed": seed} for seed in range(2)]
+        seeds += [result(setting=s, perplexity=(v, v), block_sparsity=[None, v]) for s, v in zip(settings, values)]
+    figures.draw_figures(tmp_path, "model", DENSE, seeds)
+    by_block, by_count = drawn
+    assert by_block == {"uniform": [(1, 7.5)]} and by_count["c4"] == [(1, 7.0), (2, 6.5), (4, 9.0)]
+
+
+def draw_line(path):
+    with figures.new_figure(path, 2, "A title") as figure:
+        axes = figure.subplots()
+        axes.plot([0, 1], [0.0, 0.625])
+    return path.read_bytes()
+
+
+def test_equal_data_give_equal_files_whatever_the_users_settings(tmp_path):
+    content = draw_line(tmp_path / "new" / "one.png")
+    with Image.open(tmp_path / "new" / "one.png") as image:
+        assert image.format == "PNG" and 1100 < image.width < 1300
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black"}):
+        settings = matplotlib.rcParams.copy()
+        assert draw_line(tmp_path / "two.png") == content
+        assert matplotlib.rcParams.copy() == settings
+
+
+def test_matplotlib_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for call in (figures.check_matplotlib, lambda: draw_line(tmp_path / "a.png")):
+        with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[report\]'"):
+            call()

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.comparing.study import Grid, Study, find_combinations
+from optimum_neuronal.comparing.study import Study
 
 
 GIVEN = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]]}
 
 
 def find(**changes):
-    return [(one.result, one.config) for one in find_combinations(Grid(**GIVEN | changes))]
+    return [(one.result, one.config) for one in Study(**GIVEN | changes).combinations]
 
 
 def test_arguments_are_sorted():
@@ -20,8 +20,6 @@ def test_arguments_are_sorted():
     study = Study.of(GIVEN | {"evaluate": ["wikitext2"], "window": 8, "seed": 3, "overwrite": True})
     assert study.config == {"seed": 3} and study.window == 8 and list(study.test_sets) == ["wikitext2"]
     assert [one.config.seed for one in study.combinations] == [3] and study.overwrite
-    with pytest.raises(ValueError, match="limit is 5, but there are no tasks: name some"):
-        Study.of(GIVEN | {"limit": 5})
 
 
 def test_each_occurs_once_methods_first_then_presets():
@@ -60,10 +58,15 @@ def test_hyperparameters_are_split_from_the_names():
     assert (config.topup, config.topup_args) == ("owl", {"half_width": 0.1, "outlier_factor": 7})
 
 
-def test_an_impossible_combination_has_an_error():
-    found = find(saliencies=["wanda", "alps"], config={"refit_epochs": 2})
-    assert "does not update weights" in found[0][0].error
-    assert found[0][1] is None and found[1][1] is not None
+def test_an_impossible_combination_says_how_to_leave_it_out():
+    pair = {"saliencies": ["wanda", "sparsegpt:variant=authors"], "topups": ["uniform", "dsnot"]}
+    left_out = r"^sparsegpt:.* \+ dsnot, 50% sparsity: .*without=\['sparsegpt\+dsnot'\], --without sparsegpt\+dsnot\.$"
+    with pytest.raises(ValueError, match=left_out):
+        find(**pair)
+    assert len(find(**pair, without=["sparsegpt+dsnot"])) == 3
+    with pytest.raises(ValueError, match="preset paper, 50% sparsity: .*does not update weights") as error:
+        find(topups=[], presets=["paper"], config={"refit_epochs": 2})
+    assert "without" not in str(error.value)
 
 
 @pytest.mark.parametrize(

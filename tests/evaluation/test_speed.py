@@ -25,7 +25,6 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert (prefill.work, prefill.dense, prefill.packed, prefill.ratio) == ("prefill, 20 tokens", 20.0, 5.0, 0.25)
     assert report.packed_bytes < report.dense_bytes and report.threads >= 1
     assert [timing.verdict for timing in report.timings] == ["no clear difference"] * 2 + ["slower"]
-    assert (prefill.lowest, prefill.highest) == (0.25, 0.25)
     table = repr(report)  # which a notebook shows
     assert "0.25" in table and table.count("packed / dense") == 2 and "weights and buffers" in table
     assert models[0].training, "modes are restored"
