@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -142,13 +142,12 @@ def push_pruned(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         saved = Path(folder) / "model"
         save_pruned(model, Output(saved), report, tokenizer, options, title=repo_id)
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=saved,
-            revision=revision,
-            commit_message=commit_message,
-            delete_patterns="*",  # except files that are uploaded, and .gitattributes
-        )
+        new = {file.relative_to(saved).as_posix(): file for file in saved.rglob("*") if file.is_file()}
+        old = set(api.list_repo_files(repo_id, revision=revision)) - {GIT_ATTRIBUTES, *new}
+        # Not `upload_folder`, which may make several commits.
+        changes = [CommitOperationDelete(name) for name in sorted(old)]
+        changes += [CommitOperationAdd(name, file) for name, file in new.items()]
+        commit = api.create_commit(repo_id, changes, commit_message=commit_message, revision=revision)
     return commit.commit_url
 
 

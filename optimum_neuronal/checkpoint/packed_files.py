@@ -5,6 +5,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,6 +153,16 @@ def float_tensors(path: Path) -> Iterator[tuple[str, torch.dtype, int]]:
             about = file.get_slice(name)
             if about.get_dtype() in FLOATS:
                 yield name, FLOATS[about.get_dtype()], math.prod(about.get_shape())
+
+
+def stored_dtypes(files: Iterable[Path]) -> tuple[torch.dtype | None, dict[str, Path]]:
+    """Return the floating-point dtype of most elements in files of weights, and name -> file of tensors in a finer one."""
+    tensors = [(name, dtype, numel, path) for path in files for name, dtype, numel in float_tensors(path)]
+    sizes: Counter[torch.dtype] = Counter()
+    for _, dtype, numel, _ in tensors:
+        sizes[dtype] += numel
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    return most, {name: path for name, dtype, _, path in tensors if torch.promote_types(dtype, most) != most}
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:

@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..common.progress import progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..evaluation.perplexity import as_model
-from ..files.atomic import write_atomically
+from ..files.output import write_atomically
 from ..files.records import versions
 from ..model.origin import public_name
 from ..pruning.prepare import exclusive
