@@ -14,8 +14,8 @@ from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from optimum_neuronal.checkpoint import hub
 
 
-def refusal(kind, status, text=""):
-    return kind(text, response=SimpleNamespace(headers={}, request=None, status_code=status))
+def refusal(kind, status):
+    return kind("refused", response=SimpleNamespace(headers={}, request=None, status_code=status))
 
 
 class Hub:
@@ -45,8 +45,6 @@ class Hub:
     def whoami(self, token):
         if token is None:
             raise LocalTokenNotFoundError
-        if token == "hf_unknown":
-            raise refusal(HfHubHTTPError, 401, "Invalid username or password.")
         orgs = [{"name": "lab", "roleInOrg": "write"}, {"name": "library", "roleInOrg": "read"}]
         role = "read" if token == "hf_read" else "write"
         return {"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": role}}}

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from ..common.display import escaped
 from ..compat import hf_private
+from ..model.sources import listed_files
 from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
+from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
 
 VERSION = 1
@@ -128,13 +129,7 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
         return [folder / DENSE_FILE]
     if not packed and not (folder / index).exists():
         raise FileNotFoundError(f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these.")
-    weight_map = read_json(folder / index).get("weight_map")
-    if not weight_map or not isinstance(weight_map, dict):
-        raise ValueError(f"{folder / index} names no weight files. Download or save the checkpoint again.")
-    names = sorted({str(name) for name in weight_map.values()})
-    if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
-        raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
-    return [folder / name for name in names]
+    return [folder / name for name in listed_files(folder / index)]
 
 
 def source_files(model: PreTrainedModel) -> list[Path]:

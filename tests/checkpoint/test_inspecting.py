@@ -68,7 +68,7 @@ def test_damaged_files(tmp_path):
         inspect_checkpoint(tmp_path)
     file.unlink()
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="index.json names no weight files"):
+    with pytest.raises(ValueError, match="index.json is damaged: download or save the checkpoint again"):
         inspect_checkpoint(tmp_path)
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=float("inf")))
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):

@@ -5,12 +5,11 @@ import json
 import pytest
 from conftest import make_model, make_tokenizer
 from hub_standin import Hub
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import LocalTokenNotFoundError
 from sparse_checkpoints import same, tensors_of
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
-from optimum_neuronal.checkpoint.hub import HTTPError, check_push, find_checkpoint
+from optimum_neuronal.checkpoint.hub import check_push, find_checkpoint
 from optimum_neuronal.model.load_model import load_model
 
 
@@ -93,10 +92,9 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(hub):
     check_push("fresh")
     check_push("lab/fresh")
     for repo_id, token, message in [
-        ("else/fresh", None, r"can only create repositories of lab, me\)"),
-        ("library/fresh", None, r"can only create repositories of lab, me\)"),
-        ("me/x", "hf_read", r"Permission denied for 'me/x' \(the token is read-only\). Log in with"),
-        ("me/y", "hf_unknown", r"Permission denied for 'me/y' \(Invalid username"),
+        ("else/fresh", None, r"can only create repositories of lab, me\."),
+        ("library/fresh", None, r"can only create repositories of lab, me\."),
+        ("me/x", "hf_read", r"token may not write to 'me/x': log in with `hf auth login`, or set HF_TOKEN"),
     ]:
         with pytest.raises(PermissionError, match=message):
             check_push(repo_id, token)
@@ -106,25 +104,18 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(hub):
 
 
 def test_without_a_token_a_model_or_a_connection(hub, tmp_path, monkeypatch):
-    """Whatever the library under the Hub's client raises, it is one sentence."""
     hub.token = None
     pruner, model = pruned()
-    for attempt in (lambda: check_push("me/model"), lambda: pruner.push_to_hub(model, "me/model")):
-        with pytest.raises(PermissionError, match=r"\(there is no token\). Log in with .*HF_TOKEN"):
+    attempts = (lambda: check_push("me/model"), lambda: pruner.push_to_hub(model, "me/model"))
+    for attempt in attempts:
+        with pytest.raises(LocalTokenNotFoundError):
             attempt()
     with pytest.raises(OSError, match="could not be downloaded from the Hub"):
         inspect_checkpoint("me/absent")
     (tmp_path / "model.gguf").touch()
     with pytest.raises(NotADirectoryError, match="model.gguf is a file: name the directory of a model, or its id"):
         find_checkpoint(tmp_path / "model.gguf")
-    for failure in (HTTPError("[Errno 111] Connection refused"), OfflineModeIsEnabled("offline")):
-
-        def fail(self, failure=failure):
-            raise failure
-
-        monkeypatch.setattr(HfApi, "whoami", fail)
-        with pytest.raises(
-            ConnectionError, match="'me/llama' cannot be published, because the Hub cannot be reached: "
-        ):
-            check_push("me/llama")
-    assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError
+    monkeypatch.setattr("optimum_neuronal.checkpoint.hub.check_connection", lambda: 1 / 0)
+    for attempt in attempts:
+        with pytest.raises(ZeroDivisionError):
+            attempt()
