@@ -230,7 +230,11 @@ def replay(
             states = to_device(states, device)
             with ExitStack() as observers:
                 if statistic:
-                    _observe_experts(block, observed, len(states), statistic, skipped, observers)
+                    for experts in block.experts:
+                        if any(p.module is experts.module for p in block.pruned):
+                            arguments = experts, block.projections, observed, len(states), statistic, skipped
+                            forward = ObservedExperts(*arguments).forward
+                            observers.enter_context(replaced_forward(experts.module, forward))
                     observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             keep_shared(outputs[-1], states, call)
@@ -244,21 +248,6 @@ def output_with(
     restore_shared(hidden, call)
     hidden = to_device(hidden, next(iter(parameters.values())).device)
     return first_output(functional_call(block.module, dict(parameters), (hidden, *call.args), call.kwargs))
-
-
-def _observe_experts(
-    block: Block,
-    observed: dict[str, SquaredNorms],
-    sequences: int,
-    statistic: type[SquaredNorms],
-    skipped: Sequence[Projection],
-    observers: ExitStack,
-) -> None:
-    """Observe the inputs of each expert until `observers` closes, if the layer is pruned."""
-    for experts in block.experts:
-        if any(p.module is experts.module for p in block.pruned):
-            layer = ObservedExperts(experts, block.projections, observed, sequences, statistic, skipped)
-            observers.enter_context(replaced_forward(experts.module, layer.forward))
 
 
 def _zeros(features: int, inputs: torch.Tensor) -> torch.Tensor:

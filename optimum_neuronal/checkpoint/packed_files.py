@@ -141,23 +141,19 @@ def source_files(model: PreTrainedModel) -> list[Path]:
     return []
 
 
-def float_tensors(path: Path) -> Iterator[tuple[str, torch.dtype, int]]:
-    """Yield name, dtype and number of elements of the floating-point tensors in a file. Only its header is read."""
-    with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            about = file.get_slice(name)
-            if about.get_dtype() in FLOATS:
-                yield name, FLOATS[about.get_dtype()], math.prod(about.get_shape())
-
-
 def stored_dtypes(files: Iterable[Path]) -> tuple[torch.dtype | None, dict[str, Path]]:
     """Return the floating-point dtype of most elements in files of weights, and name -> file of tensors in a finer one."""
-    tensors = [(name, dtype, numel, path) for path in files for name, dtype, numel in float_tensors(path)]
     sizes: Counter[torch.dtype] = Counter()
-    for _, dtype, numel, _ in tensors:
-        sizes[dtype] += numel
+    stored: dict[str, tuple[torch.dtype, Path]] = {}
+    for path in files:
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118
+                about = file.get_slice(name)
+                if dtype := FLOATS.get(about.get_dtype()):
+                    sizes[dtype] += math.prod(about.get_shape())
+                    stored[name] = dtype, path
     most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return most, {name: path for name, dtype, _, path in tensors if torch.promote_types(dtype, most) != most}
+    return most, {name: path for name, (dtype, path) in stored.items() if torch.promote_types(dtype, most) != most}
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:

@@ -55,18 +55,18 @@ def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[
             f"A save to {path} was killed while it replaced a model, which is in {old}; the new one may be in "
             f"{_staging(path)}. Move one of them to {path}, and delete {old}."
         )
-    if not _is_filled(path):
+    if not (found := _state(path)):
         return Output(path)
     count = sum(len(files) for _, _, files in os.walk(path))
-    found = f"{path} holds {count:,} file{'s' if count != 1 else ''}"
+    holds = f"{path} holds {count:,} file{'s' if count != 1 else ''}"
     if not (path / CONFIG).is_file():
-        raise FileExistsError(f"{found}, and is not a model's directory: choose a new directory.")
+        raise FileExistsError(f"{holds}, and is not a model's directory: choose a new directory.")
     if not overwrite:
         raise FileExistsError(
-            f"{found}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
+            f"{holds}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
             "replace it with all that is in it."
         )
-    return Output(path, _state(path))
+    return Output(path, found)
 
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
@@ -196,13 +196,9 @@ def _staging(path: Path) -> Path:
     return path.with_name(f".{path.name}.saving")
 
 
-def _is_filled(path: Path) -> bool:
-    """Return True unless a path is absent or an empty directory."""
-    return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir()))
-
-
 def _state(path: Path) -> State:
-    if not _is_filled(path):
+    """Return what tells whether something changes at a path: nothing if it is absent, or an empty directory."""
+    if not os.path.lexists(path) or not path.is_symlink() and path.is_dir() and not any(path.iterdir()):
         return frozenset()
     found = ((entry, entry.lstat()) for entry in itertools.chain([path], path.rglob("*")))
     return frozenset((entry, status.st_ino, status.st_mtime_ns) for entry, status in found)

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypedDict
 
 from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassError
@@ -38,17 +38,12 @@ class _Projection(TypedDict):
     numel: int | None
 
 
-def is_own(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return True for the sparsity_config of a model that this package pruned, and False for anything else."""
-    return isinstance(value, dict) and value.get("version") == VERSION
-
-
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the checked sparsity_config of a config, or of the content of config.json; None if it was not pruned."""
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
     if value is None:
         return None
-    if not is_own(value):
+    if not isinstance(value, dict) or value.get("version") != VERSION:
         raise ValueError(
             f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}. If another tool wrote it, "
             f"remove it from config.json, or in Python del model.config.{KEY}."

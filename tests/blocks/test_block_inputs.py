@@ -78,7 +78,7 @@ def test_ctrl_c_at_any_line_before_the_end_leaves_no_forward_no_hook_and_no_othe
         "outputs": lambda: block_outputs(decoder, decoder.blocks[:2], ids[:1, :16]),
         "statistics": record,
     }[what]
-    files = ("device.py", "block_inputs.py", "statistics.py", "contextlib.py")
+    files = ("torch_state.py", "block_inputs.py", "statistics.py", "contextlib.py")
 
     def stopped_at(line: int) -> bool:
         def trace(frame, event, _argument):
