@@ -11,25 +11,17 @@ from typing import Any, NamedTuple
 
 GGUF = ".gguf"
 LISTED_FILE = re.compile(r"\w[\w.-]*")  # an index names no paths and no hidden files
-# File in a directory that holds something other than a model -> what to do.
-OTHERS = {
-    "adapter_config.json": "{} is a PEFT adapter: merge it into its model (merge_and_unload), save that, and name the result.",
-    "model_index.json": "{} is a diffusers pipeline, not a language model: name the directory of its text encoder.",
-}
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
     """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model."""
-    folder = Path(path)
-    if (folder / "config.json").is_file():
-        for index in folder.glob("*.index.json"):
+    if (Path(path) / "config.json").is_file():
+        for index in Path(path).glob("*.index.json"):
             listed_files(index)
-        return
-    for name, problem in OTHERS.items():
-        if (folder / name).is_file():
-            raise ValueError(problem.format(path))
-    if find_gguf(folder) is None:
-        raise FileNotFoundError(f"There is no config.json in {path}: name the directory of a model.")
+    elif find_gguf(path) is None:
+        raise FileNotFoundError(
+            f"There is no config.json in {path}: name the directory of a model, with merged adapters."
+        )
 
 
 def listed_files(index: Path) -> list[str]:
