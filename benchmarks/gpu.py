@@ -61,7 +61,7 @@ from optimum_neuronal.common.display import format_bytes, format_duration, forma
 from optimum_neuronal.common.torch_state import default_device, peak_memory, reset_peak_memory
 from optimum_neuronal.demo.run import TINY_MODEL
 from optimum_neuronal.evaluation.speed import measure_speed
-from optimum_neuronal.files.atomic import write_atomically
+from optimum_neuronal.files.output import write_atomically
 from optimum_neuronal.files.records import versions
 from optimum_neuronal.packed.accelerator import find_kernels
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .common.display import format_duration, format_table
-from .files.atomic import write_atomically
+from .files.output import write_atomically
 
 
 REPORT_NAME = "neuronal_report.json"

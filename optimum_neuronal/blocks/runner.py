@@ -98,11 +98,6 @@ class BlockRunner:
             )
         names = self.decoder.projections
         if missing := [name for name in names if name not in read]:
-            if len(missing) == len(names):
-                raise ValueError(
-                    f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
-                    "supported."
-                )
             others = f" and {len(missing) - 1} others are" if len(missing) > 1 else " is"
             raise ValueError(
                 f"{missing[0]}{others} not used in the model's forward, or only for some of its tokens (an MoE layer "
@@ -235,7 +230,11 @@ def replay(
             states = to_device(states, device)
             with ExitStack() as observers:
                 if statistic:
-                    _observe_experts(block, observed, len(states), statistic, skipped, observers)
+                    for experts in block.experts:
+                        if any(p.module is experts.module for p in block.pruned):
+                            arguments = experts, block.projections, observed, len(states), statistic, skipped
+                            forward = ObservedExperts(*arguments).forward
+                            observers.enter_context(replaced_forward(experts.module, forward))
                     observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             keep_shared(outputs[-1], states, call)
@@ -249,21 +248,6 @@ def output_with(
     restore_shared(hidden, call)
     hidden = to_device(hidden, next(iter(parameters.values())).device)
     return first_output(functional_call(block.module, dict(parameters), (hidden, *call.args), call.kwargs))
-
-
-def _observe_experts(
-    block: Block,
-    observed: dict[str, SquaredNorms],
-    sequences: int,
-    statistic: type[SquaredNorms],
-    skipped: Sequence[Projection],
-    observers: ExitStack,
-) -> None:
-    """Observe the inputs of each expert until `observers` closes, if the layer is pruned."""
-    for experts in block.experts:
-        if any(p.module is experts.module for p in block.pruned):
-            layer = ObservedExperts(experts, block.projections, observed, sequences, statistic, skipped)
-            observers.enter_context(replaced_forward(experts.module, layer.forward))
 
 
 def _zeros(features: int, inputs: torch.Tensor) -> torch.Tensor:

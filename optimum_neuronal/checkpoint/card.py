@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from ..model.sparsity_config import KEY
 from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
-from .packed_files import read_json
+from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD
 from .save_options import SaveOptions
 
 
@@ -36,7 +34,7 @@ INHERITED = ("license", "license_name", "license_link", "language", "datasets") 
 def write_card(folder: Path, model: PreTrainedModel, report: PruningReport, title: str, options: SaveOptions) -> None:
     """Write the card of a pruned model into the folder that it is saved in, with its tokenizer."""
     with_tokenizer = any(folder.glob("tokenizer*"))
-    card = make_card(model, report, title, options, with_tokenizer, _has_chat_template(folder))
+    card = make_card(model, report, title, options, with_tokenizer, (folder / CHAT_TEMPLATE).exists())
     (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
@@ -87,14 +85,6 @@ def make_card(
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )
     return str(card)
-
-
-def _has_chat_template(folder: Path) -> bool:
-    if (folder / CHAT_TEMPLATE).exists():
-        return True
-    with suppress(OSError, ValueError):
-        return bool(read_json(folder / TOKENIZER_CONFIG).get("chat_template"))
-    return False
 
 
 def _registries(report: PruningReport) -> list[tuple[str, str, Registry]]:

@@ -1,6 +1,5 @@
 """Converts a dense checkpoint to a packed one and back, with the same weights bit for bit."""
 
-import itertools
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -10,8 +9,7 @@ from transformers import PreTrainedModel
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice
-from ..files.directories import leads_out
-from ..files.output import check_output, new_directory
+from ..files.output import check_output, leads_out, new_directory
 from ..model.load_model import load_model
 from ..model.sparsity_config import read_sparsity_config
 from ..packed.packed_weight import PREFIX
@@ -19,7 +17,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import write_card
 from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, WEIGHT_SUFFIXES
-from .packed_files import float_tensors, is_packed, read_json, weight_files
+from .packed_files import is_packed, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
 from .writing import write_model
@@ -69,12 +67,15 @@ def convert_checkpoint(
     target = check_output(output, overwrite, [directory_or_id])
     source = find_checkpoint(directory_or_id, revision, token, whole=True)
     packed = _check(source, format if dtype is None else None)
-    stored = _dtypes(source, packed) if dtype is None else {}
-    model = load_model(source, whole=True, trust_remote_code=trust_remote_code)
+    stored, finer = stored_dtypes(weight_files(source, packed))  # not the config's, in which weights may be rounded
+    if format == "dense" and any(PREFIX in name for name in finer):
+        raise ValueError(
+            f"{source} packs weights in several dtypes, of which some would be rounded: save the model in one."
+        )
+    model = load_model(source, whole=True, dtype=stored or "auto", trust_remote_code=trust_remote_code)
     check_saveable(model, options)
     with new_directory(target) as folder:
         write_model(model, folder, options)
-        _check_dtypes(stored, _dtypes(folder, format == "packed"))
         _copy_others(source, folder, target.path)
         _write_card(model, source, folder, target.path.name, options)
     return target.path
@@ -91,22 +92,6 @@ def _check(source: Path, format: str | None) -> bool:
     if not packed and config.get("quantization_config") is not None:
         raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
     return packed
-
-
-def _dtypes(folder: Path, packed: bool) -> dict[str, torch.dtype]:
-    """Return name -> dtype of the floating-point tensors in a checkpoint; packed ones by their dense names."""
-    tensors = itertools.chain.from_iterable(map(float_tensors, weight_files(folder, packed)))
-    return {name.replace(f"{PREFIX}values", ".weight"): dtype for name, dtype, _ in tensors}
-
-
-def _check_dtypes(stored: dict[str, torch.dtype], written: dict[str, torch.dtype]) -> None:
-    """Raise `ValueError` if transformers has converted weights to another dtype."""
-    for name, dtype in stored.items():
-        if written.get(name, dtype) != dtype or dtype not in written.values():
-            raise ValueError(
-                f"The checkpoint stores {name} in {dtype}, but transformers loads it in another dtype, so its values would "
-                "change: save the model in one dtype first."
-            )
 
 
 def _copy_others(source: Path, folder: Path, target: Path) -> None:

@@ -2,25 +2,21 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.connection import HTTPError
+from ..common.connection import check_connection
 from ..files.output import Output, describe_model
 from ..report import PruningReport
 from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
@@ -65,21 +61,22 @@ def find_checkpoint(
 def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) -> None:
     """Raise an error if a model cannot be published as `repo_id`, see [`push_pruned`]. Nothing is created."""
     validate_repo_id(repo_id)
+    check_connection()
     api = HfApi(token=token)
-    with _explained(repo_id):
-        account = api.whoami()
-        if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-            raise _refusal(repo_id, "the token is read-only")
-        mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
-        owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
-        try:
-            api.auth_check(f"{owner}/{name}", write=True)
-        except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
-            if owner not in mine:
-                why = f"your account can only create repositories of {', '.join(sorted(mine))}"
-                raise _refusal(repo_id, why) from error
-        else:
-            _check_repository(api, f"{owner}/{name}", None, overwrite)
+    account = api.whoami()
+    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise PermissionError(f"The token may not write to {repo_id!r}: log in with `hf auth login`, or set HF_TOKEN.")
+    mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
+    owner, name = repo_id.split("/") if "/" in repo_id else (account["name"], repo_id)
+    try:
+        api.auth_check(f"{owner}/{name}", write=True)
+    except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
+        if owner not in mine:
+            raise PermissionError(
+                f"Permission denied for {repo_id!r}: your account can only create repositories of {', '.join(sorted(mine))}."
+            ) from error
+    else:
+        _check_repository(api, f"{owner}/{name}", None, overwrite)
 
 
 def _check_repository(api: HfApi, repo_id: str, revision: str | None, overwrite: bool) -> None:
@@ -129,48 +126,24 @@ def push_pruned(
         `str`: the commit's URL.
 
     Raises:
-        `PermissionError`: there is no token, or it may not write there.
         `FileExistsError`: the branch holds files.
-        `OSError`, `RuntimeError`: the temporary disk is full, or the Hub refuses the upload. The branch is unchanged.
+        `OSError`, `RuntimeError`: there is no token or connection, the temporary disk is full, or the Hub refuses the upload.
+            The branch is unchanged.
     """
     options = check_saveable(model, SaveOptions(format, dtype))
     api = HfApi(token=token)
-    with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
+    check_connection()
+    with tempfile.TemporaryDirectory() as folder:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         _check_repository(api, repo_id, revision, overwrite)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         saved = Path(folder) / "model"
         save_pruned(model, Output(saved), report, tokenizer, options, title=repo_id)
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=saved,
-            revision=revision,
-            commit_message=commit_message,
-            delete_patterns="*",  # except files that are uploaded, and .gitattributes
-        )
+        new = {file.relative_to(saved).as_posix(): file for file in saved.rglob("*") if file.is_file()}
+        old = set(api.list_repo_files(repo_id, revision=revision)) - {GIT_ATTRIBUTES, *new}
+        # Not `upload_folder`, which may make several commits.
+        changes = [CommitOperationDelete(name) for name in sorted(old)]
+        changes += [CommitOperationAdd(name, file) for name, file in new.items()]
+        commit = api.create_commit(repo_id, changes, commit_message=commit_message, revision=revision)
     return commit.commit_url
-
-
-@contextmanager
-def _explained(repo_id: str) -> Iterator[None]:
-    """Raise an error that says what to do if there is no token or the Hub cannot be reached."""
-    try:
-        yield
-    except LocalTokenNotFoundError as error:
-        raise _refusal(repo_id, "there is no token") from error
-    except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in (401, 403):
-            raise
-        raise _refusal(repo_id, str(error)) from error
-    except (HTTPError, OfflineModeIsEnabled) as error:
-        raise ConnectionError(
-            f"{repo_id!r} cannot be published, because the Hub cannot be reached: {error or type(error).__name__}"
-        ) from error
-
-
-def _refusal(repo_id: str, why: str) -> PermissionError:
-    return PermissionError(
-        f"Permission denied for {repo_id!r} ({why}). Log in with `hf auth login`, or set HF_TOKEN, with a token that may "
-        "write there."
-    )

@@ -10,8 +10,7 @@ from transformers.utils import logging
 
 from ..common.display import escaped, format_bytes, format_table
 from ..model.projections import with_stars
-from ..model.sparsity_config import read_sparsity_config
-from ..model.weight_names import PrunedWeights, StoredProjection, natural_order
+from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
 from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint

@@ -1,15 +1,11 @@
 """File names of a checkpoint. transformers and the Hub fix some; plain transformers does not look for the packed ones."""
 
-import re
-
-
 FORMATS = ("dense", "packed")
 QUANT_METHOD = "optimum_neuronal"  # of packed checkpoints; programs that do not know it name it in their errors
 
 CONFIG = "config.json"  # without it, a directory is not a model
 MODEL_CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # transformers loads an adapter in the same folder along with the model
 
 SUFFIX = ".safetensors"
@@ -17,8 +13,6 @@ DENSE_FILE = f"model{SUFFIX}"  # if there is only one
 DENSE_PATTERN = f"model{{suffix}}{SUFFIX}"
 DENSE_INDEX = f"{DENSE_FILE}.index.json"
 PACKED_INDEX = f"packed{SUFFIX}.index.json"  # always written
-
-LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # an index names no paths and no hidden files
 
 # Shell patterns of the files of weights and their indexes.
 WEIGHT_FILES = (

@@ -5,6 +5,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,10 @@ from transformers import PreTrainedModel
 
 from ..common.display import escaped
 from ..compat import hf_private
+from ..model.sources import listed_files
 from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
+from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
 
 VERSION = 1
@@ -127,13 +129,7 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
         return [folder / DENSE_FILE]
     if not packed and not (folder / index).exists():
         raise FileNotFoundError(f"{folder} has neither {DENSE_FILE} nor {index}: expected weights in one of these.")
-    weight_map = read_json(folder / index).get("weight_map")
-    if not weight_map or not isinstance(weight_map, dict):
-        raise ValueError(f"{folder / index} names no weight files. Download or save the checkpoint again.")
-    names = sorted({str(name) for name in weight_map.values()})
-    if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
-        raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
-    return [folder / name for name in names]
+    return [folder / name for name in listed_files(folder / index)]
 
 
 def source_files(model: PreTrainedModel) -> list[Path]:
@@ -145,13 +141,19 @@ def source_files(model: PreTrainedModel) -> list[Path]:
     return []
 
 
-def float_tensors(path: Path) -> Iterator[tuple[str, torch.dtype, int]]:
-    """Yield name, dtype and number of elements of the floating-point tensors in a file. Only its header is read."""
-    with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            about = file.get_slice(name)
-            if about.get_dtype() in FLOATS:
-                yield name, FLOATS[about.get_dtype()], math.prod(about.get_shape())
+def stored_dtypes(files: Iterable[Path]) -> tuple[torch.dtype | None, dict[str, Path]]:
+    """Return the floating-point dtype of most elements in files of weights, and name -> file of tensors in a finer one."""
+    sizes: Counter[torch.dtype] = Counter()
+    stored: dict[str, tuple[torch.dtype, Path]] = {}
+    for path in files:
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118
+                about = file.get_slice(name)
+                if dtype := FLOATS.get(about.get_dtype()):
+                    sizes[dtype] += math.prod(about.get_shape())
+                    stored[name] = dtype, path
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    return most, {name: path for name, (dtype, path) in stored.items() if torch.promote_types(dtype, most) != most}
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:

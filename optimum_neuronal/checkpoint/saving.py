@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
-from ..files.directories import leads_out
-from ..files.output import Output, check_output, new_directory
+from ..files.output import Output, check_output, leads_out, new_directory
 from ..packed.packed_linear import is_linear
 from ..packed.packed_module import packed_modules
 from ..report import PruningReport

@@ -1,7 +1,6 @@
 """Writes the configs and weights of a model, dense or packed, into an empty folder."""
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,10 @@ from ..packed.sparsify import pack_weight
 from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN
 from .packed_files import (
     QUANTIZATION_CONFIG,
-    float_tensors,
     opened,
     read_json,
     source_files,
+    stored_dtypes,
     write_json,
     write_packed,
 )
@@ -92,20 +91,13 @@ def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch
 
 
 def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
-    """Return name -> file of tensors that the model's checkpoint has in a larger dtype than most, such as Mamba's `A_log`.
+    """Return name -> file of tensors that the model's checkpoint has in a finer dtype than most, such as Mamba's `A_log`.
 
     transformers loads all in one dtype.
     """
-    files: dict[str, Path] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    sizes: Counter[torch.dtype] = Counter()
     with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
-        for path in source_files(model):
-            for name, dtype, numel in float_tensors(path):
-                files[name], dtypes[name] = path, dtype
-                sizes[dtype] += numel
-    most = max(sizes, key=lambda dtype: sizes[dtype], default=torch.float64)
-    return {name: path for name, path in files.items() if dtypes[name].itemsize > most.itemsize}
+        return stored_dtypes(source_files(model))[1]
+    return {}
 
 
 def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, Path]) -> Convert:

@@ -18,7 +18,7 @@ from ..common.progress import progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..data.token_windows import TokenWindows
 from ..evaluation.perplexity import as_model, load_tests, measure
-from ..files.atomic import write_atomically
+from ..files.output import write_atomically
 from ..files.records import versions
 from ..model.origin import own_tokenizer, public_name
 from ..pruning.checks import check_prune

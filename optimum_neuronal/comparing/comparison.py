@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.display import format_markdown, format_table
-from ..files.atomic import write_atomically
-from ..files.directories import check_writable
+from ..files.output import check_writable, write_atomically
 from ..report import calibration_text
 from .figures import draw_figures
 from .results import Aggregate, Result, aggregate

@@ -117,6 +117,9 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None, include_path: str
     if limit is not None:
         check_count("limit", limit, 1)
     if not names:
+        for option, value in (("limit", limit), ("include_path", include_path)):
+            if value is not None:
+                raise ValueError(f"{option} is {value}, but there are no tasks: name some, or leave it out.")
         return TaskSet({})
     path = include_path and str(include_path)
     manager = _task_manager(include_path=path, include_defaults=path is None)

@@ -14,20 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ..common.display import escaped
-from .atomic import scratch_directory
-from .directories import check_writable
-from .locking import locked
 
 
 CONFIG = "config.json"  # a directory without it is not a model
 LONGEST = 200  # characters of a text in config.json that an error shows
 
-State = frozenset[
-    tuple[Path, int, int]
-]  # path, inode and time of the last change of a directory and all that is in it
+State = frozenset[tuple[Path, int, int]]  # path, inode and last change of a directory and all that is in it
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,20 @@ class Output:
     replaced: State = frozenset()  # the model's directory that is replaced; empty: there is none
 
 
-def check_output(
-    directory: str | Path, overwrite: bool = False, kept: Iterable[str | Path | None] = (), purpose: str = "save to"
-) -> Output:
+def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[str | Path | None] = ()) -> Output:
     """Return an output that may be written.
 
     Args:
         directory (`str` or `Path`): absent, or an empty directory.
         overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
         kept: what is read meanwhile and must not be replaced, such as the dense model. Hub ids and None are ignored.
-        purpose (`str`): for errors.
 
     Raises:
         `FileExistsError`: something lies there that may not be replaced.
         `OSError`: it cannot be written.
     """
-    path = check_writable(directory, purpose)
-    check_writable(path.parent, purpose)
+    path = check_writable(directory, "save to")
+    check_writable(path.parent, "save to")
     if reason := _why_kept(path, kept):
         raise FileExistsError(f"{path} {reason}: choose a new directory.")
     if (old := _replaced(path)).exists():
@@ -62,18 +55,33 @@ def check_output(
             f"A save to {path} was killed while it replaced a model, which is in {old}; the new one may be in "
             f"{_staging(path)}. Move one of them to {path}, and delete {old}."
         )
-    if not _is_filled(path):
+    if not (found := _state(path)):
         return Output(path)
     count = sum(len(files) for _, _, files in os.walk(path))
-    found = f"{path} holds {count:,} file{'s' if count != 1 else ''}"
+    holds = f"{path} holds {count:,} file{'s' if count != 1 else ''}"
     if not (path / CONFIG).is_file():
-        raise FileExistsError(f"{found}, and is not a model's directory: choose a new directory.")
+        raise FileExistsError(f"{holds}, and is not a model's directory: choose a new directory.")
     if not overwrite:
         raise FileExistsError(
-            f"{found}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
+            f"{holds}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
             "replace it with all that is in it."
         )
-    return Output(path, _state(path))
+    return Output(path, found)
+
+
+def check_writable(directory: str | Path, purpose: str) -> Path:
+    """Return the absolute path of a directory that can be written or created. `purpose`: for errors, such as `"save to"`."""
+    if not os.fspath(directory):
+        raise ValueError(
+            f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."
+        )
+    path = Path(os.path.abspath(directory))
+    existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    if not existing.is_dir():
+        raise NotADirectoryError(f"Cannot {purpose} {directory}: {existing} is a file. Choose another directory.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"Cannot {purpose} {directory}: no permission to write in {existing}.")
+    return path
 
 
 @contextmanager
@@ -86,8 +94,11 @@ def new_directory(output: Output) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     busy = f"Another process or thread is saving to {path}: let only one of them save."
-    with locked(lock, busy), scratch_directory(path.parent, _staging(path).name) as staging:
+    staging = _staging(path)
+    with locked(lock, busy):
         try:
+            shutil.rmtree(staging, ignore_errors=True)  # of a killed process
+            staging.mkdir()
             yield staging
             mode = staging.stat().st_mode & 0o666  # safetensors writes files that only their user can read
             for file in filter(Path.is_file, staging.rglob("*")):
@@ -98,7 +109,20 @@ def new_directory(output: Output) -> Iterator[Path]:
         except (OSError, SafetensorError) as error:  # the library's own error of a full disk
             raise OSError(f"Saving to {path} failed, and nothing was changed there: {error}") from error
         finally:
+            shutil.rmtree(staging, ignore_errors=True)
             lock.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file in an existing directory. After an error it is absent or unchanged."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several processes may write the same file
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        # The error of a full disk does not name a file.
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def write_new_file(path: Path, content: bytes) -> None:
@@ -110,6 +134,26 @@ def write_new_file(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(file: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of a file, which is created. Raise `BlockingIOError` with the text `busy` if another one holds it."""
+    lock = FileLock(file, blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BlockingIOError(busy) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def leads_out(file: Path, folder: Path) -> bool:
+    """Return True if a file of a checkpoint is a link to one outside its folder. The Hub's cache keeps them in `blobs`."""
+    real, home = file.resolve(), folder.resolve()
+    return not (real.is_relative_to(home) or real.is_relative_to(home.parent.parent / "blobs"))
 
 
 def describe_model(config: Path) -> str:
@@ -152,13 +196,9 @@ def _staging(path: Path) -> Path:
     return path.with_name(f".{path.name}.saving")
 
 
-def _is_filled(path: Path) -> bool:
-    """Return True unless a path is absent or an empty directory."""
-    return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir()))
-
-
 def _state(path: Path) -> State:
-    if not _is_filled(path):
+    """Return what tells whether something changes at a path: nothing if it is absent, or an empty directory."""
+    if not os.path.lexists(path) or not path.is_symlink() and path.is_dir() and not any(path.iterdir()):
         return frozenset()
     found = ((entry, entry.lstat()) for entry in itertools.chain([path], path.rglob("*")))
     return frozenset((entry, status.st_ino, status.st_mtime_ns) for entry, status in found)

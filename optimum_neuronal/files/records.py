@@ -24,8 +24,7 @@ from .. import __version__
 from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..compat import hf_private
-from .atomic import write_atomically
-from .locking import locked
+from .output import locked, write_atomically
 
 
 logger = get_logger(__name__)

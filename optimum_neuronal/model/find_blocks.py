@@ -10,7 +10,8 @@ from transformers import Conv1D, PreTrainedConfig, PreTrainedModel
 from ..compat import hf_private
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
 from .experts import expert_projections
-from .projections import Block, Decoder, Experts, Projection, pattern_of, with_stars
+from .projections import Block, Decoder, Experts, Projection, pattern_of
+from .sparsity_config import PrunedWeights
 
 
 class Patterns:
@@ -49,28 +50,22 @@ class Recorded:
     """The pruned projections that a `sparsity_config` names; its patterns are not run."""
 
     def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
-        recorded = next(iter(sparsity_config["block_sparsity"]), "").rpartition(".")[0]
-        self._blocks = f"{blocks}."
-        self._left_out = {name.removeprefix(f"{recorded}.") for name in sparsity_config.get("left_out", ())}
-        numbers = [name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]]
-        self._seen = dict.fromkeys([*numbers, *sparsity_config["projections"]], False)  # True: the model has it
+        self._blocks, self._weights = blocks, PrunedWeights(sparsity_config)
+        self._missing = [*sparsity_config["block_sparsity"], *sparsity_config["projections"]]  # what the model lacks
 
     def choose(self, name: str) -> bool:
-        place = name.removeprefix(self._blocks)
-        number, _, local = place.partition(".")
-        parts = {number, with_stars(local)}
-        if not parts <= self._seen.keys():
-            return False
-        self._seen.update(dict.fromkeys(parts, True))
-        return place not in self._left_out
+        recorded = next(iter(self._weights.blocks), "").rpartition(".")[0]  # the name of the blocks may differ
+        found = self._weights.find(f"{recorded}{name.removeprefix(self._blocks)}.weight")
+        if found is not None:
+            self._missing = [name for name in self._missing if name not in (found.block, found.kind)]
+        return found is not None
 
     def check(self, model: nn.Module, count: int) -> None:
         """Raise `ValueError` if the model does not have a recorded projection."""
-        missing = next((repr(name) for name, seen in self._seen.items() if not seen), "no projection")
-        if not count or not all(self._seen.values()):
+        if self._missing or not count:
             raise ValueError(
-                f"model.config.sparsity_config names {missing}, unlike the model. Load the model as it was pruned, or del "
-                "model.config.sparsity_config to keep all zeros."
+                f"model.config.sparsity_config names {[*self._missing, 'no projection'][0]}, unlike the model. Load the model as it "
+                "was pruned, or del model.config.sparsity_config to keep all zeros."
             )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,36 +10,31 @@ from typing import Any, NamedTuple
 
 
 GGUF = ".gguf"
-# File in a directory that holds something other than a model -> what to do.
-OTHERS = {
-    "adapter_config.json": "{} is a PEFT adapter: merge it into its model (merge_and_unload), save that, and name the result.",
-    "model_index.json": "{} is a diffusers pipeline, not a language model: name the directory of its text encoder.",
-}
+LISTED_FILE = re.compile(r"\w[\w.-]*")  # an index names no paths and no hidden files
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
     """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model."""
-    folder = Path(path)
-    if (folder / "config.json").is_file():
-        return _check_index(folder)
-    for name, problem in OTHERS.items():
-        if (folder / name).is_file():
-            raise ValueError(problem.format(path))
-    if find_gguf(folder) is None:
-        raise FileNotFoundError(f"There is no config.json in {path}: name the directory of a model.")
+    if (Path(path) / "config.json").is_file():
+        for index in Path(path).glob("*.index.json"):
+            listed_files(index)
+    elif find_gguf(path) is None:
+        raise FileNotFoundError(
+            f"There is no config.json in {path}: name the directory of a model, with merged adapters."
+        )
 
 
-def _check_index(folder: Path) -> None:
-    """Raise `ValueError` for an index of weights that is damaged, or names files outside its folder."""
-    for index in folder.glob("*.index.json"):
-        try:
-            content = json.loads(index.read_text(encoding="utf-8"))
-            names = {str(name) for name in content["weight_map"].values()}
-            content["metadata"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{index} is damaged: download or save the checkpoint again.") from error
-        if outside := sorted(name for name in names if Path(name).name != name):
-            raise ValueError(f"{index} names {outside[0]!r}: expected a file in the same folder.")
+def listed_files(index: Path) -> list[str]:
+    """Return the names of the files in an index of weights. Raise `ValueError` if it is damaged, or names another folder's."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted({str(name) for name in content["weight_map"].values()})
+        content["metadata"]  # transformers reads it
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index} is damaged: download or save the checkpoint again.") from error
+    if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
+        raise ValueError(f"{index} names {wrong[0]!r}: expected a file in the same folder.")
+    return names
 
 
 def find_gguf(path: str | os.PathLike[str]) -> Path | None:

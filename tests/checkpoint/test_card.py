@@ -1,5 +1,4 @@
 import ast
-import dataclasses
 import re
 import shlex
 
@@ -100,6 +99,7 @@ def test_what_it_says(pruned, monkeypatch):
     )
     assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.2` |" in body
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
+    assert "## Cite" not in text, "magnitude and uniform have no paper"
 
 
 def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
@@ -129,12 +129,3 @@ def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     assert f"# {shown}\n" in card and command(card)[-1] == shown.rpartition("/")[2]
     (name,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", card, re.M)
     assert ast.literal_eval(name) == shown
-
-
-def test_it_cites_the_papers_of_the_methods(pruned):
-    pruner, model = pruned
-    methods = {"saliency": "wanda", "topup": "neuronal"}
-    report = dataclasses.replace(pruner.report, config=pruner.report.config | methods)
-    cited = make_card(model, report, "me/llama-70", DENSE).partition("## Cite")[2]
-    assert "Zeroth-Order Adaptive Neuron Alignment" in cited and "A Simple and Effective Pruning Approach" in cited
-    assert "## Cite" not in make_card(model, pruner.report, "me/llama-70", DENSE), "magnitude and uniform"

@@ -41,6 +41,23 @@ def test_there_and_back(family, shard, tmp_path, tokenizer):
     assert all_files(tmp_path / "dense") == before, "the source is only read"
 
 
+def test_the_dtype_is_that_of_the_weights_whatever_the_config_says(tmp_path):
+    """Each weight keeps its own, to the bit, though transformers loads all in one."""
+    save_pruned(tmp_path / "dense", dtype=torch.bfloat16)
+    tensors = tensors_of(tmp_path / "dense")
+    for part, dtype in (("up_proj", torch.float16), ("down_proj", torch.float32)):
+        tensors |= {name: value.to(dtype) * 1.001 for name, value in tensors.items() if part in name}
+    save_file(tensors, tmp_path / "dense" / "model.safetensors", metadata={"format": "pt"})
+    change_config(tmp_path / "dense", lambda config: config.update(dtype="float16"))
+    packed = convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed")
+    with pytest.raises(ValueError, match="packs weights in several dtypes, of which some would be rounded"):
+        convert_checkpoint(packed, "dense", tmp_path / "again")
+    save_pretrained(make_zeroed("llama"), tmp_path / "other", format="packed")
+    change_config(tmp_path / "other", lambda config: config.update(dtype="bfloat16"))
+    found = tensors_of(convert_checkpoint(tmp_path / "other", "dense", tmp_path / "dense other"))
+    assert same(found, make_zeroed("llama").state_dict())
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_experts_in_one_tensor_are_verified_again_one_by_one(family, tmp_path):
     make_model(family).save_pretrained(tmp_path / "source", save_original_format=False)
@@ -58,8 +75,6 @@ def test_what_cannot_be_converted(tmp_path):
     make_model("llama").save_pretrained(tmp_path / "plain")
     shutil.copytree(tmp_path / "pruned", tmp_path / "adapted")
     get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapted")
-    shutil.copytree(tmp_path / "pruned", tmp_path / "mixed")
-    save_pretrained(make_zeroed("llama"), tmp_path / "mixed-packed", format="packed")
     save_pruned(tmp_path / "lacking")
     kept = {name: tensor for name, tensor in tensors_of(tmp_path / "lacking").items() if "1.mlp.up_proj" not in name}
     save_file(kept, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
@@ -69,8 +84,6 @@ def test_what_cannot_be_converted(tmp_path):
     ):
         shutil.copytree(tmp_path / "pruned", tmp_path / name)
         change_config(tmp_path / name, lambda config, changes=changes: config.update(changes))
-    for name in ("mixed", "mixed-packed"):
-        change_config(tmp_path / name, lambda config: config.update(dtype="bfloat16"))
     for folder, format, message in [
         ("pruned", "dense", "is already dense"),
         ("plain", "packed", "is not pruned: prune it first"),
@@ -80,8 +93,6 @@ def test_what_cannot_be_converted(tmp_path):
         ("short", "packed", "LlamaForCausalLM has no place for model.layers.2.input_layernorm.weight, .* 6 more of"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
-        ("mixed", "packed", "in torch.float32, but transformers loads it in another dtype"),
-        ("mixed-packed", "dense", "in torch.float32, but transformers loads it in another dtype"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):

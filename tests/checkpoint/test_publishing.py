@@ -1,88 +1,121 @@
-"""Against a stand-in for the Hub on loopback. One process runs hub_session.py; the tests check its outcome."""
+"""Models go to the Hub and come back, against a stand-in for it."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from hub_standin import Repository, serve
+from conftest import make_model, make_tokenizer
+from hub_standin import Hub
+from huggingface_hub.errors import LocalTokenNotFoundError
+from sparse_checkpoints import same, tensors_of
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
+from optimum_neuronal.checkpoint.hub import check_push, find_checkpoint
+from optimum_neuronal.model.load_model import load_model
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    """What came out, by name, and the stand-in afterwards."""
-    folder = tmp_path_factory.mktemp("hub")
-    with serve() as hub:
-        card = b"---\nlicense: llama3\nlanguage:\n- en\n---\n\n# Dense\n"
-        hub.repositories["me/dense-llama"] = Repository(files={"README.md": (card, None)})
-        environment = {**hub.environment(folder / "home"), "OMP_NUM_THREADS": "1"}
-        script = Path(__file__).parents[1] / "hub_session.py"
-        command = [sys.executable, script, folder / "outcome.json"]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert result.returncode == 0, result.stderr[-3000:]
-        yield json.loads((folder / "outcome.json").read_text()), hub
+WRITTEN = {
+    "config.json", "generation_config.json", "model.safetensors", "neuronal_report.json", "README.md", "tokenizer.json",
+    "tokenizer_config.json", ".gitattributes",
+}  # fmt: skip
 
 
-def test_push_and_back(session):
-    outcome, hub = session
-    repository = hub.repositories["me/llama-70"]
-    assert outcome["reloaded"] and repository.private and outcome["inspected"] == [True, [], True]
-    assert outcome["url"].startswith(f"{hub.url}/me/llama-70/commit/")
-    names = {"config.json", "model.safetensors", "neuronal_report.json", "README.md", "tokenizer.json"}
-    assert names <= set(repository.files)
-    card = repository.files["README.md"][0].decode()
-    assert "license: llama3" in card, "inherited from the dense model's card"
-    assert "8 sequences of 8 tokens of\na list of 1 strings, drawn with seed 3" in card
-    report = json.loads(repository.files["neuronal_report.json"][0])
-    assert report["calibration"]["seed"] == 3 and report["evaluation"]["wikitext2"]["pruned"] == 23.4567
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = Hub(tmp_path / "hub", monkeypatch)
+    card = b"---\nlicense: llama3\nlanguage:\n- en\n---\n\n# Dense\n"
+    hub.repositories["me/dense-llama"] = {"main": {"README.md": card}}
+    return hub
 
 
-def test_packed(session):
-    outcome, hub = session
-    assert outcome["packed modules"] == 21 and outcome["packed inspected"] == "packed" and "hf_other" in hub.tokens
-    same, names = outcome["converted"]
-    assert same and {"model.safetensors", "tokenizer.json", "neuronal_report.json"} <= set(names)
+def pruned(sparsity=0.7):
+    model = make_model("llama", vocab_size=256)
+    model.config._name_or_path = "me/dense-llama"
+    pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency="magnitude", topup="uniform"), make_tokenizer())
+    return pruner, pruner.prune(model)
 
 
-def test_a_push_makes_the_branch_equal_to_the_saved_directory(session):
+def reloads(model, repo_id, revision=None):
+    return same(load_model(find_checkpoint(repo_id, revision)).state_dict(), model.state_dict())
+
+
+def test_push_and_back(hub):
+    pruner, model = pruned()
+    assert pruner.push_to_hub(model, "me/llama-70", private=True) == "https://hub/me/llama-70/commit/1"
+    assert hub.private["me/llama-70"] and hub.files("me/llama-70").keys() == WRITTEN and reloads(model, "me/llama-70")
+    found = inspect_checkpoint("me/llama-70")
+    assert found.pruned and not found.problems and found.total.sparsity == pruner.report.achieved_sparsity
+    card = hub.files("me/llama-70")["README.md"].decode()
+    assert "license: llama3" in card and "# me/llama-70" in card, "the license is that of the dense model's card"
+    assert json.loads(hub.files("me/llama-70")["neuronal_report.json"])["config"]["sparsity"] == 0.7
+
+
+def test_packed(hub, tmp_path):
+    pruner, model = pruned()
+    pruner.push_to_hub(model, "packed", format="packed")
+    assert inspect_checkpoint("me/packed").format == "packed"
+    converted = convert_checkpoint("me/packed", "dense", tmp_path / "converted")
+    assert same(tensors_of(converted), model.state_dict()) and (converted / "tokenizer.json").exists()
+
+
+def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub):
     """In one commit, and only on request if it holds files; a new branch leaves main as it was."""
-    outcome, hub = session
-    repository = hub.repositories["me/packed"]
-    assert outcome["other format"] == [True, "dense"] and outcome["branches"] == [True, True]
-    files = {"config.json", "generation_config.json", "model.safetensors", "neuronal_report.json", "README.md"}
-    files |= {"tokenizer.json", "tokenizer_config.json", ".gitattributes"}
-    assert repository.files.keys() == files == hub.repositories["me/llama-70"].branches["trial"].files.keys()
-    assert repository.branches["main"].messages[::2] == ["Packed", "Dense now"]
-    assert hub.repositories["me/new-and-empty"].files.keys() == files
+    (first_pruner, first), (pruner, model) = pruned(), pruned(0.5)
+    first_pruner.push_to_hub(first, "me/model", format="packed", commit_message="Packed")
+    hub.files("me/model")["notes/mine.txt"] = b"mine"
+    pruner.push_to_hub(model, "me/model", commit_message="Dense now", overwrite=True)
+    assert hub.commits == ["Packed", "Dense now"]
+    assert hub.files("me/model").keys() == WRITTEN and reloads(model, "me/model")
+    first_pruner.push_to_hub(first, "me/model", revision="trial", overwrite=True)
+    assert hub.files("me/model", "trial").keys() == WRITTEN
+    assert reloads(first, "me/model", "trial") and reloads(model, "me/model")
 
 
-def test_nothing_is_replaced_unasked(session):
-    outcome, _ = session
-    check, push, card = outcome["refused"]
-    for message in (check, push):
-        assert (
-            "FileExistsError: The repository 'me/packed' holds 11 files, a model of type llama pruned with" in message
-        )
-        assert "choose a new one, or pass --overwrite (overwrite=True) to replace all files in it" in message
-    assert "'me/dense-llama' holds 1 files: choose" in card and outcome["allowed"] is None
-    assert outcome["branch again"].startswith("FileExistsError: The repository 'me/llama-70' holds")
-
-
-def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
-    outcome, hub = session
-    assert outcome["may push"] == [None, None] and not any("fresh" in name for name in hub.repositories)
-    invalid, other, reader, read_token, unknown = outcome["may not push"]
-    assert "'not/an/id'" in invalid and "PermissionError: Permission denied for 'me/y' (Invalid" in unknown
-    for message in (other, reader):
-        assert "PermissionError" in message and "can only create repositories of lab, me)" in message
-    assert "PermissionError: Permission denied for 'me/x' (the token is read-only). Log in with" in read_token
-    assert "(there is no token)" in outcome["check without token"]
-
-
-def test_without_a_token_or_a_model(session):
-    outcome, _ = session
-    assert outcome["push without token"].startswith("PermissionError") and "HF_TOKEN" in outcome["push without token"]
-    assert (
-        outcome["not found"].startswith("OSError") and "could not be downloaded from the Hub" in outcome["not found"]
+def test_nothing_is_replaced_unasked(hub):
+    pruner, model = pruned()
+    pruner.push_to_hub(model, "me/model")
+    before, found = (
+        dict(hub.files("me/model")),
+        "'me/model' holds 7 files, a model of type llama pruned with magnitude",
     )
+    for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
+        with pytest.raises(
+            FileExistsError, match=rf"{found}.* choose a new one, or pass --overwrite \(overwrite=True\)"
+        ):
+            attempt()
+    with pytest.raises(FileExistsError, match="'me/dense-llama' holds 1 files: choose"):
+        check_push("me/dense-llama")
+    check_push("me/model", overwrite=True)
+    assert hub.files("me/model") == before and hub.commits == ["Upload pruned model"]
+
+
+def test_whether_a_model_can_be_published_is_known_before_it_is_made(hub):
+    check_push("fresh")
+    check_push("lab/fresh")
+    for repo_id, token, message in [
+        ("else/fresh", None, r"can only create repositories of lab, me\."),
+        ("library/fresh", None, r"can only create repositories of lab, me\."),
+        ("me/x", "hf_read", r"token may not write to 'me/x': log in with `hf auth login`, or set HF_TOKEN"),
+    ]:
+        with pytest.raises(PermissionError, match=message):
+            check_push(repo_id, token)
+    with pytest.raises(ValueError, match="'not/an/id'"):
+        check_push("not/an/id")
+    assert hub.repositories.keys() == {"me/dense-llama"}
+
+
+def test_without_a_token_a_model_or_a_connection(hub, tmp_path, monkeypatch):
+    hub.token = None
+    pruner, model = pruned()
+    attempts = (lambda: check_push("me/model"), lambda: pruner.push_to_hub(model, "me/model"))
+    for attempt in attempts:
+        with pytest.raises(LocalTokenNotFoundError):
+            attempt()
+    with pytest.raises(OSError, match="could not be downloaded from the Hub"):
+        inspect_checkpoint("me/absent")
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(NotADirectoryError, match="model.gguf is a file: name the directory of a model, or its id"):
+        find_checkpoint(tmp_path / "model.gguf")
+    monkeypatch.setattr("optimum_neuronal.checkpoint.hub.check_connection", lambda: 1 / 0)
+    for attempt in attempts:
+        with pytest.raises(ZeroDivisionError):
+            attempt()

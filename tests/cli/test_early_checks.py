@@ -30,11 +30,11 @@ COMMANDS = (
     ((*PRUNE, "--work-dir", "dense"), "dense holds other files"),
     ((*PRUNE[:-1], "./dens"), "./dens does not exist: name the directory of a model"),
     ((*PRUNE[:-1], "empty"), "There is no config.json in empty: name the directory of a model"),
-    ((*PRUNE[:-1], "adapter"), "adapter is a PEFT adapter: merge it into its model"),
-    ((*PRUNE[:-1], "pipeline"), "pipeline is a diffusers pipeline, not a language model"),
+    ((*PRUNE[:-1], "adapter"), "There is no config.json in adapter: name the directory of a model"),
     (("evaluate", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
     (("evaluate", "--model", "dense", "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     (("evaluate", "--model", "dense", "--limit", "0"), "limit is 0"),
+    (("evaluate", "--model", "dense", "--limit", "5"), "limit is 5, but there are no tasks"),
     (("compare", "--model", "dense", "--batch-size", "0"), "batch_size is 0"),
     (("sample", "--model", "dense", "--output", "own.txt"), "expected a file whose name ends in .jsonl"),
     (("sample", "--model", "dense", "--output", "own.jsonl", "--temperature", "0"), "temperature is 0"),
@@ -47,7 +47,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, words, message, tmp_pa
     monkeypatch.chdir(tmp_path)
     for module in (flags, measuring_commands, pruner):
         monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    files = ("dense/config.json", "adapter/adapter_config.json", "pipeline/model_index.json")
+    files = ("dense/config.json", "adapter/adapter_config.json")
     for file in files:
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text("{}")

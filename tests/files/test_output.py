@@ -10,7 +10,7 @@ import pytest
 from obstacles import MODEL, OBSTACLES, fill, state
 from safetensors import SafetensorError
 
-from optimum_neuronal.files.output import Output, check_output, new_directory, write_new_file
+from optimum_neuronal.files.output import Output, check_output, new_directory, write_atomically, write_new_file
 
 
 NEW = {"config.json": "new", "model.safetensors": "new", "code/model.py": "new"}
@@ -102,6 +102,13 @@ def test_what_is_never_replaced(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match="is a mount point, which cannot be renamed"):
         check_output(tmp_path / "empty")
     assert content(model) == MODEL
+
+
+def test_paths_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check_output("new/model").path == tmp_path / "new" / "model" and not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="directory to save to is empty"):
+        check_output("")
 
 
 def test_a_model_is_replaced_with_all_that_is_in_it(tmp_path):
@@ -240,3 +247,26 @@ def test_a_new_file_replaces_nothing(kind, tmp_path):
         write_new_file(tmp_path / "model", b"new")
     write_new_file(tmp_path / "other", b"new")
     assert content(tmp_path) == {**before, "other": "new"}
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
+    """Though several processes write it, or the disk is full."""
+    path, replace = tmp_path / "file", os.replace
+
+    def after_another_has_written(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        write_atomically(path, b"other")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", after_another_has_written)
+    write_atomically(path, b"own")
+    assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]

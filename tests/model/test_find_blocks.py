@@ -96,22 +96,16 @@ def test_a_model_without_blocks_raises(llama):
 
 ABOUT = {
     "block_sparsity": {"model.layers.0": 0.5, "model.layers.2": 0.5},
-    "projections": {"mlp.up_proj": {}, "mlp.experts.*.down_proj": {}},
+    "projections": {"mlp.up_proj": {"weights": []}, "mlp.experts.*.down_proj": {"weights": []}},
     "left_out": ["model.layers.2.mlp.up_proj", "model.layers.0.mlp.experts.3.down_proj"],
 }
 
 
 def test_recorded_names_are_compared():
-    for blocks in ("model.layers", "layers", "language_model.model.layers"):
+    taken = ["0.mlp.up_proj", "0.mlp.experts.1.down_proj", "2.mlp.experts.3.down_proj"]
+    others = ["1.mlp.up_proj", "2.mlp.up_proj", "0.mlp.experts.3.down_proj", "0.mlp.upXproj", "0.mlp.up_proj.weight"]
+    for blocks in ("model.layers", "layers", "language_model.model.layers", "model.language_model.layers"):
         recorded = Recorded(ABOUT, blocks)
-        taken = ["0.mlp.up_proj", "0.mlp.experts.1.down_proj", "2.mlp.experts.3.down_proj"]
-        others = [
-            "1.mlp.up_proj",
-            "2.mlp.up_proj",
-            "0.mlp.experts.3.down_proj",
-            "0.mlp.upXproj",
-            "0.mlp.up_proj.weight",
-        ]
         assert all(recorded.choose(f"{blocks}.{name}") for name in taken)
         assert not any(recorded.choose(f"{blocks}.{name}") for name in [*others, "lm_head"])
         recorded.check(nn.Module(), 3)
@@ -120,13 +114,13 @@ def test_recorded_names_are_compared():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"block_sparsity": {"model.layers.7": 0.5}}, "names '7', unlike the model. Load"),
-        ({"projections": {"mlp.up_proj": {}, "mlp.gone": {}}}, "names 'mlp.gone', unlike the model"),
+        ({"block_sparsity": {"model.layers.0": 0.5, "model.layers.7": 0.5}}, "names model.layers.7, unlike the model. Load"),
+        ({"block_sparsity": {"model.layers.0": 0.5}, "projections": {"mlp.up_proj": {"weights": []}, "mlp.gone": {"weights": []}}}, "names mlp.gone, unlike the model"),
         ({"block_sparsity": {}, "projections": {}}, "names no projection, unlike the model. Load the model as it was pruned, or del"),
     ],
 )  # fmt: skip
 def test_what_the_model_does_not_have(change, message):
+    recorded = Recorded({**ABOUT, **change}, "model.layers")
+    count = recorded.choose("model.layers.0.mlp.up_proj") + recorded.choose("model.layers.0.mlp.experts.1.down_proj")
     with pytest.raises(ValueError, match=message):
-        recorded = Recorded({**ABOUT, **change}, "model.layers")
-        count = recorded.choose("model.layers.0.mlp.up_proj") + recorded.choose("model.layers.2.mlp.up_proj")
         recorded.check(nn.Module(), count)

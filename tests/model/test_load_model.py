@@ -23,8 +23,10 @@ from optimum_neuronal.model.origin import find_tokenizer, hub_id, own_tokenizer,
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
+@pytest.mark.parametrize(
+    "family, format", [("llama", "dense"), ("llama", "packed"), ("gpt2", "dense"), ("mixtral", "dense")]
+)
+def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, format, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
     fields = dict(topup="neuronal", topup_args={"block_lambdas": [0.1], "row_lambdas": [0, 0.1]}, saliency="wanda")
     config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, **fields)
@@ -34,7 +36,7 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
         in_memory = [key for key, parameter in pruner.model.named_parameters() if not parameter.is_meta]
         tied = ["wte", "wpe", "ln_f"] if family == "gpt2" else []
         assert name == "whole" or {key.split(".")[1] for key in in_memory} == set(tied)
-        pruner.quantize(tmp_path / name, dataset=ids)
+        pruner.quantize(tmp_path / name, format=format, dataset=ids)
         results[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
     assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
 
