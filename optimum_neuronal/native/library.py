@@ -20,7 +20,7 @@ from .build import BuildError, cached_library, installed_library
 logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
-# As in processors.h, the slowest first.
+# As in common.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
