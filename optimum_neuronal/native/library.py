@@ -5,14 +5,18 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 
 import ctypes
 import os
+import platform
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 # Before the library: both then share one OpenMP runtime, torch's.
 import torch
+import transformers
 from torch import Tensor
 
+from .. import __version__
 from ..common.notes import get_logger
 from .build import BuildError, cached_library, installed_library
 
@@ -120,3 +124,35 @@ def warn_without_kernel() -> None:
             "30 times as long for each token as with dense weights. Install a C compiler, such as gcc, or densify the "
             "model."
         )
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return versions, processor, accelerators and kernels, JSON-serializable. Compile the kernels if they are missing."""
+    library = find_library()
+    missing = isinstance(library, BuildError)
+    try:
+        kernel = find_kernel()
+        used = kernel.name if kernel else f"{TORCH}: packed weights save memory, but take about 30 times as long"
+    except ValueError as error:  # what the environment variable forces
+        used = f"none: {error}"
+    return {
+        "optimum_neuronal": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor_name(),
+        "threads": torch.get_num_threads(),
+        "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
+        "kernel in use": used,
+        "kernels that run here": f"none: {library}" if missing else ", ".join(library.kernels),
+        "kernels compiled with threads": False if missing else library.has_threads,
+    }
+
+
+def _processor_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()

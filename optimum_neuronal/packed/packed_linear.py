@@ -23,7 +23,7 @@ class PackedLinear(PackedModule):
     """A layer of class `kind`, `nn.Linear` or `Conv1D`, with a packed weight (out, in) and a bias (out,)."""
 
     def __init__(self, matrix: PackedWeight, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
-        super().__init__(matrix, transposed=kind is Conv1D)
+        super().__init__(matrix, matrix.shape, transposed=kind is Conv1D)
         self.stands_for = kind
         self.in_features, self.out_features = self.columns, self.row_count
         self.register_buffer("bias", None if bias is None else bias.detach())
@@ -39,11 +39,6 @@ class PackedLinear(PackedModule):
         linear.weight = weight
         linear.bias = None if self.bias is None else nn.Parameter(self.bias, requires_grad=weight.requires_grad)
         return inherit_hooks(linear, self)
-
-    @property
-    def dense_shape(self) -> tuple[int, int]:
-        shape = (self.out_features, self.in_features)
-        return shape[::-1] if self.transposed else shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`, (..., in) -> (..., out), of the weight's dtype or, under autocast, of autocast's."""

@@ -1,19 +1,15 @@
 """The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..common.torch_state import may_use_triton
 from ..compat.buffer_module import BufferModule
 from ..model.packed_marker import HoldsPackedWeight
-from .accelerator import find_kernels
-from .grouped_weight import GroupedWeight
+from .grouped_weight import GroupedWeight, find_kernels
 from .ops import sparse_linear
 from .packed_weight import FORMAT, STORED, PackedWeight, swapped
 from .sparse_matrix import SparseMatrix
@@ -28,21 +24,21 @@ class PackedModule(HoldsPackedWeight, BufferModule):
 
     Where Triton works, a checked weight is held in `packed_values`, `packed_index`, `packed_base` and `packed_starts`
     instead, as a [`GroupedWeight`]. State dicts are the same. While the module is moved or cast, it has the first layout.
-    The weight is on the meta device until it is loaded. `transposed`: the dense parameter has its last two dimensions
-    swapped.
+    The weight is on the meta device until it is loaded. The dense parameter has the given shape, whose last two sizes are
+    swapped if it is `transposed`.
     """
 
     suffix = ".weight"  # follows the module's name in the name of the dense parameter
 
-    def __init__(self, matrix: PackedWeight, transposed: bool = False):
+    def __init__(self, matrix: PackedWeight, shape: Sequence[int], transposed: bool):
         super().__init__()
-        self.transposed = transposed
+        self.transposed, self.dense_shape = transposed, swapped(shape, transposed)
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
         self.trainable = True  # the dense parameter, `requires_grad`
         self._checked: SparseMatrix | None = None
         self._hold(matrix)
-        if not self.packed_values.is_meta:
+        if not matrix.values.is_meta:
             self.check()
 
     @property
@@ -56,6 +52,7 @@ class PackedModule(HoldsPackedWeight, BufferModule):
     @torch.compiler.disable
     def check(self) -> SparseMatrix:
         """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
+        self.__dict__["_checked"] = None
         self.restore_layout()
         try:
             matrix = PackedWeight.from_stored(self.held, (self.row_count, self.columns), self.dtype)
@@ -94,16 +91,6 @@ class PackedModule(HoldsPackedWeight, BufferModule):
             self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
-    def after_move(self) -> None:
-        # Arrange it now, since a graph of torch.compile or of the device cannot.
-        if may_use_triton(self.device) or (self._checked is None and not self.packed_values.is_meta):
-            with suppress(ValueError):  # the next use raises it
-                self.check()
-
-    def after_load(self) -> None:
-        self.__dict__["_checked"] = None
-        self.check()
-
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
         if torch.compiler.is_compiling():
@@ -123,11 +110,6 @@ class PackedModule(HoldsPackedWeight, BufferModule):
         if self._checked is None:
             self.check()
         return tuple(self.held[name] for name in (BUFFERS if MASK in self.held else GROUPED))
-
-    @property
-    @abstractmethod
-    def dense_shape(self) -> tuple[int, ...]:
-        """Shape of the dense parameter."""
 
     @property
     def dtype(self) -> torch.dtype:

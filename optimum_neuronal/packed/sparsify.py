@@ -17,7 +17,7 @@ from .grouped_weight import grouped_bytes
 from .packed_linear import is_linear
 from .packed_module import dense_state, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
-from .replacing import keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
+from .replacing import find_packable, put_packed, take_packed
 
 
 logger = get_logger(__name__)
@@ -164,14 +164,14 @@ def _grows_on_its_device(matrix: PackedWeight) -> bool:
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
     """Pack a module's weights in place. Return why they stay dense; None if they are packed or hardly have zeros."""
     module = model.get_submodule(name)
-    paths = packable_paths(module, name)
-    weights = {path: packable_parameter(model, path) for path in paths}
-    if not paths and not isinstance(module, nn.Conv1d):
+    places = find_packable(module, name)
+    weights = {place.path: place.parameter(model) for place in places}
+    if not places and not isinstance(module, nn.Conv1d):
         least = 2 if isinstance(module, nn.Linear) else 3
         weights = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.ndim >= least}
     if all(count_kept(weight) > (1 - NOTABLE) * weight.numel() for weight in weights.values()):
         return None
-    if not paths:
+    if not places:
         return f"a {type(module).__name__} has no packed form"
     if any(weight.dtype not in DTYPES for weight in weights.values()):
         return f"no kernels for {next(iter(weights.values())).dtype}"
@@ -181,10 +181,10 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module, or the config says so"
-    matrices: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
+    matrices: dict[str, Any] = {p.path: pack_weight(weights[p.path], p.transposed) for p in places}
     if None in matrices.values() or any(map(_grows_on_its_device, matrices.values())):
         return "not smaller packed"
     del weights
-    for path in paths:
+    for path in list(matrices):
         put_packed(model, path, matrices.pop(path))
     return None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite
 from profiles import by_day, examples
 
-from optimum_neuronal.common import device as devices
+from optimum_neuronal.common import torch_state as devices
 from optimum_neuronal.packed import grouped_weight, packed_module
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_experts import PackedStack

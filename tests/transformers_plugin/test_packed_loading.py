@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from packed_models import make_zeroed
+from packed_models import assert_same_state, make_zeroed
 from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
@@ -20,12 +20,7 @@ IDS = torch.arange(16)[None]
 
 
 def assert_same(model, expected):
-    """The same state, to the bit, -0.0 included."""
-    state, other = model.state_dict(), expected.state_dict()
-    assert state.keys() == other.keys()
-    for name, value in other.items():
-        assert state[name].dtype == value.dtype, name
-        assert torch.equal(state[name].view(torch.uint8), value.view(torch.uint8)), name
+    assert_same_state(model, expected.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +128,17 @@ def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
     assert "Unknown quantization type, got optimum_neuronal" in result.stderr
     for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
         assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
+
+
+CHECK = """
+import optimum_neuronal
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+assert {"neuronal", "optimum_neuronal"} <= AUTO_QUANTIZATION_CONFIG_MAPPING.keys() & AUTO_QUANTIZER_MAPPING.keys()
+optimum_neuronal.transformers_plugin.register()  # again
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import transformers", "import optimum.commands.optimum_cli"])
+def test_the_import_registers_the_quantizers(first):
+    done = subprocess.run([sys.executable, "-c", f"{first}\n{CHECK}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
