@@ -71,18 +71,9 @@ static void after_fork(void) { forked = 1; }
 
 static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
 
-/* Whether it was compiled with OpenMP: otherwise the number of threads is ignored. */
-EXPORT int neuronal_has_threads(void) {
-#ifdef _OPENMP
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 typedef void (*Work)(void *context, int64_t first, int64_t last);
 
-/* Calls `work` for all rows, `step` at a time, shared among threads. */
+/* Calls `work` for all rows, `step` at a time, shared among threads if it is compiled with OpenMP. */
 static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
 #ifdef _OPENMP

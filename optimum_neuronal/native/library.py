@@ -31,7 +31,6 @@ DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 FUNCTIONS = {
-    "neuronal_has_threads": [],
     "neuronal_supports": [_INT],
     "neuronal_multiply": [
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
@@ -49,7 +48,6 @@ class Library:
             function = getattr(self.functions, name)
             function.argtypes, function.restype = arguments, _INT
         self.kernels = [name for name, code in KERNELS.items() if self.functions.neuronal_supports(code)]
-        self.has_threads = bool(self.functions.neuronal_has_threads())  # compiled with OpenMP
 
 
 class Kernel:
@@ -129,7 +127,6 @@ def warn_without_kernel() -> None:
 def describe_environment() -> dict[str, Any]:
     """Return versions, processor, accelerators and kernels, JSON-serializable. Compile the kernels if they are missing."""
     library = find_library()
-    missing = isinstance(library, BuildError)
     try:
         kernel = find_kernel()
         used = kernel.name if kernel else f"{TORCH}: packed weights save memory, but take about 30 times as long"
@@ -145,8 +142,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
         "kernel in use": used,
-        "kernels that run here": f"none: {library}" if missing else ", ".join(library.kernels),
-        "kernels compiled with threads": False if missing else library.has_threads,
+        "kernels that run here": f"none: {library}" if isinstance(library, BuildError) else ", ".join(library.kernels),
     }
 
 

@@ -12,30 +12,18 @@ from ..compat import hf_private
 from ..compat.buffer_module import inherit_hooks
 from .packed_experts import FUNCTION, PackedStack, is_packable, stack_names
 from .packed_linear import PackedLinear, is_linear
-from .packed_weight import FORMAT, PackedWeight, check_shape, swapped
+from .packed_weight import PackedWeight, check_shape, swapped
 
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """One weight of a packed checkpoint, of which only the headers have been read.
+    """One weight of a packed checkpoint, of which only the headers have been read."""
 
-    Raises:
-        `ValueError`: the file names another format, such as low-bit weights.
-    """
-
-    format: str
     shape: Sequence[int]  # of the dense parameter
     dtype: torch.dtype
     # "packed_mask", ...: mapped, so elements are read from the file when they are used
     tensors: Mapping[str, torch.Tensor]
     transposed: bool = False  # the dense parameter has its last two dimensions swapped
-
-    def __post_init__(self):
-        if self.format != FORMAT:
-            raise ValueError(
-                f"The checkpoint has a weight in the format {self.format!r}: expected {FORMAT!r}. Read it with the "
-                "version of optimum_neuronal that wrote it, or prune the dense model again."
-            )
 
     def matrix(self, device: str | None = None) -> PackedWeight:
         """Return the weight as a matrix. Raise `ValueError` if it is damaged, as far as the device tells."""

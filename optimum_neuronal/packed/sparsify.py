@@ -47,28 +47,22 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
         `TypeError`: it is not a transformers model.
         `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
     """
-    check_packable(model)
+    _check_packable(model)
     places = {name: p.data_ptr() for name, p in model.named_parameters(remove_duplicate=False)}
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    # Already here, so that a model that an interrupt leaves packed in part can be saved.
-    model.hf_quantizer = DenseSaving(None)
-    left_dense: dict[str, str] = {}
-    try:
-        for name in [name for name, _ in model.named_modules()]:
-            why = _pack_module(model, name, shared)
-            if why is not None:
-                left_dense[name] = why
-    finally:
-        is_packed = next(packed_modules(model), None) is not None
-        if not is_packed:
-            del model.hf_quantizer
-    if not is_packed:
+    model.hf_quantizer = DenseSaving(
+        None
+    )  # already here: a model that an interrupt leaves packed in part can be saved
+    reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
+    if next(packed_modules(model), None) is None:
+        del model.hf_quantizer
         raise ValueError(
             f"No weight of {type(model).__name__} is sparse enough to be smaller packed. Prune the model first, with "
             "NeuronALPruner or optimum-cli neuronal prune."
         )
+    left_dense = {name: why for name, why in reasons.items() if why is not None}
     finish_packing(model, left_dense)
     return model
 
@@ -123,7 +117,7 @@ class DenseSaving(hf_private.PlainQuantizer):
         return dense_state(model), {}
 
 
-def check_packable(model: PreTrainedModel) -> None:
+def _check_packable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model whose weights cannot be packed."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first, with model.merge_and_unload().")

@@ -167,7 +167,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
         library.find_kernel()
     described = library.describe_environment()
     assert described["kernels that run here"] == "none: no C compiler was found"
-    assert described["kernel in use"].startswith("none: ") and described["kernels compiled with threads"] is False
+    assert described["kernel in use"].startswith("none: ")
 
 
 def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):

@@ -62,7 +62,6 @@ def test_damaged_state_dicts_raise(module, assign):
 def headers_of(model) -> dict[str, PackedHeader]:
     return {
         name: PackedHeader(
-            "sparse",
             m.dense_shape,
             m.dtype,
             {buffer: getattr(m, buffer).to("meta") for buffer in STORED},
@@ -117,12 +116,6 @@ def test_experts_of_which_one_weight_is_packed():
         ValueError, match="layers.1.mlp.experts.down_proj cannot be loaded: the checkpoint has it dense"
     ):
         put_empty(on_meta(model), headers)
-
-
-def test_other_formats_raise():
-    for format in ("quantized", "sparce"):
-        with pytest.raises(ValueError, match=f"a weight in the format '{format}': expected 'sparse'"):
-            PackedHeader(format, (8, 192), torch.bfloat16, {})
 
 
 def test_copies_share_nothing_and_keep_their_matrix(module):
