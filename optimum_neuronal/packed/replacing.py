@@ -11,7 +11,7 @@ from transformers import Conv1D, PreTrainedModel
 from ..compat import hf_private
 from ..compat.buffer_module import inherit_hooks
 from .packed_experts import FUNCTION, PackedStack, is_packable, stack_names
-from .packed_linear import PackedLinear, is_linear
+from .packed_module import PackedLinear, is_linear
 from .packed_weight import PackedWeight, check_shape, swapped
 
 

@@ -14,8 +14,7 @@ from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from .grouped_weight import grouped_bytes
-from .packed_linear import is_linear
-from .packed_module import dense_state, packed_modules
+from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
 from .replacing import find_packable, put_packed, take_packed
 

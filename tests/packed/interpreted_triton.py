@@ -19,7 +19,7 @@ from optimum_neuronal.common import torch_state as devices
 from optimum_neuronal.packed import grouped_weight, packed_module
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_experts import PackedStack
-from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.packed_module import PackedLinear
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
 
 

@@ -16,8 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 from optimum_neuronal import densify, lora_for_packed, sparsify
 from optimum_neuronal.packed import sparsify as module
-from optimum_neuronal.packed.packed_linear import PackedLinear
-from optimum_neuronal.packed.packed_module import dense_state, packed_modules
+from optimum_neuronal.packed.packed_module import PackedLinear, dense_state, packed_modules
 
 
 @pytest.mark.parametrize("family", [*FEW, "falcon", "phi3", "bamba", "minimax", "gemma3", "mpt"])

@@ -12,8 +12,7 @@ from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
 from optimum_neuronal import NeuronALConfig, densify, save_pretrained, sparsify
-from optimum_neuronal.packed.packed_linear import PackedLinear
-from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal.packed.packed_module import PackedLinear, packed_modules
 
 
 IDS = torch.arange(16)[None]
