@@ -91,25 +91,20 @@ def find(device):
     return grouped_weight.find_kernels(torch.device(device))
 
 
-def test_without_triton(monkeypatch, warnings):
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "optimum_neuronal.packed.triton_kernels", raising=False)
+@pytest.mark.parametrize("fault", ["pip install triton", "RuntimeError: Failed to find C compiler"])
+def test_triton_that_is_missing_or_does_not_work(fault, monkeypatch, warnings):
+    name = "optimum_neuronal.packed.triton_kernels"
+    if "pip" in fault:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    else:
+        module = type(sys)(name)
+        module.try_out = lambda device: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(name, module, raising=False)
     for _ in range(2):
         assert find("cuda:0") is None
-    assert len(warnings) == 1 and "cuda:0" in warnings[0] and "pip install triton" in warnings[0]
-
-
-def test_triton_that_does_not_work(monkeypatch, warnings):
-    module = type(sys)("optimum_neuronal.packed.triton_kernels")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("optimum_neuronal.packed.triton_kernels", module, raising=False)
-
-    def fail(device):
-        raise RuntimeError("Failed to find C compiler")
-
-    module.try_out = fail
-    assert find("cuda:1") is None
-    assert len(warnings) == 1 and "RuntimeError: Failed to find C compiler" in warnings[0]
+    assert len(warnings) == 1 and "cuda:0" in warnings[0] and fault in warnings[0]
 
 
 def test_devices_without_kernels(monkeypatch, warnings):

@@ -133,6 +133,8 @@ def test_copies_share_nothing_and_keep_their_matrix(module):
 def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dtype=torch.float32):
     linear = Conv1D(rows, columns) if conv else nn.Linear(columns, rows, bias=bias)
     linear.weight.data.copy_(finite(linear.weight.shape, density=1 - sparsity))
+    if linear.bias is not None:
+        linear.bias.data.normal_()
     return linear.to(dtype).eval()
 
 

@@ -11,7 +11,7 @@ from packed_models import assert_same_state, make_zeroed
 from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
-from optimum_neuronal import NeuronALConfig, densify, save_pretrained, sparsify
+from optimum_neuronal import densify, save_pretrained, sparsify
 from optimum_neuronal.packed.packed_module import PackedLinear, packed_modules
 
 
@@ -85,12 +85,6 @@ def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
     assert all(parameter.grad is not None for parameter in loaded.parameters())
 
 
-def test_configs_that_are_passed(packed):
-    with pytest.raises(ValueError, match="PackedConfig but you are passing a NeuronALConfig"):
-        config = NeuronALConfig(0.8, saliency="magnitude", topup="uniform")
-        LlamaForCausalLM.from_pretrained(packed, quantization_config=config)
-
-
 def test_offloading_raises(packed, tmp_path):
     with pytest.raises(ValueError, match="device_map offloads some weights"):
         device_map = {"model": "disk", "lm_head": "cpu"}
@@ -99,6 +93,7 @@ def test_offloading_raises(packed, tmp_path):
 
 WITHOUT = """
 import sys, torch
+import optimum.commands.optimum_cli
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 for load in (
     AutoModelForCausalLM.from_pretrained,
@@ -113,6 +108,7 @@ for load in (
         raise SystemExit("it was loaded")
 assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
 import optimum_neuronal
+optimum_neuronal.transformers_plugin.register()  # again
 torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict(), sys.argv[2])
 slow = {"peft", "optimum_neuronal.config.neuronal_config", "optimum_neuronal.blocks", "optimum_neuronal.saliency"}
 assert not slow & set(sys.modules), slow & set(sys.modules)  # they take longer to import than a small model to load
@@ -127,17 +123,3 @@ def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
     assert "Unknown quantization type, got optimum_neuronal" in result.stderr
     for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
         assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
-
-
-CHECK = """
-import optimum_neuronal
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
-assert {"neuronal", "optimum_neuronal"} <= AUTO_QUANTIZATION_CONFIG_MAPPING.keys() & AUTO_QUANTIZER_MAPPING.keys()
-optimum_neuronal.transformers_plugin.register()  # again
-"""
-
-
-@pytest.mark.parametrize("first", ["", "import transformers", "import optimum.commands.optimum_cli"])
-def test_the_import_registers_the_quantizers(first):
-    done = subprocess.run([sys.executable, "-c", f"{first}\n{CHECK}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
