@@ -63,7 +63,7 @@ from optimum_neuronal.demo.run import TINY_MODEL
 from optimum_neuronal.evaluation.speed import measure_speed
 from optimum_neuronal.files.output import write_atomically
 from optimum_neuronal.files.records import versions
-from optimum_neuronal.packed.accelerator import find_kernels
+from optimum_neuronal.packed.grouped_weight import find_kernels
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from torch.nn.functional import linear
 from benchmarks.shared import milliseconds
 from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.common.torch_state import default_device
-from optimum_neuronal.packed.accelerator import find_kernels
-from optimum_neuronal.packed.grouped_weight import GroupedWeight
+from optimum_neuronal.packed.grouped_weight import GroupedWeight, find_kernels
 from optimum_neuronal.packed.ops import sparse_linear
 from optimum_neuronal.packed.packed_weight import PackedWeight
 

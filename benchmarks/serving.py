@@ -23,9 +23,9 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.shared import resident, zero_randomly
+from benchmarks.vllm_server import Server, serving
 from optimum_neuronal import save_pretrained
 from optimum_neuronal.common.display import format_table
-from tests.vllm_plugin.served.processes import Server, serving
 
 
 SHAPES = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..common.display import escaped
 from ..compat import hf_private
 from ..model.sources import listed_files
-from ..packed.packed_weight import DTYPES, PREFIX, STORED, PackedWeight
+from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
@@ -82,18 +82,19 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
         lacking = "metadata" if unequal[0] in tensors else "tensors"
         raise _damaged(f"The packed weight of {unequal[0]}", f"it has no {lacking}")
     try:
-        return {
-            name: PackedHeader(
-                str(facts["format"]),
-                tuple(facts["shape"]),
-                WEIGHT_DTYPES[facts["dtype"]],
-                tensors[name],
-                facts.get("transposed", False),
-            )
-            for name, facts in weights.items()
-        }
+        return {name: _header(facts, tensors[name]) for name, facts in weights.items()}
     except (KeyError, TypeError) as error:
         raise _damaged("The packed checkpoint", f"metadata {error!r}") from error
+
+
+def _header(facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> PackedHeader:
+    if facts["format"] != FORMAT:
+        raise ValueError(
+            f"The checkpoint has a weight in the format {facts['format']!r}: expected {FORMAT!r}. Read it with the "
+            "version of optimum_neuronal that wrote it, or prune the dense model again."
+        )
+    dtype = WEIGHT_DTYPES[facts["dtype"]]
+    return PackedHeader(tuple(facts["shape"]), dtype, tensors, facts.get("transposed", False))
 
 
 def _damaged(what: str | Path, why: object) -> ValueError:

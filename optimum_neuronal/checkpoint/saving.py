@@ -13,8 +13,7 @@ from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
 from ..files.output import Output, check_output, leads_out, new_directory
-from ..packed.packed_linear import is_linear
-from ..packed.packed_module import packed_modules
+from ..packed.packed_module import is_linear, packed_modules
 from ..report import PruningReport
 from .card import write_card
 from .save_options import SHARD_SIZE, SaveOptions

@@ -17,7 +17,7 @@ from transformers.utils.hub import convert_file_size_to_int
 from ..compat import hf_private
 from ..packed.packed_module import dense_state, describe_weight, packed_modules
 from ..packed.packed_weight import DTYPES, PREFIX
-from ..packed.replacing import keeps_transposed, packable_paths
+from ..packed.replacing import find_packable
 from ..packed.sparsify import pack_weight
 from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN
 from .packed_files import (
@@ -131,18 +131,14 @@ def _packed_state(model: PreTrainedModel, convert: Convert) -> tuple[dict[str, t
     tied = hf_private.tied_names(model)
     weights = {name: (m.dense_shape, m.transposed) for name, m in packed_modules(model)}
     for name, module in model.named_modules():
-        keys = {path: path if path != name else f"{path}.weight" for path in packable_paths(module, name)}
-        if not all(key in state and key not in tied and state[key].dtype in DTYPES for key in keys.values()):
+        places = find_packable(module, name)
+        if not all(p.key in state and p.key not in tied and state[p.key].dtype in DTYPES for p in places):
             continue
-        transposed = {path: keeps_transposed(model, path) for path in keys}
-        matrices: dict[str, Any] = {
-            path: pack_weight(load(key, state[key]), transposed[path]) for path, key in keys.items()
-        }
-        if None not in matrices.values():  # all weights of an experts module, or none
-            for path, matrix in matrices.items():
-                weight = state.pop(keys[path])
-                weights[path] = weight.shape, transposed[path]
-                state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
+        matrices: list[Any] = [pack_weight(load(place.key, state[place.key]), place.transposed) for place in places]
+        if None not in matrices:  # all weights of an experts module, or none
+            for place, matrix in zip(places, matrices):
+                weights[place.path] = state.pop(place.key).shape, place.transposed
+                state |= {f"{place.path}.{part}": tensor for part, tensor in matrix.stored().items()}
     tensors = {name: load(name, tensor) for name, tensor in sorted(state.items())}
     return tensors, {
         name: describe_weight(shape, tensors[f"{name}{PREFIX}values"].dtype, swapped)

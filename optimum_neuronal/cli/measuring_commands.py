@@ -16,7 +16,7 @@ from ..evaluation.perplexity import load_tests, measure
 from ..evaluation.speed import measure_speed
 from ..evaluation.tasks import load_tasks
 from ..model.load_model import load_model
-from ..native.environment import describe_environment
+from ..native.library import describe_environment
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify, sparsify
 from . import flags

@@ -1,6 +1,8 @@
 """A module that derives something from its buffers: private methods of torch's modules say when buffers change."""
 
+from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,29 +17,34 @@ class BufferModule(nn.Module):
         """The buffers by name. A look-up here is faster than an attribute of a module."""
         return self._buffers
 
+    @abstractmethod
     def restore_layout(self) -> None:
         """Hold the buffers of a state dict, before they change."""
 
-    def after_move(self) -> None:
-        """Do what is needed after buffers were moved, cast or read by `torch.load`."""
+    @abstractmethod
+    def check(self) -> Any:
+        """Check buffers that have changed, and arrange them. Raise `ValueError` if they are damaged."""
 
-    def after_load(self) -> None:
-        """Do what is needed after buffers were read from a state dict. `load_state_dict` raises a `ValueError` of it."""
-
+    @abstractmethod
     def stored(self) -> dict[str, torch.Tensor]:
         """Return what a state dict holds instead of buffers in another layout."""
-        return {}
+
+    def _check_moved(self) -> None:
+        """Arrange the buffers now, since a graph of torch.compile or of the device cannot."""
+        if not any(buffer is not None and buffer.is_meta for buffer in self._buffers.values()):
+            with suppress(ValueError):  # the next use raises it
+                self.check()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "BufferModule":
         self.restore_layout()
         super()._apply(fn, recurse)
-        self.after_move()
+        self._check_moved()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.restore_layout()  # `torch.load` may have moved the tensors
-        self.after_move()
+        self._check_moved()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -48,7 +55,7 @@ class BufferModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         if any(prefix + name in state_dict for name in self._buffers):
             try:
-                self.after_load()
+                self.check()
             except ValueError as error:
                 errors.append(f"{prefix.removesuffix('.')}: {error}")
 

@@ -69,11 +69,6 @@ class PlainQuantizer(HfQuantizer):
         return True
 
 
-def look_for_weights(config: PreTrainedConfig, name: str) -> None:
-    """Let `from_pretrained`, which has read only the config, look for this file instead of model.safetensors."""
-    setattr(config, WEIGHTS_KEY, name)
-
-
 def missing_names(model: PreTrainedModel, held: set[str]) -> set[str]:
     """Return the names of a model's weights that a checkpoint with the names `held` lacks, as `from_pretrained` does."""
     tied = model.all_tied_weights_keys  # name -> the name of the weight that it shares

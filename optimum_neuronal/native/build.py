@@ -15,7 +15,6 @@ SOURCES = Path(__file__).parent
 MAIN = "kernels.c"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 ATTEMPTS = (("-fopenmp",), ())  # the first that succeeds: some compilers lack OpenMP
-SECONDS = 300  # time limit of the compiler
 
 
 class BuildError(Exception):
@@ -51,26 +50,18 @@ def compile_library(target: Path) -> None:
     """Compile the source into `target`. A compilation that fails leaves no file."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built, errors = Path(folder) / target.name, []
+        built = Path(folder) / target.name
         for more in ATTEMPTS:
-            errors.append(_run([*compiler, *FLAGS, *more, str(SOURCES / MAIN), "-o", str(built)]))
-            if errors[-1] is None:
+            command = [*compiler, *FLAGS, *more, str(SOURCES / MAIN), "-o", str(built)]
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", check=False
+            )
+            if done.returncode == 0:
                 os.replace(built, target)
                 return
-    raise BuildError(f"the C compiler {compiler[0]} failed: {errors[0]}")
-
-
-def _run(command: list[str]) -> str | None:
-    """Run a compiler. Return None if it succeeded, else the first line that reports an error."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return None
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or [f"exit status {done.returncode}"])[0]
+    lines = done.stdout.splitlines() or [f"exit status {done.returncode}"]
+    reason = next((line for line in lines if "error" in line), lines[0])
+    raise BuildError(f"the C compiler {compiler[0]} failed: {reason}")
 
 
 def cached_library() -> Path:

@@ -1,4 +1,5 @@
-/* What all kernels share: the results of calls, numbers of three dtypes, and loops that compilers unroll. */
+/* What all kernels share: the results of calls, instruction sets, numbers of three dtypes, and loops that compilers
+ * unroll. */
 #pragma once
 
 #include <stddef.h>
@@ -6,17 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#define HAS_X86 1
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#define HAS_NEON 1
+#include <arm_neon.h>
+#endif
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kernels read bits as little-endian numbers"
 #endif
-#ifndef EXPORT
 #define EXPORT __attribute__((visibility("default")))
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2 };
 enum { BF16 = 0, FP16 = 1, FP32 = 2, DTYPES = 3 };
 enum { MOST_ROWS = 8 }; /* of x at a time */
+/* As in library.py. A processor that can run one can run all before it. */
+enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -24,11 +33,6 @@ enum { MOST_ROWS = 8 }; /* of x at a time */
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
-
-/* Prefetches the cache line `ahead` bytes after an address. It may be outside of the buffer. */
-INLINE void prefetch(const void *stream, int ahead) {
-    __builtin_prefetch((const void *)((uintptr_t)stream + (uintptr_t)ahead));
-}
 
 INLINE int64_t smaller(int64_t one, int64_t two) { return one < two ? one : two; }
 
@@ -96,4 +100,44 @@ INLINE const void *copy_last(const void *p, const void *end, size_t most, void *
     memset(buffer, 0, most);
     memcpy(buffer, p, left < most ? left : most);
     return buffer;
+}
+
+/* Whether this processor can run a kernel. */
+EXPORT int neuronal_supports(int kernel) {
+    if (kernel == ON_ANY)
+        return 1;
+#if defined(HAS_NEON)
+    return kernel == ON_NEON;
+#elif defined(HAS_X86)
+    if (kernel < ON_AVX2 || kernel >= KERNELS)
+        return 0;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("popcnt") &&
+           (kernel < ON_AVX512 || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))) &&
+           (kernel < ON_AVX512_VBMI2 || __builtin_cpu_supports("avx512vbmi2")) &&
+           (kernel < ON_AVX512_BF16 || __builtin_cpu_supports("avx512bf16"));
+#else
+    return 0;
+#endif
+}
+
+/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte shuffles, in which
+ * 0x80 gives zero. For processors without an instruction that expands. */
+static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
+static int8_t SHUFFLE32[256][8]
+    __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
+
+static void __attribute__((constructor)) fill_shuffles(void) {
+    for (int mask = 0; mask < 256; mask++) {
+        int next = 0;
+        for (int column = 0; column < 8; column++) {
+            int kept = mask >> column & 1;
+            SHUFFLE16[mask][2 * column] = kept ? (uint8_t)(2 * next) : 0x80;
+            SHUFFLE16[mask][2 * column + 1] = kept ? (uint8_t)(2 * next + 1) : 0x80;
+            SHUFFLE32[mask][column] = kept ? (int8_t)next : -1;
+            next += kept;
+        }
+    }
 }

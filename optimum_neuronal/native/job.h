@@ -35,10 +35,10 @@ typedef struct {
     SparseRows rows[sizeof(ROW_COUNTS) / sizeof(int)];
 } SparseKernel;
 
-/* Fetches what a stream of values and one of bits will need soon. */
+/* Fetches what a stream of values and one of bits will need soon. It may be outside of the buffers. */
 INLINE void prefetch_row(const void *values, const uint8_t *bits) {
-    prefetch(values, 2048);
-    prefetch(bits, 512);
+    __builtin_prefetch((const void *)((uintptr_t)values + 2048));
+    __builtin_prefetch((const void *)((uintptr_t)bits + 512));
 }
 
 INLINE uint64_t load_word(const uint8_t *bits) {

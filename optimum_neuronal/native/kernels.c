@@ -1,19 +1,19 @@
 /* Products with packed weights, and their dense copies: the one file that is compiled.
  *
- *     common.h, processors.h, threads.h  numbers and loops, instruction sets, rows shared among threads
- *     job.h                              what a kernel is given and gives back
- *     reference.h                        the kernels in plain C, for any processor: start reading here
- *     isa/                               the kernels for one instruction set each
+ *     common.h     numbers, loops and instruction sets
+ *     job.h        what a kernel is given and gives back
+ *     reference.h  the kernels in plain C, for any processor: start reading here
+ *     isa/         the kernels for one instruction set each
  *
  * Plain C11 for GCC and Clang, with OpenMP where there is one. One thread computes a row of the weight, always in the
  * same order: results depend neither on threads nor on other rows of x. Nothing is read past the end of a buffer.
  * The caller checks that the arguments fit each other. */
 
-#include "common.h"
 #include "job.h"
-#include "processors.h"
 #include "reference.h"
-#include "threads.h"
+
+#include <pthread.h>
+
 #if defined(HAS_X86)
 #include "isa/avx2.h"
 #include "isa/avx512.h"
@@ -63,6 +63,31 @@ static const SparseSet SPARSE_SETS[KERNELS] = {
                         .unpack4 = avx512_unpack4},
 #endif
 };
+
+/* OpenMP's threads do not survive a fork: the child would wait for them forever. */
+static int forked = 0;
+
+static void after_fork(void) { forked = 1; }
+
+static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+typedef void (*Work)(void *context, int64_t first, int64_t last);
+
+/* Calls `work` for all rows, `step` at a time, shared among threads if it is compiled with OpenMP. */
+static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context) {
+    const int64_t chunks = (rows + step - 1) / step;
+#ifdef _OPENMP
+    if (threads > 1 && chunks > 1 && !forked) {
+#pragma omp parallel for schedule(guided) num_threads((int)smaller(threads, chunks))
+        for (int64_t index = 0; index < chunks; index++)
+            work(context, index * step, smaller(index * step + step, rows));
+        return;
+    }
+#endif
+    (void)threads;
+    for (int64_t index = 0; index < chunks; index++)
+        work(context, index * step, smaller(index * step + step, rows));
+}
 
 /* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not depend on it. */
 static int64_t chunk_rows(int64_t rows, int threads) {

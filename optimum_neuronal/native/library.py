@@ -5,14 +5,18 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 
 import ctypes
 import os
+import platform
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 # Before the library: both then share one OpenMP runtime, torch's.
 import torch
+import transformers
 from torch import Tensor
 
+from .. import __version__
 from ..common.notes import get_logger
 from .build import BuildError, cached_library, installed_library
 
@@ -20,14 +24,13 @@ from .build import BuildError, cached_library, installed_library
 logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
-# As in processors.h, the slowest first.
+# As in common.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 FUNCTIONS = {
-    "neuronal_has_threads": [],
     "neuronal_supports": [_INT],
     "neuronal_multiply": [
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
@@ -45,7 +48,6 @@ class Library:
             function = getattr(self.functions, name)
             function.argtypes, function.restype = arguments, _INT
         self.kernels = [name for name, code in KERNELS.items() if self.functions.neuronal_supports(code)]
-        self.has_threads = bool(self.functions.neuronal_has_threads())  # compiled with OpenMP
 
 
 class Kernel:
@@ -120,3 +122,33 @@ def warn_without_kernel() -> None:
             "30 times as long for each token as with dense weights. Install a C compiler, such as gcc, or densify the "
             "model."
         )
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return versions, processor, accelerators and kernels, JSON-serializable. Compile the kernels if they are missing."""
+    library = find_library()
+    try:
+        kernel = find_kernel()
+        used = kernel.name if kernel else f"{TORCH}: packed weights save memory, but take about 30 times as long"
+    except ValueError as error:  # what the environment variable forces
+        used = f"none: {error}"
+    return {
+        "optimum_neuronal": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor_name(),
+        "threads": torch.get_num_threads(),
+        "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
+        "kernel in use": used,
+        "kernels that run here": f"none: {library}" if isinstance(library, BuildError) else ", ".join(library.kernels),
+    }
+
+
+def _processor_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()

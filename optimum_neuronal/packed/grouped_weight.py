@@ -1,15 +1,23 @@
 """A sparse weight as kernels on GPUs read it: the columns of kept elements, in a byte each."""
 
+import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
 
 import torch
 
+from ..common.notes import get_logger
+from ..common.torch_state import may_use_triton, triton_problem
 from ..model.change import PackedMask
-from .accelerator import find_kernels
+from ..native.library import TORCH, VARIABLE
 from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
 from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
 
+
+logger = get_logger(__name__)
 
 GROUP = 32  # slots
 SPAN = 256  # columns
@@ -130,3 +138,23 @@ def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:
 
 def _dtype_of_base(columns: int) -> torch.dtype:
     return torch.int16 if columns <= 2**16 else torch.int32
+
+
+@functools.cache
+def find_kernels(device: torch.device) -> ModuleType | None:
+    """Return the module with Triton kernels, or None with a warning if they don't work on a device."""
+    is_host = device.type in ("cpu", "meta") and not may_use_triton(device)
+    if is_host or os.environ.get(VARIABLE) == TORCH:
+        return None
+
+    def attempt() -> None:  # so that an error shows here and not in the middle of a model
+        import_module(".triton_kernels", __package__).try_out(device)
+
+    reason = triton_problem(device, attempt)
+    if reason is None:
+        return import_module(".triton_kernels", __package__)
+    logger.warning(
+        f"Packed weights on {device} run without kernels, which is slow: {reason}. torch makes every weight dense for "
+        "each token. Call optimum_neuronal.densify(model) to compute with dense weights."
+    )
+    return None

@@ -4,17 +4,15 @@ Each stacked parameter of an experts module becomes a [`PackedStack`], and the m
 the function below. Other modules keep the model's config.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ..compat import hf_private
-from .accelerator import find_kernels
-from .grouped_weight import MAX_FUSED_ROWS, GroupedWeight
+from .grouped_weight import MAX_FUSED_ROWS, GroupedWeight, find_kernels
 from .ops import row_count, sparse_linear, weight_of
 from .packed_module import PackedModule
 from .packed_weight import PackedWeight
@@ -31,14 +29,10 @@ class PackedStack(PackedModule):
     suffix = ""
 
     def __init__(self, matrix: PackedWeight, experts: int, transposed: bool, dense_config: PreTrainedConfig | None):
-        super().__init__(matrix, transposed)
-        self.experts, self.out_features = experts, self.row_count // experts
-        self.dense_config = dense_config  # of the experts module before, for `take_stack`
-
-    @property
-    def dense_shape(self) -> tuple[int, int, int]:
-        out, columns = self.out_features, self.columns
-        return (self.experts, columns, out) if self.transposed else (self.experts, out, columns)
+        out = matrix.row_count // experts
+        super().__init__(matrix, (experts, out, matrix.shape[-1]), transposed)
+        self.experts, self.out_features = experts, out
+        self.dense_config = dense_config  # of the experts module before, for `take_packed`
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""
@@ -70,19 +64,11 @@ def _by_expert(stack: SparseMatrix, x: torch.Tensor, chosen: torch.Tensor, exper
     if isinstance(stack, GroupedWeight) and len(x) <= MAX_FUSED_ROWS * experts and not is_differentiated:
         # A kernel reads which expert a row has: below, the host waits for the device to count them.
         return find_kernels(x.device).multiply_experts(stack, x.contiguous(), chosen, experts)
-    return _for_each(
-        lambda e, part: sparse_linear(stack.window(e * out, (e + 1) * out), part), x, chosen, experts, out
-    )
-
-
-def _for_each(
-    compute: Callable[[int, torch.Tensor], torch.Tensor], x: torch.Tensor, chosen: torch.Tensor, experts: int, out: int
-) -> torch.Tensor:
-    """Compute the rows of x, which are sorted by expert, with each expert's weight."""
     output, start = x.new_zeros(len(x), out), 0
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
-            output[start : start + count] = compute(expert, x[start : start + count])
+            weight = stack.window(expert * out, (expert + 1) * out)
+            output[start : start + count] = sparse_linear(weight, x[start : start + count])
             start += count
     return output
 
@@ -92,29 +78,23 @@ def packed_forward(
 ) -> torch.Tensor:
     """Compute an experts module, hidden (tokens, size), for the k experts of each token and their weights, (tokens, k)."""
     names = stack_names(experts)
-    if not any(isinstance(getattr(experts, name), PackedStack) for name in names):
+    if not isinstance(getattr(experts, names[0]), PackedStack):
         return hf_private.own_experts_forward(experts)(experts, hidden, indices, weights)
     (tokens, count), dtype = indices.shape, hidden.dtype
     chosen, order = indices.flatten().sort(stable=True)
-    first = _project(experts, names[0], hidden[order // count], chosen)
+
+    def project(name: str, x: torch.Tensor) -> torch.Tensor:
+        output, bias = getattr(experts, name)(x, chosen), hf_private.expert_bias(experts, name, chosen)
+        return output if bias is None else output + bias
+
+    first = project(names[0], hidden[order // count])
     middle = hf_private.activate(experts, first, gated=names[0] == "gate_up_proj")
-    output = hf_private.finish(experts, _project(experts, names[1], middle, chosen))
+    output = hf_private.finish(experts, project(names[1], middle))
     output = (output * weights.flatten()[order, None])[order.argsort()]
     return output.view(tokens, count, -1).sum(dim=1).to(dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(FUNCTION, packed_forward)
-
-
-def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    weight = getattr(experts, name)
-    if isinstance(weight, PackedStack):
-        output = weight(x, chosen)
-    else:  # only the other weight of the layer is smaller packed
-        dense = weight.mT if experts.is_transposed else weight
-        output = _for_each(lambda e, part: F.linear(part, dense[e]), x, chosen, *dense.shape[:2])
-    bias = hf_private.expert_bias(experts, name, chosen)
-    return output if bias is None else output + bias
 
 
 def stack_names(experts: nn.Module) -> list[str]:
@@ -129,21 +109,3 @@ def is_packable(module: nn.Module) -> bool:
     names = stack_names(module)
     weights = [getattr(module, name) for name in names]
     return len(names) == 2 and all(isinstance(w, nn.Parameter) and w.ndim == 3 for w in weights)
-
-
-def put_stack(experts: nn.Module, name: str, matrix: PackedWeight) -> None:
-    """Replace a parameter of an experts module by a packed one, of a matrix of shape (experts * out, in)."""
-    before, transposed = hf_private.choose_experts_function(experts, FUNCTION), experts.is_transposed
-    parameter = getattr(experts, name)
-    stack = PackedStack(matrix, parameter.shape[0], transposed, before)
-    stack.trainable = parameter.requires_grad
-    delattr(experts, name)
-    setattr(experts, name, stack.train(experts.training))
-
-
-def take_stack(experts: nn.Module, name: str) -> None:
-    """Replace a packed parameter by the dense one, bit-equal, and restore what computed the experts before."""
-    stack = getattr(experts, name)
-    setattr(experts, name, stack.dense_parameter())
-    if stack.dense_config is not None:
-        experts.config = stack.dense_config

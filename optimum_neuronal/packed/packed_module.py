@@ -1,26 +1,24 @@
-"""The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
+"""Modules with packed weights, whose buffers are named as the tensors in a packed file: their base, and linear layers."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import Conv1D
 
-from ..common.torch_state import may_use_triton
-from ..compat.buffer_module import BufferModule
+from ..compat.buffer_module import BufferModule, inherit_hooks
 from ..model.find_blocks import HoldsPackedWeight
-from .accelerator import find_kernels
-from .grouped_weight import GroupedWeight
-from .ops import sparse_linear
+from .grouped_weight import GroupedWeight, find_kernels
+from .ops import ADVICE, sparse_linear
 from .packed_weight import FORMAT, STORED, PackedWeight, swapped
 from .sparse_matrix import SparseMatrix
 
 
 MASK, VALUES, OFFSETS = BUFFERS = ("packed_mask", "packed_values", "packed_offsets")
 GROUPED = (VALUES, "packed_index", "packed_base", "packed_starts")
+AS_LINEAR = ("FalconLinear",)  # subclasses of nn.Linear whose own forward computes the same
 
 
 class PackedModule(HoldsPackedWeight, BufferModule):
@@ -28,21 +26,21 @@ class PackedModule(HoldsPackedWeight, BufferModule):
 
     Where Triton works, a checked weight is held in `packed_values`, `packed_index`, `packed_base` and `packed_starts`
     instead, as a [`GroupedWeight`]. State dicts are the same. While the module is moved or cast, it has the first layout.
-    The weight is on the meta device until it is loaded. `transposed`: the dense parameter has its last two dimensions
-    swapped.
+    The weight is on the meta device until it is loaded. The dense parameter has the given shape, whose last two sizes are
+    swapped if it is `transposed`.
     """
 
     suffix = ".weight"  # follows the module's name in the name of the dense parameter
 
-    def __init__(self, matrix: PackedWeight, transposed: bool = False):
+    def __init__(self, matrix: PackedWeight, shape: Sequence[int], transposed: bool):
         super().__init__()
-        self.transposed = transposed
+        self.transposed, self.dense_shape = transposed, swapped(shape, transposed)
         self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
         self.passes_gradients = False  # to the input, for adapters
         self.trainable = True  # the dense parameter, `requires_grad`
         self._checked: SparseMatrix | None = None
         self._hold(matrix)
-        if not self.packed_values.is_meta:
+        if not matrix.values.is_meta:
             self.check()
 
     @property
@@ -56,6 +54,7 @@ class PackedModule(HoldsPackedWeight, BufferModule):
     @torch.compiler.disable
     def check(self) -> SparseMatrix:
         """Check everything that kernels rely on, and return the weight. Raise `ValueError` for damaged buffers."""
+        self.__dict__["_checked"] = None
         self.restore_layout()
         try:
             matrix = PackedWeight.from_stored(self.held, (self.row_count, self.columns), self.dtype)
@@ -94,16 +93,6 @@ class PackedModule(HoldsPackedWeight, BufferModule):
             self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
-    def after_move(self) -> None:
-        # Arrange it now, since a graph of torch.compile or of the device cannot.
-        if may_use_triton(self.device) or (self._checked is None and not self.packed_values.is_meta):
-            with suppress(ValueError):  # the next use raises it
-                self.check()
-
-    def after_load(self) -> None:
-        self.__dict__["_checked"] = None
-        self.check()
-
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
         if torch.compiler.is_compiling():
@@ -123,11 +112,6 @@ class PackedModule(HoldsPackedWeight, BufferModule):
         if self._checked is None:
             self.check()
         return tuple(self.held[name] for name in (BUFFERS if MASK in self.held else GROUPED))
-
-    @property
-    @abstractmethod
-    def dense_shape(self) -> tuple[int, ...]:
-        """Shape of the dense parameter."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,6 +161,45 @@ class WeightInfo:
 
     def size(self) -> torch.Size:  # `resize_token_embeddings` calls it
         return self.shape
+
+
+def is_linear(kind: type) -> bool:
+    """Return True if modules of a class compute `x @ W.T + bias` and nothing else."""
+    has_usual_init = issubclass(kind, nn.Linear) and kind.__init__ is nn.Linear.__init__
+    return kind is Conv1D or has_usual_init and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
+
+
+class PackedLinear(PackedModule):
+    """A layer of class `kind`, `nn.Linear` or `Conv1D`, with a packed weight (out, in) and a bias (out,)."""
+
+    def __init__(self, matrix: PackedWeight, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
+        super().__init__(matrix, matrix.shape, transposed=kind is Conv1D)
+        self.stands_for = kind
+        self.in_features, self.out_features = self.columns, self.row_count
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def to_dense_module(self) -> nn.Module:
+        """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight bit for bit and the same bias."""
+        weight = self.dense_parameter()
+        with torch.device("meta"):
+            if self.stands_for is Conv1D:
+                linear = Conv1D(self.out_features, self.in_features)
+            else:
+                linear = self.stands_for(self.in_features, self.out_features, bias=self.bias is not None)
+        linear.weight = weight
+        linear.bias = None if self.bias is None else nn.Parameter(self.bias, requires_grad=weight.requires_grad)
+        return inherit_hooks(linear, self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x @ W.T + bias`, (..., in) -> (..., out), of the weight's dtype or, under autocast, of autocast's."""
+        output = self.multiply(x, self.held["bias"])
+        device = output.device.type
+        return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        advice = f"for inference only: to train it, {ADVICE}; for LoRA on it, see optimum_neuronal.lora_for_packed"
+        return f"{sizes}, {super().extra_repr()}, {advice}"  # PEFT quotes it when it refuses the module
 
 
 def describe_weight(shape: Sequence[int], dtype: torch.dtype, transposed: bool) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from .grouped_weight import grouped_bytes
-from .packed_linear import is_linear
-from .packed_module import dense_state, packed_modules
+from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
-from .replacing import keeps_transposed, packable_parameter, packable_paths, put_packed, take_packed
+from .replacing import find_packable, put_packed, take_packed
 
 
 logger = get_logger(__name__)
@@ -47,28 +46,22 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
         `TypeError`: it is not a transformers model.
         `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
     """
-    check_packable(model)
+    _check_packable(model)
     places = {name: p.data_ptr() for name, p in model.named_parameters(remove_duplicate=False)}
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    # Already here, so that a model that an interrupt leaves packed in part can be saved.
-    model.hf_quantizer = DenseSaving(None)
-    left_dense: dict[str, str] = {}
-    try:
-        for name in [name for name, _ in model.named_modules()]:
-            why = _pack_module(model, name, shared)
-            if why is not None:
-                left_dense[name] = why
-    finally:
-        is_packed = next(packed_modules(model), None) is not None
-        if not is_packed:
-            del model.hf_quantizer
-    if not is_packed:
+    model.hf_quantizer = DenseSaving(
+        None
+    )  # already here: a model that an interrupt leaves packed in part can be saved
+    reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
+    if next(packed_modules(model), None) is None:
+        del model.hf_quantizer
         raise ValueError(
             f"No weight of {type(model).__name__} is sparse enough to be smaller packed. Prune the model first, with "
             "NeuronALPruner or optimum-cli neuronal prune."
         )
+    left_dense = {name: why for name, why in reasons.items() if why is not None}
     finish_packing(model, left_dense)
     return model
 
@@ -123,7 +116,7 @@ class DenseSaving(hf_private.PlainQuantizer):
         return dense_state(model), {}
 
 
-def check_packable(model: PreTrainedModel) -> None:
+def _check_packable(model: PreTrainedModel) -> None:
     """Raise `TypeError` or `ValueError` for a model whose weights cannot be packed."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first, with model.merge_and_unload().")
@@ -164,14 +157,14 @@ def _grows_on_its_device(matrix: PackedWeight) -> bool:
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
     """Pack a module's weights in place. Return why they stay dense; None if they are packed or hardly have zeros."""
     module = model.get_submodule(name)
-    paths = packable_paths(module, name)
-    weights = {path: packable_parameter(model, path) for path in paths}
-    if not paths and not isinstance(module, nn.Conv1d):
+    places = find_packable(module, name)
+    weights = {place.path: place.parameter(model) for place in places}
+    if not places and not isinstance(module, nn.Conv1d):
         least = 2 if isinstance(module, nn.Linear) else 3
         weights = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.ndim >= least}
     if all(count_kept(weight) > (1 - NOTABLE) * weight.numel() for weight in weights.values()):
         return None
-    if not paths:
+    if not places:
         return f"a {type(module).__name__} has no packed form"
     if any(weight.dtype not in DTYPES for weight in weights.values()):
         return f"no kernels for {next(iter(weights.values())).dtype}"
@@ -181,10 +174,10 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
         return "a hook or parametrization computes its weight: make it permanent, as with torch.nn.utils.prune.remove"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module, or the config says so"
-    matrices: dict[str, Any] = {p: pack_weight(weight, keeps_transposed(model, p)) for p, weight in weights.items()}
+    matrices: dict[str, Any] = {p.path: pack_weight(weights[p.path], p.transposed) for p in places}
     if None in matrices.values() or any(map(_grows_on_its_device, matrices.values())):
         return "not smaller packed"
     del weights
-    for path in paths:
+    for path in list(matrices):
         put_packed(model, path, matrices.pop(path))
     return None

@@ -10,8 +10,7 @@ from torch import nn
 
 from ..common.notes import get_logger
 from ..compat import peft
-from ..packed.packed_linear import PackedLinear, is_linear
-from ..packed.packed_module import allow_gradients, packed_modules
+from ..packed.packed_module import PackedLinear, allow_gradients, is_linear, packed_modules
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 

@@ -39,7 +39,7 @@ class PackedQuantizer(hf_private.PlainQuantizer):
 
     def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Name the file that transformers looks for. Plain transformers does not find it, and raises an error."""
-        hf_private.look_for_weights(config, PACKED_INDEX)
+        setattr(config, hf_private.WEIGHTS_KEY, PACKED_INDEX)
         return config
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:

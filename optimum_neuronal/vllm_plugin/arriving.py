@@ -22,10 +22,9 @@ class PackedRows(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: PackedWeight):
-        return hf_private.wrapper_tensor(cls, packed)
-
-    def __init__(self, packed: PackedWeight):
-        self.packed = packed
+        rows = hf_private.wrapper_tensor(cls, packed)
+        rows.packed = packed
+        return rows
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

@@ -1,22 +1,28 @@
-"""The quantization method of vLLM: layers that hold their weights packed, and multiply with them."""
+"""The load format of vLLM, which reads packed checkpoints packed, and its quantization method, whose layers compute so."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import get_current_vllm_config
+from vllm.config import ModelConfig, get_current_vllm_config
+from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.utils import set_weight_attrs
 
+from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.names import QUANT_METHOD
-from ..checkpoint.packed_files import check_version
-from ..packed.packed_linear import PackedLinear
+from ..checkpoint.packed_files import check_version, is_packed, read_weights
+from ..packed.packed_module import PackedLinear
 from ..packed.packed_weight import DTYPES
-from .arriving import ArrivingRows
+from .arriving import ArrivingRows, PackedRows
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -106,3 +112,24 @@ class PackedLinearMethod(LinearMethodBase):
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias`, shape (..., rows)."""
         return layer.packed.multiply(x, bias)
+
+
+@register_model_loader(QUANT_METHOD)
+class PackedLoader(DefaultModelLoader):
+    """vLLM's default loader, except that weights of packed checkpoints are checked and stay packed."""
+
+    def __init__(self, load_config: LoadConfig):
+        super().__init__(replace(load_config, load_format="auto"))
+        self.enable_weights_track = True  # a parameter that was not loaded is an error, as in dense models
+
+    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
+        if not is_packed(vars(model_config.hf_config)):
+            yield from super().get_all_weights(model_config, model)
+            return
+        self.counter_before_loading_weights = time.perf_counter()
+        folder = find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
+        for name, weight, header in read_weights(folder, packed=True):
+            if header is not None:
+                weight = weight.to_dense().mT if header.transposed else PackedRows(weight)
+            yield name, weight

@@ -19,7 +19,7 @@ def register() -> None:
     """
     installed = installed_version()
     if installed is not None and TESTED.contains(installed, prereleases=True):
-        from . import loader, quantization  # noqa: F401  (their decorators register)
+        from . import quantization  # noqa: F401  (its decorators register)
 
         return
     get_logger(__name__).warning(

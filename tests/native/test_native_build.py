@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 from optimum_neuronal.native import build
 
 
+ROOT = Path(build.__file__).parents[2]
 COMPILER = """#!/bin/sh
 echo "$@" >> {log}
 while [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done
@@ -44,14 +46,10 @@ def test_compiled_once_and_private(cache, make_compiler, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert build.cached_library() == first and len(log.read_text().splitlines()) == 1
     assert list(cache.iterdir()) == [first]
-
-
-def test_changed_source_makes_another_library(cache, make_compiler, tmp_path, monkeypatch):
     make_compiler()
-    first = build.cached_library()
     (tmp_path / "kernels.c").write_text("int changed;")
     monkeypatch.setattr(build, "SOURCES", tmp_path)
-    assert build.cached_library() != first
+    assert build.cached_library() != first, "of other sources"
 
 
 def test_without_a_compiler(cache, monkeypatch, tmp_path):
@@ -96,3 +94,41 @@ def test_the_installation_needs_only_the_standard_library():
         "spec.loader.exec_module(importlib.util.module_from_spec(spec))"
     )
     subprocess.run([sys.executable, "-S", "-c", program, build.__file__], check=True)
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    """What an installation needs of the repository."""
+    if not (ROOT / "setup.py").exists():
+        pytest.skip("the package is installed without its setup.py")
+    target = tmp_path / "sources"
+    shutil.copytree(build.SOURCES, target / "optimum_neuronal" / "native", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(ROOT / "setup.py", target)
+    return target
+
+
+def install(sources, *options) -> tuple[subprocess.CompletedProcess, list[Path]]:
+    """Let setup.py build the extension. Return which libraries there are then."""
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", "out", *options]
+    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=120)
+    return done, sorted(path.relative_to(sources) for path in sources.rglob("kernels-*.so"))
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_the_library_lies_where_it_is_looked_for(sources, make_compiler, editable):
+    make_compiler()
+    done, libraries = install(sources, *(["--inplace"] if editable else []))
+    assert done.returncode == 0, done.stderr[-2000:]
+    name = Path("optimum_neuronal", "native", build.installed_library().name)
+    assert libraries == ([name, "out" / name] if editable else ["out" / name])
+    assert (sources / libraries[0]).read_text() == "compiled\n"
+
+
+@pytest.mark.parametrize("compiler, why", [("no-such-compiler", "was not found"), ("false", "failed: exit status 1")])
+def test_without_a_compiler_that_works_it_succeeds_and_says_so(sources, compiler, why, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    for options in ([], ["--inplace"]):
+        done, libraries = install(sources, *options)
+        assert done.returncode == 0 and not libraries, done.stderr[-2000:]
+        assert "the kernels for packed weights are not compiled" in done.stderr + done.stdout
+        assert why in done.stderr + done.stdout

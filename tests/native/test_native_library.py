@@ -4,13 +4,14 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite, kernels
 from profiles import examples
 
 from optimum_neuronal.native import library
 from optimum_neuronal.native.build import BuildError
+from optimum_neuronal.packed import packed_weight
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
 
 
@@ -53,6 +54,32 @@ def test_products(out, columns, count, dtype, density, with_bias, seed):
     bias = torch.randn(out).to(dtype) if with_bias else None
     for kernel in kernels():
         check_product(kernel.multiply(x, *parts(weight), bias), x, weight, bias)
+
+
+@examples(12)
+@given(
+    share=st.sampled_from([0.5, 1, 1e-3, 1e-5]),
+    columns=st.sampled_from([1, 63, 128, 300, 1100]),
+    count=st.integers(1, 8),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    seed=st.integers(0, 100),
+)
+@example(share=0.5, columns=300, count=3, dtype=torch.bfloat16, seed=0)
+def test_finite_products_stay_finite(share, columns, count, dtype, seed):
+    """Inputs near the largest number, in the first row of x alone; other rows and small numbers beside it stay as exact."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(7, columns, generator=generator) * (0.1 / columns)
+    weight[torch.rand(7, columns, generator=generator) < 0.5] = 0
+    x = torch.randn(count, columns, generator=generator)
+    x[0] = x[0].sign() * share * torch.finfo(torch.bfloat16).max
+    packed, x = PackedWeight.pack(weight.to(dtype)), x.to(dtype)
+    products = [(kernel.name, kernel.multiply(x, *packed.tensors(), None)) for kernel in kernels()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_weight, "find_kernel", lambda: None)
+        products.append(("torch", packed.multiply(x)))
+    for kernel, y in products:
+        assert y.isfinite().all(), kernel
+        check_product(y, x, packed.to_dense(), None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,6 +165,9 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     monkeypatch.setenv(library.VARIABLE, "portable")
     with pytest.raises(ValueError, match="but there are no compiled kernels: no C compiler was found"):
         library.find_kernel()
+    described = library.describe_environment()
+    assert described["kernels that run here"] == "none: no C compiler was found"
+    assert described["kernel in use"].startswith("none: ")
 
 
 def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):

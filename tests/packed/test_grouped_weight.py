@@ -1,16 +1,19 @@
-"""The layout of kernels on GPUs, on a CPU. Products with it: interpreted_triton.py."""
+"""The layout of kernels on GPUs, on a CPU, and how kernels are found. Products with it: interpreted_triton.py."""
+
+import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import any_bits, bits
+from kernel_checks import any_bits, bits, finite
 from profiles import examples
 
-from optimum_neuronal.common import device as devices
+from optimum_neuronal.common import torch_state as devices
 from optimum_neuronal.packed import grouped_weight, sparsify
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
+from optimum_neuronal.packed.sparse_matrix import row_blocks
 
 
 def test_known_layout():
@@ -72,3 +75,47 @@ def test_only_what_gets_smaller_is_packed_on_gpus(monkeypatch):
     assert not any(map(sparsify._grows_on_its_device, packed))
     monkeypatch.setattr(devices, "TRITON_DEVICES", ("cpu",))
     assert [sparsify._grows_on_its_device(weight) for weight in packed] == [True, False]
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """Return what is logged; what was found out about devices is forgotten before and after."""
+    said = []
+    monkeypatch.setattr(grouped_weight.logger, "warning", said.append)
+    grouped_weight.find_kernels.cache_clear()
+    yield said
+    grouped_weight.find_kernels.cache_clear()
+
+
+def find(device):
+    return grouped_weight.find_kernels(torch.device(device))
+
+
+@pytest.mark.parametrize("fault", ["pip install triton", "RuntimeError: Failed to find C compiler"])
+def test_triton_that_is_missing_or_does_not_work(fault, monkeypatch, warnings):
+    name = "optimum_neuronal.packed.triton_kernels"
+    if "pip" in fault:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    else:
+        module = type(sys)(name)
+        module.try_out = lambda device: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(name, module, raising=False)
+    for _ in range(2):
+        assert find("cuda:0") is None
+    assert len(warnings) == 1 and "cuda:0" in warnings[0] and fault in warnings[0]
+
+
+def test_devices_without_kernels(monkeypatch, warnings):
+    assert find("mps") is None and "there are no kernels for mps" in warnings.pop()
+    monkeypatch.setenv("OPTIMUM_NEURONAL_KERNEL", "torch")
+    assert find("cuda") is None and not warnings
+
+
+def test_no_number_is_fetched_from_a_device(monkeypatch):
+    """Tensors without data stand for a device's: whatever asks for a number fails."""
+    monkeypatch.setattr(row_blocks, "__defaults__", (64 * 70,))
+    away = PackedWeight.pack(finite((150, 70))).to(torch.device("meta"))
+    assert away.multiply(torch.ones(2, 70, device="meta")).shape == (2, 150)
+    assert away.to_dense().shape == (150, 70)

@@ -24,23 +24,16 @@ def test_as_dense():
 
 
 @pytest.mark.skipif(find_kernel() is None, reason="there are no compiled kernels")
-def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
-    x, seen, to_dense = finite((40, 133), density=1, seed=2), [], Kernel.to_dense
+def test_many_rows_of_x_are_multiplied_block_by_block_and_few_at_once(monkeypatch):
+    seen, to_dense = [], Kernel.to_dense
     monkeypatch.setattr("optimum_neuronal.packed.packed_weight.SCRATCH_ROWS", 64)
     monkeypatch.setattr(Kernel, "to_dense", lambda self, *args: seen.append(len(args[-1])) or to_dense(self, *args))
-    dense = finite((150, 133))
-    for bias in (None, finite((150,), density=1)):
-        check_product(ops.sparse_linear(PackedWeight.pack(dense), x, bias), x, dense, bias)
-    assert seen == [64, 64, 22, 64, 64, 22], "never unpacked as a whole"
-
-
-@pytest.mark.skipif(find_kernel() is None, reason="there are no compiled kernels")
-def test_few_rows_of_x_unpack_nothing(monkeypatch):
-    dense = finite((37, 133))
-    monkeypatch.setattr(Kernel, "to_dense", lambda *_args: pytest.fail("unpacked"))
-    for count in range(1, MAX_FUSED_ROWS + 1):
+    dense, bias = finite((150, 133)), finite((150,), density=1)
+    for count in (*range(1, MAX_FUSED_ROWS + 1), 40):
+        assert not seen, "few rows unpack nothing"
         x = finite((count, 133), density=1, seed=2)
-        check_product(ops.sparse_linear(PackedWeight.pack(dense), x), x, dense)
+        check_product(ops.sparse_linear(PackedWeight.pack(dense), x, bias), x, dense, bias)
+    assert seen == [64, 64, 22], "never unpacked as a whole"
 
 
 def test_what_does_not_fit_raises():

@@ -55,14 +55,23 @@ def test_an_expert_that_nobody_has():
     assert not output[2].any()
 
 
-def test_a_dense_layer_among_packed_ones(ids):
-    model = make_zeroed("mixtral")
-    experts = model.model.layers[1].mlp.experts
-    experts.down_proj.data.normal_(std=0.1)
+@pytest.mark.parametrize(
+    "family, name, why",
+    [
+        ("mixtral", "model.layers.1.mlp.experts", "not smaller packed"),
+        ("llama4_text", "model.layers.1.feed_forward.experts", "a Llama4TextExperts has no packed form"),
+    ],
+)
+def test_experts_that_stay_dense_are_named(family, name, why, ids):
+    """Also if only one of their weights would be smaller."""
+    model = make_zeroed(family)
+    experts = model.get_submodule(name)
+    if family == "mixtral":
+        experts.down_proj.data.normal_(std=0.1)
     expected = logits(model, ids)
     sparsify(model)
     assert isinstance(experts.down_proj, torch.nn.Parameter) and isinstance(experts.gate_up_proj, torch.nn.Parameter)
-    assert model.packing.left_dense["model.layers.1.mlp.experts"] == "not smaller packed"
+    assert model.packing.left_dense[name] == why
     assert_close(logits(model, ids), expected)
     assert_close(logits(densify(model), ids), expected)
 
@@ -108,12 +117,3 @@ def test_gradients_for_adapters(ids):
         x = dense.model.embed_tokens(ids).detach().requires_grad_()
         gradients.append(torch.autograd.grad(model(inputs_embeds=x).logits.square().mean(), x)[0])
     assert_close(*gradients, 1e-4)
-
-
-def test_llama4_is_left_dense_and_named(ids):
-    model = make_zeroed("llama4_text")
-    expected = logits(model, ids)
-    sparsify(model)
-    assert not stacks(model)
-    assert "Llama4TextExperts has no packed form" in model.packing.left_dense["model.layers.1.feed_forward.experts"]
-    assert_close(logits(model, ids), expected)

@@ -7,25 +7,19 @@ import sys
 
 import pytest
 import torch
-from packed_models import make_zeroed
+from packed_models import assert_same_state, make_zeroed
 from profiles import by_day
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
-from optimum_neuronal import NeuronALConfig, densify, save_pretrained, sparsify
-from optimum_neuronal.packed.packed_linear import PackedLinear
-from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal import densify, save_pretrained, sparsify
+from optimum_neuronal.packed.packed_module import PackedLinear, packed_modules
 
 
 IDS = torch.arange(16)[None]
 
 
 def assert_same(model, expected):
-    """The same state, to the bit, -0.0 included."""
-    state, other = model.state_dict(), expected.state_dict()
-    assert state.keys() == other.keys()
-    for name, value in other.items():
-        assert state[name].dtype == value.dtype, name
-        assert torch.equal(state[name].view(torch.uint8), value.view(torch.uint8)), name
+    assert_same_state(model, expected.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +85,6 @@ def test_it_is_a_plain_model_but_for_its_modules(packed, tmp_path):
     assert all(parameter.grad is not None for parameter in loaded.parameters())
 
 
-def test_configs_that_are_passed(packed):
-    with pytest.raises(ValueError, match="PackedConfig but you are passing a NeuronALConfig"):
-        config = NeuronALConfig(0.8, saliency="magnitude", topup="uniform")
-        LlamaForCausalLM.from_pretrained(packed, quantization_config=config)
-
-
 def test_offloading_raises(packed, tmp_path):
     with pytest.raises(ValueError, match="device_map offloads some weights"):
         device_map = {"model": "disk", "lm_head": "cpu"}
@@ -105,6 +93,7 @@ def test_offloading_raises(packed, tmp_path):
 
 WITHOUT = """
 import sys, torch
+import optimum.commands.optimum_cli
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 for load in (
     AutoModelForCausalLM.from_pretrained,
@@ -119,6 +108,7 @@ for load in (
         raise SystemExit("it was loaded")
 assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
 import optimum_neuronal
+optimum_neuronal.transformers_plugin.register()  # again
 torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict(), sys.argv[2])
 slow = {"peft", "optimum_neuronal.config.neuronal_config", "optimum_neuronal.blocks", "optimum_neuronal.saliency"}
 assert not slow & set(sys.modules), slow & set(sys.modules)  # they take longer to import than a small model to load

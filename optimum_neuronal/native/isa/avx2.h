@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../job.h"
-#include "../processors.h"
-#include "shuffles.h"
 
 #define TARGET(NAMES) __attribute__((target(NAMES)))
 #define AVX2_NAMES "avx2,fma,f16c,bmi2,popcnt"

@@ -3,8 +3,6 @@
 #pragma once
 
 #include "../job.h"
-#include "../processors.h"
-#include "shuffles.h"
 
 /* How many bits are set in the bytes of a mask before each byte: byte k of the result. The last is in `all`. */
 INLINE uint64_t neon_before(uint64_t mask, uint64_t *all) {

@@ -1,4 +1,4 @@
-"""Processes with vLLM: one that generates and ends, and one that serves over HTTP."""
+"""A process in which vLLM serves a checkpoint over HTTP."""
 
 import json
 import os
@@ -16,19 +16,6 @@ from urllib.error import URLError
 
 SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 STARTS_WITHIN = 300  # seconds
-
-
-def generate(folder: Path, **arguments) -> tuple[dict | None, str]:
-    """Return what generate.py printed, None if it failed, and all that it wrote."""
-    command = [sys.executable, Path(__file__).with_name("generate.py"), folder, json.dumps(arguments)]
-    several = arguments.get("tensor_parallel_size", 1) > 1
-    alone = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if several else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    done = subprocess.run(
-        command, env={**SETTINGS, **os.environ, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    generated = json.loads(lines[0].removeprefix("RESULT ")) if lines and not done.returncode else None
-    return generated, done.stdout + done.stderr
 
 
 @dataclass(frozen=True)
