@@ -12,9 +12,9 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import apply_changes
-from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
-from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
+from optimum_neuronal.saliency.scores import Wanda
+from optimum_neuronal.saliency.sparsegpt import AuthorsSparseGPT
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL
 
 
 AUTHORS = {"variant": "authors"}

@@ -8,7 +8,7 @@ import torch
 
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import Plan
-from ..saliency.wanda import Wanda
+from ..saliency.scores import Wanda
 from ..trials import PlanEvaluator
 
 

@@ -12,7 +12,14 @@ from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
 from ..trials.scores import ActivationScores
 from .base import Allocation, TopUp, register_topup
-from .distribution import distribute_over_blocks, wanda_metric
+from .distribution import (
+    authors_dist,
+    authors_rounding,
+    distribute_over_blocks,
+    plan_of_blocks,
+    pruned_blocks,
+    wanda_metric,
+)
 
 
 @register_topup("owl")
@@ -55,3 +62,14 @@ def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: fl
     threshold = factor * total / block.numel
     outliers = sum((wanda_metric(projection, activations) > threshold).sum().item() for projection in block.pruned)
     return outliers / block.numel
+
+
+@register_topup("owl", variant="authors")
+@dataclass(frozen=True)
+class AuthorsOWL(OWL):
+    """As in the authors' code: clips sparsities without keeping their mean, and rounds them down to whole weights of a row."""
+
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
+        # In percent, which rounds differently.
+        sparsities = authors_dist(100 * ratios.numpy(), sparsity, self.half_width)
+        return authors_rounding(evaluator, plan_of_blocks(pruned_blocks(evaluator.decoder), sparsities))

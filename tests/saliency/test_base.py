@@ -12,9 +12,8 @@ from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.saliency import SALIENCIES, Inputs
 from optimum_neuronal.saliency import base as module
 from optimum_neuronal.saliency.base import WeightUpdate, solve_dampened
-from optimum_neuronal.saliency.magnitude import Magnitude
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan
-from optimum_neuronal.saliency.wanda import Wanda
+from optimum_neuronal.saliency.scores import Magnitude, Wanda
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())

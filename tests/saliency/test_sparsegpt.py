@@ -10,10 +10,9 @@ import torch
 from random_layers import hessian_of, inputs, solve, weights
 
 from optimum_neuronal.saliency import sparsegpt
-from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
 from optimum_neuronal.saliency.base import solve_dampened
 from optimum_neuronal.saliency.plan import ColumnPattern
-from optimum_neuronal.saliency.sparsegpt import SparseGPT, find_kernel, inverse_factor, prune_block
+from optimum_neuronal.saliency.sparsegpt import AuthorsSparseGPT, SparseGPT, find_kernel, inverse_factor, prune_block
 
 
 def test_two_weights_by_hand():

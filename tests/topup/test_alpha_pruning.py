@@ -8,12 +8,13 @@ from trial_helpers import make_evaluator
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
+    AuthorsAlphaPruning,
     block_alphas,
+    fitted_exponent,
     hill_exponent,
     scale_factors,
     scaled_sparsities,
 )
-from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning, fitted_exponent
 
 
 def test_hill_estimator_by_hand():

@@ -10,12 +10,11 @@ from conftest import make_model
 
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, row_counts
-from optimum_neuronal.topup.alpha_pruning import block_alphas
-from optimum_neuronal.topup.authors import neuronal
-from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, row_plan, rows_of
-from optimum_neuronal.topup.authors.owl import AuthorsOWL
+from optimum_neuronal.topup import neuronal_variants
+from optimum_neuronal.topup.alpha_pruning import AuthorsAlphaPruning, block_alphas
 from optimum_neuronal.topup.neuronal import LAMBDAS
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, row_plan, rows_of
+from optimum_neuronal.topup.owl import AuthorsOWL
 from optimum_neuronal.trials.alignment import Deviation
 
 
@@ -68,7 +67,7 @@ def twice(sparsities) -> list[float]:
 
 @pytest.mark.parametrize("sparsity", HIGH_AND_LOW)
 def test_block_plans(sparsity, monkeypatch):
-    monkeypatch.setattr(neuronal, "plan_of_blocks", lambda blocks, sparsities: sparsities.tolist())
+    monkeypatch.setattr(neuronal_variants, "plan_of_blocks", lambda blocks, sparsities: sparsities.tolist())
     topup = AuthorsNeuronAL()
     for count in range(2, 127):
         decoder = SimpleNamespace(blocks=[SimpleNamespace(pruned=True)] * count)

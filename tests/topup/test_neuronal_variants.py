@@ -14,12 +14,11 @@ from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, mask_rows
+from optimum_neuronal.saliency.scores import Wanda
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import TOPUPS, get_dist
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorms, row_plan, rows_of
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
-from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, PrintedNeuronAL, RunningNorms, row_plan, rows_of
 from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
 

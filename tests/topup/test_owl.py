@@ -5,8 +5,7 @@ from trial_helpers import make_evaluator
 
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup.authors.owl import AuthorsOWL
-from optimum_neuronal.topup.owl import OWL, outlier_ratio
+from optimum_neuronal.topup.owl import OWL, AuthorsOWL, outlier_ratio
 
 
 def test_outliers_by_hand():
