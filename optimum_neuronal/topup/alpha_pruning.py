@@ -11,7 +11,7 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.scores import WeightScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import MOST_SPARSITY, authors_rounding, bisect, block_sizes, plan_of_blocks, pruned_blocks
 
@@ -37,12 +37,12 @@ class AlphaPruning(TopUp):
     bins: int = hyper(100, 1)
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
-        def exponents(block: Block) -> list[float | None]:
+        def exponents(block: Block, _activations: dict[str, torch.Tensor]) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [self.exponent(spectrum) for spectrum in spectra]
 
         label = f"measuring spectra of weights ({self.bins} bins, {self.variant})"
-        alphas = block_alphas([block for block in evaluator.measure_once(WeightScores(label, exponents)) if block])
+        alphas = block_alphas(evaluator.measure_once(BlockScores(label, exponents, needs_inputs=False)))
         plan = self.plan(evaluator, sparsity, torch.tensor(alphas, dtype=torch.float64))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
@@ -52,8 +52,8 @@ class AlphaPruning(TopUp):
 
     def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
         """Return the plan that prunes blocks more the larger their alpha; alphas: float64, shape (blocks,)."""
-        blocks, factors = pruned_blocks(evaluator.decoder), scale_factors(alphas, self.epsilon)
-        return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
+        factors, sizes = scale_factors(alphas, self.epsilon), block_sizes(evaluator.decoder)
+        return plan_of_blocks(evaluator.decoder, scaled_sparsities(sparsity, factors, sizes))
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
@@ -119,9 +119,8 @@ class AuthorsAlphaPruning(AlphaPruning):
         return fitted_exponent(eigenvalues, self.bins)
 
     def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
-        blocks = pruned_blocks(evaluator.decoder)
-        sparsities = authors_sparsities(blocks, alphas, sparsity, self.epsilon)
-        return authors_rounding(evaluator, plan_of_blocks(blocks, sparsities))
+        sparsities = authors_sparsities(pruned_blocks(evaluator.decoder), alphas, sparsity, self.epsilon)
+        return authors_rounding(evaluator, plan_of_blocks(evaluator.decoder, sparsities))
 
 
 def authors_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, epsilon: float) -> torch.Tensor:

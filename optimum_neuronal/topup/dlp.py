@@ -8,7 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import PlanEvaluator
-from ..trials.scores import ActivationScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
 
@@ -30,7 +30,7 @@ class DLP(TopUp):
     half_width: float = hyper(0.15, 0, 1)
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
-        medians = evaluator.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
+        medians = evaluator.measure_once(BlockScores("measuring medians of blocks (DLP)", median_metric))
         # -U has the order and the proportions of the relative importance; nothing else matters.
         importance = -torch.tensor(medians, dtype=torch.float64)
         plan = distribute_over_blocks(evaluator.decoder, sparsity, self.half_width, importance)

@@ -46,13 +46,11 @@ class AuthorsNeuronAL(NeuronAL):
         return LAMBDAS[:-1] if sparsity >= 0.8 and self.block_lambdas == LAMBDAS else self.block_lambdas
 
     def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
-        blocks = pruned_blocks(decoder)
-        if self.schedule == "linear":
-            values = np.arange(1, len(blocks) + 1)
-        else:
-            values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
+        count = len(pruned_blocks(decoder))
+        risen = 1 - rise(count, self.schedule).numpy()[::-1]
+        values = np.arange(1, count + 1) if self.schedule == "linear" else risen
         # Rising, as their code sorts densities.
-        return plan_of_blocks(blocks, authors_dist(values, sparsity, lam)[::-1])
+        return plan_of_blocks(decoder, authors_dist(values, sparsity, lam)[::-1])
 
     def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
         return authors_rounding(evaluator, plan)

@@ -10,16 +10,9 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.scores import ActivationScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
-from .distribution import (
-    authors_dist,
-    authors_rounding,
-    distribute_over_blocks,
-    plan_of_blocks,
-    pruned_blocks,
-    wanda_metric,
-)
+from .distribution import authors_dist, authors_rounding, distribute_over_blocks, plan_of_blocks, wanda_metric
 
 
 @register_topup("owl")
@@ -44,7 +37,7 @@ class OWL(TopUp):
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
         label = f"counting weights above {self.outlier_factor:g} times the mean (OWL)"
-        ratios = evaluator.measure_once(ActivationScores(label, score))
+        ratios = evaluator.measure_once(BlockScores(label, score))
         plan = self.plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
 
@@ -72,4 +65,4 @@ class AuthorsOWL(OWL):
     def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
         # In percent, which rounds differently.
         sparsities = authors_dist(100 * ratios.numpy(), sparsity, self.half_width)
-        return authors_rounding(evaluator, plan_of_blocks(pruned_blocks(evaluator.decoder), sparsities))
+        return authors_rounding(evaluator, plan_of_blocks(evaluator.decoder, sparsities))

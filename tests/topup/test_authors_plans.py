@@ -75,22 +75,6 @@ def test_block_plans(sparsity, monkeypatch):
             assert topup.block_plan(decoder, sparsity, lam) == their_spread(range(1, count + 1), sparsity, lam, True)
 
 
-def test_the_first_of_three_blocks_at_70_percent_and_lambda_02():
-    plan = AuthorsNeuronAL().block_plan(make_evaluator(3).decoder, 0.7, 0.2)
-    assert by_projection(plan) == twice([0.5, 0.7, 0.9])
-    assert 0.7 - 0.2 < 0.5, "of 80 weights, one less would be pruned"
-
-
-def test_block_plans_prune_whole_weights_rounded_down():
-    """`int(in * s)`: of 80 weights in the middle block, 65.6 are pruned; in the last block, 79.2 at the bound."""
-    evaluator = make_evaluator(3, columns=80, updates_weights=False)
-    topup, projections = AuthorsNeuronAL(), evaluator.decoder.projections
-    for sparsity, lam, counts in [(0.7, 0.2, [40, 56, 72]), (0.82, 0.2, [49, 65, 79])]:
-        plan = topup.as_pruned(evaluator, topup.block_plan(evaluator.decoder, sparsity, lam))
-        found = [plan.row_counts(name, projection.shape).item() for name, projection in projections.items()]
-        assert found == twice(counts)
-
-
 @pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
 def test_owls_plans(blocks):
     evaluator, generator = make_evaluator(blocks), np.random.default_rng(blocks)

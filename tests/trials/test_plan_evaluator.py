@@ -21,7 +21,7 @@ from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials import plan_evaluator as module
 from optimum_neuronal.trials.alignment import AlignmentErrors, Deviations
 from optimum_neuronal.trials.output_errors import OutputErrors
-from optimum_neuronal.trials.scores import ActivationScores, RowSaliency
+from optimum_neuronal.trials.scores import BlockScores, RowSaliency
 
 
 class TestChanges:
@@ -139,7 +139,7 @@ def test_a_plans_own_stream_runs_through_sparse_blocks(llama, ids, saliency):
 def test_blocks_without_pruned_projections_have_no_scores(llama, ids):
     with inference(llama):
         evaluator = make_evaluator(llama, ids, ignore=[r"layers\.1\."])
-        names = evaluator.measure_once(ActivationScores("names", lambda block, _: block.name))
+        names = evaluator.measure_once(BlockScores("names", lambda block, _: block.name))
     assert names == ["model.layers.0", "model.layers.2"]
 
 
@@ -190,7 +190,7 @@ def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
             r"Activations in model\.layers\.0 are not finite",
         ),
         (
-            lambda evaluator, _: evaluator.measure(ActivationScores("", lambda *_: 0)),
+            lambda evaluator, _: evaluator.measure(BlockScores("", lambda *_: 0)),
             r"saliency of .*q_proj is not finite",
         ),
     ],
