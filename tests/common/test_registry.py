@@ -9,7 +9,7 @@ from optimum_neuronal.common.registry import Registry, parse_method
 from optimum_neuronal.common.validation import did_you_mean
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.owl import OWL, AuthorsOWL
+from optimum_neuronal.topup.block_metrics import OWL, AuthorsOWL
 
 
 def test_unknown_name_suggests_the_closest():

@@ -12,9 +12,9 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, row_counts
 from optimum_neuronal.topup import neuronal_variants
 from optimum_neuronal.topup.alpha_pruning import AuthorsAlphaPruning, block_alphas
+from optimum_neuronal.topup.block_metrics import AuthorsOWL
 from optimum_neuronal.topup.neuronal import LAMBDAS
 from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, row_plan, rows_of
-from optimum_neuronal.topup.owl import AuthorsOWL
 from optimum_neuronal.trials.alignment import Deviation
 
 
