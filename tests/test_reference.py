@@ -14,8 +14,8 @@ from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import apply_changes
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.scores import Wanda
 from optimum_neuronal.saliency.sparsegpt import AuthorsSparseGPT
+from optimum_neuronal.saliency.weight_scores import Wanda
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL
 

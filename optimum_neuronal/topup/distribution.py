@@ -8,7 +8,7 @@ import torch
 
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import Plan
-from ..saliency.scores import Wanda
+from ..saliency.weight_scores import Wanda
 from ..trials import PlanEvaluator
 
 

@@ -15,7 +15,7 @@ from ..common.validation import hyper
 from ..model.projections import Block, Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import Plan
-from ..saliency.scores import Wanda
+from ..saliency.weight_scores import Wanda
 from ..trials import PlanEvaluator
 from ..trials.alignment import (
     METRICS,

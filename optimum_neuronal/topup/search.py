@@ -10,7 +10,7 @@ from ..common.notes import get_logger
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import Plan
-from ..saliency.scores import Wanda
+from ..saliency.weight_scores import Wanda
 from ..trials import PlanEvaluator
 from ..trials.alignment import AlignmentErrors
 from ..trials.output_errors import OUTPUT_METRICS, OutputErrors

@@ -4,7 +4,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.neuronal_config import Methods
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.plan import ColumnPattern
-from optimum_neuronal.saliency.scores import RIA, Wanda
+from optimum_neuronal.saliency.weight_scores import RIA, Wanda
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.dsnot import AuthorsDSnoT
 from optimum_neuronal.topup.uniform import Uniform

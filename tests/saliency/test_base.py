@@ -13,7 +13,7 @@ from optimum_neuronal.saliency import SALIENCIES, Inputs
 from optimum_neuronal.saliency import base as module
 from optimum_neuronal.saliency.base import WeightUpdate, solve_dampened
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan
-from optimum_neuronal.saliency.scores import Magnitude, Wanda
+from optimum_neuronal.saliency.weight_scores import Magnitude, Wanda
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())

@@ -15,7 +15,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.scores import Wanda
+from optimum_neuronal.saliency.weight_scores import Wanda
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, row_plan
 from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL
 from optimum_neuronal.trials import PlanEvaluator

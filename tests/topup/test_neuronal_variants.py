@@ -13,8 +13,8 @@ from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan
-from optimum_neuronal.saliency.scores import Wanda
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.weight_scores import Wanda
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
 from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, PrintedNeuronAL, RunningNorms, rows_of

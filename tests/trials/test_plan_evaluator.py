@@ -14,8 +14,8 @@ from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
-from optimum_neuronal.saliency.scores import Wanda
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.weight_scores import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials import plan_evaluator as module

@@ -5,7 +5,7 @@ import torch
 
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.saliency.plan import Plan
-from optimum_neuronal.saliency.scores import Wanda
+from optimum_neuronal.saliency.weight_scores import Wanda
 from optimum_neuronal.trials import Cache, PlanEvaluator
 from optimum_neuronal.trials.plan_evaluator import Measurement
 
