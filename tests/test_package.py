@@ -27,8 +27,7 @@ def test_the_layout():
     top = {path.relative_to(package).parts[0] for path in files} - {"__init__.py"}
     assert len(top) <= 24, sorted(top)
     named = [path for path in files if path.name not in ("__init__.py", "base.py")]
-    # A method may have a file in topup/, saliency/ and authors/.
-    counts = Counter(path.name for path in named if path.parent.name not in ("authors", "topup"))
+    counts = Counter(path.name for path in named)
     assert not [name for name, count in counts.items() if count > 1]
     for path in files:
         nodes = ast.walk(ast.parse(path.read_text("utf-8")))

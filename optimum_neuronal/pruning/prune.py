@@ -61,11 +61,14 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     )
     with inference(context.model):
         if methods.needs_calibration:
-            context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
+            context.cache.get("replay is right", partial(runner.check_replay, context.ids[:1]))
         context.clock.lap("calibration data")
         allocation = methods.topup.allocate(evaluator, config.sparsity)
         context.clock.lap("allocation")
-        refit = Refit.of(config, context.refit_dtype) if config.refit_epochs else None
+        refit = None
+        if config.refit_epochs:
+            dtype = getattr(torch, context.refit_dtype or "float32")
+            refit = Refit(config.refit_epochs, config.refit_learning_rate, dtype)
         changes, starved = prune_blocks(evaluator, allocation, refit, methods.topup.scores_dense, context.clock)
         context.clock.lap("pruning")
     return PruneOutcome(allocation, changes, runner.block_forwards, starved)

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..blocks.block_inputs import Call, Stream
 from ..blocks.runner import output_with
 from ..blocks.statistics import Norms
-from ..config.neuronal_config import NeuronALConfig
 from ..model.change import Change, NewWeight
 from ..model.projections import Block, Projection, trial_tensors
 from ..saliency.plan import Plan, differs_by_row, mask_rows, mask_whole, pruned_count
@@ -55,11 +54,6 @@ class Refit:
     epochs: int
     learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
-
-    @classmethod
-    def of(cls, config: NeuronALConfig, dtype: str | None) -> "Refit":
-        """Return the refit of a config with `refit_epochs`; `dtype`: see [`find_refit_dtype`]."""
-        return cls(config.refit_epochs, config.refit_learning_rate, getattr(torch, dtype or "float32"))
 
     @staticmethod
     def batch_size(tokens: int) -> int:

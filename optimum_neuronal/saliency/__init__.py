@@ -1,4 +1,4 @@
-"""Saliency methods, which see a projection's weight and statistics of its inputs. One file with one dataclass each."""
+"""Saliency methods, which see a projection's weight and statistics of its inputs. Each is a dataclass."""
 
 from .base import SALIENCIES, Inputs, Saliency, WeightUpdate, register_saliency
 

@@ -3,7 +3,7 @@
 Weights, targets and masks have shape (out, in). The Hessian has shape (in, in).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,7 +62,7 @@ class ALPS(WeightUpdate):
             start = (weight * scale).masked_fill(dead, 0)
             target = start @ matrix
             try:
-                dense = find_support(matrix, target, start, support, range(1, self.iterations + 1))
+                dense = find_support(matrix, target, start, support, self.iterations)
             except torch.linalg.LinAlgError:
                 return None
             mask = support(dense, True)
@@ -130,11 +130,11 @@ def make_inverse(matrix: torch.Tensor) -> Callable[[float], torch.Tensor]:
 
 
 def find_support(
-    matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
+    matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: int
 ) -> torch.Tensor:
     """Return dense weights of which `support` should keep the largest (ALPS, Algorithm 1).
 
-    `matrix` is the Hessian A with a diagonal of about 1, `target` is `W A`, and `start` is W. `iterations` counts from 1.
+    `matrix` is the Hessian A with a diagonal of about 1, `target` is `W A`, and `start` is W.
 
     In the paper's notation, the state is `V = B + U / rho`. Its kept part is D, the rest is `U / rho`. An accelerator is
     waited for once in PERIOD iterations.
@@ -146,7 +146,7 @@ def find_support(
     values = start.masked_fill(~mask, 0)  # V, with U = 0 at first
     right = torch.empty_like(start)
     weight = torch.empty_like(start)
-    for iteration in iterations:
+    for iteration in range(1, iterations + 1):
         if inverse is None:
             inverse = invert(rho)
         torch.where(mask, values, -values, out=right)

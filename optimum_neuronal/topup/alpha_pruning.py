@@ -1,5 +1,6 @@
 """AlphaPruning: blocks whose weights have light-tailed spectra, a sign of less learning, are pruned more."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,9 +11,9 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.scores import WeightScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
-from .distribution import MOST_SPARSITY, bisect, block_sizes, plan_of_blocks, pruned_blocks
+from .distribution import MOST_SPARSITY, authors_rounding, bisect, block_sizes, plan_of_blocks, pruned_blocks
 
 
 @register_topup("alpha_pruning")
@@ -36,12 +37,12 @@ class AlphaPruning(TopUp):
     bins: int = hyper(100, 1)
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
-        def exponents(block: Block) -> list[float | None]:
+        def exponents(block: Block, _activations: dict[str, torch.Tensor]) -> list[float | None]:
             spectra = (torch.linalg.svdvals(projection.weight.float()).square() for projection in block.pruned)
             return [self.exponent(spectrum) for spectrum in spectra]
 
         label = f"measuring spectra of weights ({self.bins} bins, {self.variant})"
-        alphas = block_alphas([block for block in evaluator.measure_once(WeightScores(label, exponents)) if block])
+        alphas = block_alphas(evaluator.measure_once(BlockScores(label, exponents, needs_inputs=False)))
         plan = self.plan(evaluator, sparsity, torch.tensor(alphas, dtype=torch.float64))
         return Allocation(plan, {"alpha_pruning": {"alphas": alphas}})
 
@@ -51,8 +52,8 @@ class AlphaPruning(TopUp):
 
     def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
         """Return the plan that prunes blocks more the larger their alpha; alphas: float64, shape (blocks,)."""
-        blocks, factors = pruned_blocks(evaluator.decoder), scale_factors(alphas, self.epsilon)
-        return plan_of_blocks(blocks, scaled_sparsities(sparsity, factors, block_sizes(blocks)))
+        factors, sizes = scale_factors(alphas, self.epsilon), block_sizes(evaluator.decoder)
+        return plan_of_blocks(evaluator.decoder, scaled_sparsities(sparsity, factors, sizes))
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
@@ -107,3 +108,50 @@ def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tenso
 
     scale = bisect(is_too_small, 0.0, MOST_SPARSITY / factors.min().item(), 60)
     return (factors * scale).clamp(max=MOST_SPARSITY)
+
+
+@register_topup("alpha_pruning", variant="authors")
+@dataclass(frozen=True)
+class AuthorsAlphaPruning(AlphaPruning):
+    """As in the authors' code: takes the tail that fits a power law best. Sparsities above 1 become 1 without raising the others."""
+
+    def exponent(self, eigenvalues: torch.Tensor) -> float | None:
+        return fitted_exponent(eigenvalues, self.bins)
+
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, alphas: torch.Tensor) -> Plan:
+        sparsities = authors_sparsities(pruned_blocks(evaluator.decoder), alphas, sparsity, self.epsilon)
+        return authors_rounding(evaluator, plan_of_blocks(evaluator.decoder, sparsities))
+
+
+def authors_sparsities(blocks: Sequence[Block], alphas: torch.Tensor, sparsity: float, epsilon: float) -> torch.Tensor:
+    """Return sparsities in proportion to factors from `1 - epsilon` to `1 + epsilon`, float64 of shape (blocks,).
+
+    Their code sums over projections. Sizes are integers there, whose product with a Python number is float32.
+    """
+    least, most = 1.0 - epsilon, 1.0 + epsilon
+    span = (alphas.max() - alphas.min()) or 1
+    counts = torch.tensor([len(block.pruned) for block in blocks])
+    sizes = torch.tensor([projection.numel for block in blocks for projection in block.pruned])
+    factors = (alphas - alphas.min()) / span * (most - least) + least
+    scale = sizes.sum() * sparsity / (sizes * factors.repeat_interleave(counts)).sum()
+    return (factors * scale).clamp(max=1)
+
+
+def fitted_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
+    """Return the exponent, in float32, of the tail with the smallest Kolmogorov-Smirnov distance from its power law."""
+    values = eigenvalues[eigenvalues > 0].cpu().sort().values
+    if not len(values):
+        return None
+    logs, decades = values.log(), values.log10()
+    counts = torch.histc(decades, bins, min=decades[0].item(), max=decades[-1].item())
+    peak = 10 ** torch.linspace(decades[0].item(), decades[-1].item(), bins + 1)[counts.argmax()]
+    smallest, exponent = 1.0, None
+    for first, least in enumerate(values[:-1]):
+        if (0.95 * peak).log10() <= least <= 1.5 * peak:  # a logarithm by mistake: hardly a lower limit
+            count = len(values) - first
+            alpha = 1 + count / (logs[first:].sum() - count * logs[first])
+            law = 1 - (values[first:] / least) ** (1 - alpha)
+            distance = (law - torch.arange(count) / count).abs().max()
+            if alpha > 1 and distance < smallest:
+                smallest, exponent = distance, alpha.item()
+    return exponent

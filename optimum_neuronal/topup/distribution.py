@@ -1,7 +1,7 @@
 """Sparsity by block, distributed around a mean: what several top-ups have in common."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,14 +20,15 @@ def pruned_blocks(decoder: Decoder) -> list[Block]:
     return [block for block in decoder.blocks if block.pruned]
 
 
-def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
-    """Return the number of prunable weights of every block: float64, shape (blocks,)."""
-    return torch.tensor([block.numel for block in blocks], dtype=torch.float64)
+def block_sizes(decoder: Decoder) -> torch.Tensor:
+    """Return the number of prunable weights of every block that has some: float64, shape (blocks,)."""
+    return torch.tensor([block.numel for block in pruned_blocks(decoder)], dtype=torch.float64)
 
 
-def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor | np.ndarray) -> Plan:
+def plan_of_blocks(decoder: Decoder, sparsities: torch.Tensor | np.ndarray) -> Plan:
     """Return the plan that gives every projection the sparsity of its block, shape (blocks,)."""
-    return Plan({name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names})
+    blocks = zip(pruned_blocks(decoder), sparsities.tolist())
+    return Plan({name: value for block, value in blocks for name in block.pruned_names})
 
 
 # Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
@@ -47,8 +48,7 @@ def rise(blocks: int, schedule: str) -> torch.Tensor:
 
 def distribute_over_blocks(decoder: Decoder, sparsity: float, lam: float, values: torch.Tensor) -> Plan:
     """Return the plan with one sparsity per pruned block, see [`get_dist`]; values, shape (blocks,)."""
-    blocks = pruned_blocks(decoder)
-    return plan_of_blocks(blocks, get_dist(sparsity, lam, values, block_sizes(blocks)))
+    return plan_of_blocks(decoder, get_dist(sparsity, lam, values, block_sizes(decoder)))
 
 
 def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:

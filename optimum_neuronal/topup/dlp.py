@@ -1,4 +1,4 @@
-"""DLP: blocks whose median weight has a high saliency are pruned more."""
+"""DLP: the smaller the median metric of a block, the more it is pruned."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ import torch
 from ..common.validation import hyper
 from ..model.projections import Block
 from ..trials import PlanEvaluator
-from ..trials.scores import ActivationScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
 
@@ -30,7 +30,7 @@ class DLP(TopUp):
     half_width: float = hyper(0.15, 0, 1)
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
-        medians = evaluator.measure_once(ActivationScores("measuring medians of blocks (DLP)", median_metric))
+        medians = evaluator.measure_once(BlockScores("measuring medians of blocks (DLP)", median_metric))
         # -U has the order and the proportions of the relative importance; nothing else matters.
         importance = -torch.tensor(medians, dtype=torch.float64)
         plan = distribute_over_blocks(evaluator.decoder, sparsity, self.half_width, importance)
@@ -39,7 +39,9 @@ class DLP(TopUp):
 
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
     """Return the lower median of the Wanda metric of a block's prunable weights."""
-    values = torch.cat([wanda_metric(projection, activations).flatten().cpu() for projection in block.pruned]).numpy()
-    middle = (len(values) - 1) // 2
-    values.partition(middle)  # in place: the values take twice the memory of a block's weights in 16 bits
-    return values[middle].item()
+    # On the CPU: the values take twice the memory of a block's weights in 16 bits.
+    return (
+        torch.cat([wanda_metric(projection, activations).flatten().cpu() for projection in block.pruned])
+        .median()
+        .item()
+    )

@@ -14,7 +14,7 @@ from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
 from ..trials.output_errors import OutputErrors
-from ..trials.scores import ActivationScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
 from .distribution import distribute_over_blocks, wanda_metric
 from .evopress import distinct, draw
@@ -214,7 +214,7 @@ class DSA(TopUp):
 
 def block_statistics(evaluator: PlanEvaluator) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    by_pair = zip(*evaluator.measure_once(ActivationScores("measuring the importance of blocks (DSA)", _scores)))
+    by_pair = zip(*evaluator.measure_once(BlockScores("measuring the importance of blocks (DSA)", _scores)))
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(product(PRE, REDUCE), by_pair)}
 
 

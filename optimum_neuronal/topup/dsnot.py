@@ -13,9 +13,8 @@ from ..model.change import Change, Zeros
 from ..model.projections import Projection
 from ..saliency import Inputs
 from ..trials import PlanEvaluator
-from .authors.uniform import AuthorsUniform
 from .base import Allocation, register_topup
-from .uniform import Uniform
+from .uniform import AuthorsUniform, Uniform
 
 
 SORTED_ROWS = 1024  # bounds the memory of sorting; rows are independent of each other

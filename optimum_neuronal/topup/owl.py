@@ -1,4 +1,4 @@
-"""OWL: blocks with many outlying weights are pruned less."""
+"""OWL: the more outliers a block has, the less it is pruned."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +10,9 @@ from ..common.validation import hyper
 from ..model.projections import Block
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
-from ..trials.scores import ActivationScores
+from ..trials.scores import BlockScores
 from .base import Allocation, TopUp, register_topup
-from .distribution import distribute_over_blocks, wanda_metric
+from .distribution import authors_dist, authors_rounding, distribute_over_blocks, plan_of_blocks, wanda_metric
 
 
 @register_topup("owl")
@@ -37,7 +37,7 @@ class OWL(TopUp):
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         score = partial(outlier_ratio, factor=self.outlier_factor)
         label = f"counting weights above {self.outlier_factor:g} times the mean (OWL)"
-        ratios = evaluator.measure_once(ActivationScores(label, score))
+        ratios = evaluator.measure_once(BlockScores(label, score))
         plan = self.plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
         return Allocation(plan, {"owl": {"outlier_ratios": ratios}})
 
@@ -55,3 +55,14 @@ def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: fl
     threshold = factor * total / block.numel
     outliers = sum((wanda_metric(projection, activations) > threshold).sum().item() for projection in block.pruned)
     return outliers / block.numel
+
+
+@register_topup("owl", variant="authors")
+@dataclass(frozen=True)
+class AuthorsOWL(OWL):
+    """As in the authors' code: clips sparsities without keeping their mean, and rounds them down to whole weights of a row."""
+
+    def plan(self, evaluator: PlanEvaluator, sparsity: float, ratios: torch.Tensor) -> Plan:
+        # In percent, which rounds differently.
+        sparsities = authors_dist(100 * ratios.numpy(), sparsity, self.half_width)
+        return authors_rounding(evaluator, plan_of_blocks(evaluator.decoder, sparsities))

@@ -6,6 +6,7 @@ from typing import ClassVar
 from ..saliency.plan import Plan
 from ..trials import PlanEvaluator
 from .base import Allocation, TopUp, register_topup
+from .distribution import authors_rounding
 
 
 @register_topup("uniform")
@@ -19,3 +20,12 @@ class Uniform(TopUp):
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         return Allocation(Plan.uniform(evaluator.decoder.projections, sparsity))
+
+
+@register_topup("uniform", variant="authors")
+@dataclass(frozen=True)
+class AuthorsUniform(Uniform):
+    """As in the authors' code: prunes `int(in * s)` weights of every row, unless the saliency updates weights."""
+
+    def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
+        return Allocation(authors_rounding(evaluator, Plan.uniform(evaluator.decoder.projections, sparsity)))

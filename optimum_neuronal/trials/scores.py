@@ -1,6 +1,6 @@
 """Scores of the dense model's blocks, for top-ups that compare no candidates, and of the rows of a plan's weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,32 +16,22 @@ from .plan_evaluator import Measurement, PlanEvaluator
 
 
 @dataclass(frozen=True)
-class WeightScores(Measurement):
-    """The score of every block, from its dense weights: a JSON value each.
+class BlockScores(Measurement):
+    """The score of every block with pruned projections, from its dense weights and their activations, (in,) each: JSON values.
 
-    `label` is the record's key, and the progress bar's: use one per score function.
+    The activations are of all calibration sequences, or there are none unless the score `needs_inputs`. `label` is the
+    record's key, and the progress bar's: use one per score function.
     """
 
     label: str
-    score: Callable[[Block], Any] = field(compare=False)
+    score: Callable[[Block, Mapping[str, torch.Tensor]], Any] = field(compare=False)
+    needs_inputs: bool = True
 
     def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
-        return evaluator.runner.for_each_block(lambda _, block: self.score(block), self.label), {}
-
-
-@dataclass(frozen=True)
-class ActivationScores(Measurement):
-    """The score of every block with pruned projections, from its dense weights and their activations, (in,) each.
-
-    The activations are of all calibration sequences. `label` is the record's key, and the progress bar's: use one per score
-    function.
-    """
-
-    label: str
-    score: Callable[[Block, dict[str, torch.Tensor]], Any] = field(compare=False)
-
-    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
-        scores = []
+        scores: list[Any] = []
+        if not self.needs_inputs:
+            of_all = evaluator.runner.for_each_block(lambda _, block: self.score(block, {}), self.label)
+            return [score for score, block in zip(of_all, evaluator.decoder.blocks) if block.pruned], {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             output, norms = evaluator.runner.replay(block, streams[0], calls)

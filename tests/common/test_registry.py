@@ -8,8 +8,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.registry import Registry, parse_method
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.authors.owl import AuthorsOWL
-from optimum_neuronal.topup.owl import OWL
+from optimum_neuronal.topup.owl import OWL, AuthorsOWL
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def test_names_and_variants_are_registered_once():
 
 def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
     wanda = SALIENCIES.get("wanda")
-    with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.wanda.Wanda"):
+    with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.weight_scores.Wanda"):
         register_saliency("wanda")(type("Wanda", (Saliency,), {"__module__": "mine", "score": None}))
     assert SALIENCIES.get("wanda") is wanda and NeuronALConfig(0.5, "wanda").methods.saliency == wanda()
 

@@ -10,16 +10,9 @@ import torch
 from random_layers import hessian_of, inputs, solve, weights
 
 from optimum_neuronal.saliency import sparsegpt
-from optimum_neuronal.saliency.authors.sparsegpt import AuthorsSparseGPT
 from optimum_neuronal.saliency.base import solve_dampened
 from optimum_neuronal.saliency.plan import ColumnPattern
-from optimum_neuronal.saliency.sparsegpt import SparseGPT, find_kernel, inverse_factor, prune_block
-
-
-def test_two_weights_by_hand():
-    """Inputs x2 = x1: whatever is pruned, the other weight takes over."""
-    sparse = solve(SparseGPT(dampening=1e-6), torch.tensor([[1.0, 3.0]]), 100 * torch.ones(2, 2), 0.5)
-    torch.testing.assert_close(sparse, torch.tensor([[0.0, 4.0]]), atol=1e-3, rtol=0)
+from optimum_neuronal.saliency.sparsegpt import AuthorsSparseGPT, SparseGPT, find_kernel, inverse_factor, prune_block
 
 
 def test_uncorrelated_inputs_are_plain_saliency():

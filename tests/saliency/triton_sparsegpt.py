@@ -14,13 +14,13 @@ from random_layers import hessian_of, weights
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from optimum_neuronal.common import device
+from optimum_neuronal.common import torch_state
 from optimum_neuronal.saliency import _triton_sparsegpt as module
 from optimum_neuronal.saliency.sparsegpt import SparseGPT, find_kernel, inverse_factor, prune_block
 
 
 def compare() -> None:
-    device.TRITON_DEVICES = ("cpu",)
+    torch_state.TRITON_DEVICES = ("cpu",)
     assert find_kernel(torch.device("cpu")) is module.prune_block
     for rows, columns, seed in ((1, 1, 0), (70, 12, 1), (5, 16, 2), (33, 7, 3), (40, 128, 4), (3, 130, 5)):
         weight, factor = weights(rows, columns, seed), inverse_factor(hessian_of(columns) + torch.eye(columns))
@@ -34,7 +34,7 @@ def compare() -> None:
         assert torch.equal(found == 0, ~mask)
     several = {"q": weights(20, 40), "k": weights(9, 40)}, hessian_of(40), {"q": 0.5, "k": 0.8}
     found = SparseGPT(block_size=16).solve(*several)
-    device.TRITON_DEVICES = ()
+    torch_state.TRITON_DEVICES = ()
     find_kernel.cache_clear()
     for name, expected in SparseGPT(block_size=16).solve(*several).items():
         torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)

@@ -8,27 +8,19 @@ from trial_helpers import make_evaluator
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
+    AuthorsAlphaPruning,
     block_alphas,
+    fitted_exponent,
     hill_exponent,
     scale_factors,
     scaled_sparsities,
 )
-from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning, fitted_exponent
 
 
 def test_hill_estimator_by_hand():
     """The tail begins at 1, which two of the six share; e and e^3 lie 1 and 3 above: 1 + 3 / (0 + 1 + 3)."""
     spectrum = torch.tensor([math.e**3, 1.0, math.e**-2, 1.0, math.e**-5, math.e])
     assert hill_exponent(spectrum, bins=8) == pytest.approx(1 + 3 / 4)
-
-
-def test_exponent_of_a_power_law():
-    """Quantiles of `p(x) ~ x^-exponent` from 1 on, below them a bulk that is no tail, thinner than the peak."""
-    quantiles = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    bulk = torch.logspace(-3, -0.1, 20, dtype=torch.float64)
-    for exponent in (1.5, 2.0, 3.0, 5.0):
-        tail = (1 - quantiles) ** (-1 / (exponent - 1))
-        assert hill_exponent(torch.cat([bulk, tail]).float()) == pytest.approx(exponent, rel=0.05)
 
 
 def test_scale_does_not_matter_and_zeros_do_not_count():

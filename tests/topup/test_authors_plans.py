@@ -10,12 +10,10 @@ from conftest import make_model
 
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.plan import Plan, row_counts
-from optimum_neuronal.topup.alpha_pruning import block_alphas
-from optimum_neuronal.topup.authors import neuronal
-from optimum_neuronal.topup.authors.alpha_pruning import AuthorsAlphaPruning
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, row_plan, rows_of
-from optimum_neuronal.topup.authors.owl import AuthorsOWL
+from optimum_neuronal.topup import neuronal_variants
+from optimum_neuronal.topup.alpha_pruning import AuthorsAlphaPruning, block_alphas
 from optimum_neuronal.topup.neuronal import LAMBDAS
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, row_plan, rows_of
 from optimum_neuronal.trials.alignment import Deviation
 
 
@@ -50,59 +48,14 @@ def their_pruned(sparsities, shape) -> torch.Tensor:
     return shape[1] - kept[: shape[0]]
 
 
-def make_evaluator(blocks, columns=8, updates_weights=True) -> FakeTrials:
-    """PlanEvaluator of blocks of two projections each. Plans are not rounded if the saliency updates weights."""
-    evaluator = FakeTrials([make_block(*torch.ones(2, 1, columns), name=f"b{index}") for index in range(blocks)])
-    evaluator.saliency = SimpleNamespace(updates_weights=updates_weights)
-    return evaluator
-
-
-def by_projection(plan) -> list[float]:
-    return list(plan.sparsity.values())
-
-
-def twice(sparsities) -> list[float]:
-    """By projection instead of by block."""
-    return [share for share in sparsities for _ in range(2)]
-
-
 @pytest.mark.parametrize("sparsity", HIGH_AND_LOW)
 def test_block_plans(sparsity, monkeypatch):
-    monkeypatch.setattr(neuronal, "plan_of_blocks", lambda blocks, sparsities: sparsities.tolist())
+    monkeypatch.setattr(neuronal_variants, "plan_of_blocks", lambda blocks, sparsities: sparsities.tolist())
     topup = AuthorsNeuronAL()
     for count in range(2, 127):
         decoder = SimpleNamespace(blocks=[SimpleNamespace(pruned=True)] * count)
         for lam in (0.0, *LAMBDAS):
             assert topup.block_plan(decoder, sparsity, lam) == their_spread(range(1, count + 1), sparsity, lam, True)
-
-
-def test_the_first_of_three_blocks_at_70_percent_and_lambda_02():
-    plan = AuthorsNeuronAL().block_plan(make_evaluator(3).decoder, 0.7, 0.2)
-    assert by_projection(plan) == twice([0.5, 0.7, 0.9])
-    assert 0.7 - 0.2 < 0.5, "of 80 weights, one less would be pruned"
-
-
-def test_block_plans_prune_whole_weights_rounded_down():
-    """`int(in * s)`: of 80 weights in the middle block, 65.6 are pruned; in the last block, 79.2 at the bound."""
-    evaluator = make_evaluator(3, columns=80, updates_weights=False)
-    topup, projections = AuthorsNeuronAL(), evaluator.decoder.projections
-    for sparsity, lam, counts in [(0.7, 0.2, [40, 56, 72]), (0.82, 0.2, [49, 65, 79])]:
-        plan = topup.as_pruned(evaluator, topup.block_plan(evaluator.decoder, sparsity, lam))
-        found = [plan.row_counts(name, projection.shape).item() for name, projection in projections.items()]
-        assert found == twice(counts)
-
-
-@pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
-def test_owls_plans(blocks):
-    evaluator, generator = make_evaluator(blocks), np.random.default_rng(blocks)
-    for sparsity in HIGH_AND_LOW:
-        for _ in range(10):
-            totals = generator.integers(1000, 2**28, blocks)
-            counts = (totals * generator.random(blocks) * 0.1).astype(int)
-            percents = [float(count) / total * 100 for count, total in zip(counts.tolist(), totals.tolist())]
-            ratios = [count / total for count, total in zip(counts.tolist(), totals.tolist())]
-            found = AuthorsOWL().plan(evaluator, sparsity, torch.tensor(ratios, dtype=torch.float64))
-            assert by_projection(found) == twice(their_spread(percents, sparsity, 0.08))
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 12, 32, 40])
@@ -122,7 +75,8 @@ def test_alpha_prunings_plans(blocks):
             scaler = torch.sum(prunables) * sparsity / (torch.sum(prunables * ratios))
             expected = [min(ratio, 1.0) for ratio in (ratios * scaler).numpy().tolist()]  # a slice ends with the row
             alphas = torch.tensor(block_alphas(exponents), dtype=torch.float64)
-            assert by_projection(AuthorsAlphaPruning().plan(evaluator, sparsity, alphas)) == expected
+            found = AuthorsAlphaPruning().plan(evaluator, sparsity, alphas)
+            assert list(found.sparsity.values()) == expected
 
 
 def bases(generator) -> list:

@@ -9,7 +9,7 @@ from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup import besa
-from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
+from optimum_neuronal.topup.besa import BESA, LearnedRate, tilted
 
 
 def allocate(model, ids, sparsity=0.6, **chosen):
@@ -32,13 +32,6 @@ class TestRate:
         assert rate.kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
         assert rate.mask().tolist() == [[True, False, True, False], [False, False, True, True]]
 
-    def test_gradients_go_by_rank_to_the_candidates_that_prune_the_rank(self, rate):
-        """d kept_0 / d logit_d = -p_d (prunes_d - mean): only the candidate 0 keeps rank 0."""
-        gradient = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
-        assert rate.by_rank(gradient).tolist() == [12.0, 24.0, 33.0, 41.0]
-        rate.kept[0].backward()
-        assert rate.logits.grad.tolist() == pytest.approx([0.2 * 0.8] + [-0.2 * 0.2] * 4)
-
 
 def test_tilted_has_the_mean():
     rates = torch.arange(101, dtype=torch.float64) / 100
@@ -46,12 +39,6 @@ def test_tilted_has_the_mean():
         logits = tilted(rates, mean)
         assert (logits.softmax(dim=0) @ rates).item() == pytest.approx(mean)
         assert (logits - logits[0]).tolist() == pytest.approx((rates * (logits[-1] - logits[0])).tolist())
-
-
-def test_loss_by_hand():
-    target = torch.tensor([[[3.0, 1.0], [4.0, 0.0]]])  # two tokens; squared norms of the features 25 and 1
-    output = torch.tensor([[[3.0, 1.0], [3.0, 2.0]]])  # squared differences 1 and 4
-    assert reconstruction_loss(output, target).item() == pytest.approx((1 / 25 + 4 / 1) / 2)
 
 
 def test_mask_gradients_are_those_of_the_loss(ids):

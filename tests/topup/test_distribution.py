@@ -22,14 +22,12 @@ LEFT_OUT = Block("left out", None, {})
 LAST = make_block([[6.0]], name="last")
 
 
-def test_blocks_without_anything_to_prune_take_no_part():
-    assert pruned_blocks(SimpleNamespace(blocks=[FIRST, LEFT_OUT, LAST])) == [FIRST, LAST]
-
-
 def test_sizes_are_of_all_weights_of_a_block_and_all_its_projections_get_its_sparsity():
-    sizes = block_sizes([FIRST, LAST])
+    decoder = SimpleNamespace(blocks=[FIRST, LEFT_OUT, LAST])
+    sizes = block_sizes(decoder)
+    assert pruned_blocks(decoder) == [FIRST, LAST], "those with something to prune"
     assert sizes.tolist() == [2 + 3, 1] and sizes.dtype == torch.float64
-    plan = plan_of_blocks([FIRST, LAST], torch.tensor([0.25, 0.5]))
+    plan = plan_of_blocks(decoder, torch.tensor([0.25, 0.5]))
     assert plan.sparsity == {"first.0": 0.25, "first.1": 0.25, "last.0": 0.5}
 
 

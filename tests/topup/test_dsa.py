@@ -33,13 +33,6 @@ def test_the_best_known_function_wins_and_no_plan_is_tried_twice(llama):
     assert evaluator.asked == [(10, "nll", None), *[(8, "nll", None)] * 6]
 
 
-def test_where_no_window_fits_one_plan_is_tried(llama):
-    for sparsity in [0.0, 0.995]:
-        evaluator = FakeTrials(find_decoder(llama))
-        assert set(DSA().allocate(evaluator, sparsity).plan.sparsity.values()) == {sparsity}
-        assert evaluator.asked[0] == (1, "nll", None) and sum(count for count, *_ in evaluator.asked) == 1
-
-
 VALUES = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
 
 
@@ -87,13 +80,8 @@ def test_sparsities_by_hand(llama):
     """Importances 1, 2, 3 turned around are densities 0.2, 0.1, 0 above their mean: the third block is pruned most."""
     statistics = {("no_op", "mean"): torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
     evaluator = FakeTrials(find_decoder(llama))
-    functions = (Function("no_op", "mean", (name,), 0.1) for name in ("no_op", "cos"))
-    plans = (DSA().plan(evaluator, 0.6, function, statistics) for function in functions)
-    rising, falling = (by_block(evaluator.decoder.blocks, plan) for plan in plans)
-    assert rising == pytest.approx([0.5, 0.6, 0.7])
-    low, middle, high = (math.cos(value) for value in (3, 2, 1))
-    assert falling[0] - falling[2] == pytest.approx(0.2)
-    assert (falling[1] - falling[2]) / 0.2 == pytest.approx((middle - low) / (high - low))
+    plan = DSA().plan(evaluator, 0.6, Function("no_op", "mean", ("no_op",), 0.1), statistics)
+    assert by_block(evaluator.decoder.blocks, plan) == pytest.approx([0.5, 0.6, 0.7])
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

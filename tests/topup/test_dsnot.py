@@ -34,13 +34,6 @@ def test_moments_are_over_all_tokens():
     assert mean.tolist() == [4.0] and variance.tolist() == pytest.approx([5.0])
 
 
-def test_an_exchange_by_hand():
-    """Expected outputs 3 and 2 are pruned, the output falls by 5. Taking 3 back leaves 2; of the kept weights only
-    -1 raises it when pruned, by -1: what remains is 1, and nothing is left to give up."""
-    row, statistic = [3.0, 2.0, -1.0, 4.0], around(1, 1, 1, 1)
-    assert exchanged(row, {0, 1}, statistic) == {1, 2}
-
-
 def test_a_row_stops_before_its_shift_changes_sign_or_at_the_threshold():
     """Two cycles take 10 back and give -1 up, then 3 and -2: shifts 20, 9, 4. A third, 7 and -3, would make it -6."""
     row = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0]

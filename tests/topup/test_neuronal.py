@@ -16,8 +16,8 @@ from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, row_plan
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL
 from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials.alignment import AlignmentErrors, Deviation, Deviations
 

@@ -6,22 +6,19 @@ import pytest
 import torch
 from by_hand import by_block, make_block
 from conftest import make_model
-from forward import squared_norms
 from trial_helpers import dense_masks, make_evaluator, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks.statistics import SquaredNorms, activation
+from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency.plan import Plan, mask_rows
+from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup import TOPUPS, get_dist
-from optimum_neuronal.topup.authors.neuronal import AuthorsNeuronAL, RunningNorms, row_plan, rows_of
+from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, LAMBDAS, ROW_STEP, NeuronAL
-from optimum_neuronal.topup.neuronal_printed import PrintedNeuronAL
+from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL, PrintedNeuronAL, RunningNorms, rows_of
 from optimum_neuronal.trials import PlanEvaluator
-from optimum_neuronal.trials.alignment import alignment_error, printed_deviation
 
 from .test_neuronal import FakeTrials
 
@@ -30,36 +27,6 @@ ERRORS = {BLOCK_STEP: [1.0] * 14, ROW_STEP: [1.0] * 15, "base": 2.0}
 
 
 class TestPrinted:
-    def test_equation_2_by_feature(self):
-        dense = torch.tensor([[1.0, 9.0, 0.0], [4.0, 4.0, 0.0]])  # shares 1/4 3/4 0 and 1/2 1/2 0
-        sparse = torch.tensor([[1.0, 1.0, 4.0], [4.0, 36.0, 0.0]])  # shares 1/4 1/4 1/2 and 1/4 3/4 0
-        assert printed_deviation(dense, sparse).tolist() == pytest.approx([0.25, 0.75, 0.5])
-
-    def test_equation_3_counts_every_projection_of_the_dense_models_own_stream(self, llama, ids):
-        topup = PrintedNeuronAL(steps="block", block_lambdas=[0.1, 0.2])
-        with inference(llama):
-            evaluator = make_evaluator(llama, ids)
-            evaluator.dense()
-            before = evaluator.runner.block_forwards
-            candidates = topup.allocate(evaluator, 0.7).decisions["block"]["candidates"]
-            assert evaluator.runner.block_forwards == before + 2 * 4 * 3, "the dense model runs once"
-            projections, plan = evaluator.decoder.projections, NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
-            dense = squared_norms(llama, ids[:4], projections)
-            for name, projection in projections.items():
-                score = evaluator.saliency.score(projection.weight, activation(dense[name]))
-                projection.weight.masked_fill_(~mask_rows(score, plan.row_counts(name, projection.shape)), 0)
-            sparse = squared_norms(llama, ids[:4], projections)
-        parts = {name: alignment_error(dense[name], sparse[name]).item() for name in projections}
-        assert parts["model.layers.1.self_attn.q_proj"] > 0 and len(parts) == 3 * 7
-        assert candidates[0]["error"] == pytest.approx(sum(parts.values()), rel=1e-4)
-
-    def test_equation_4_rises_with_depth_unlike_with_v_as_printed(self, llama):
-        decoder = find_decoder(llama)
-        index, lam = torch.arange(1, 4), 0.1
-        closed = [0.7 - lam + 2 * lam * (i - 1) / (3 - 1) for i in index.tolist()]
-        assert by_block(decoder.blocks, NeuronAL().block_plan(decoder, 0.7, lam)) == pytest.approx(closed)
-        assert get_dist(0.7, lam, index).tolist() == pytest.approx(closed[::-1]), "v_i = i, to the letter"
-
     def test_the_final_masks_are_those_of_the_dense_models_scores(self, llama, ids):
         """With one lambda of 0, the final pass of `printed` is Wanda on the dense model, or on the pruned blocks if asked."""
         steps = {"steps": "block", "block_lambdas": [0.0]}
@@ -85,12 +52,6 @@ class TestPrinted:
 
 
 class TestAuthors:
-    def test_block_sparsities_move_their_mean_where_they_are_clipped(self, llama):
-        decoder = find_decoder(llama)
-        for sparsity, expected in [(0.7, [0.6, 0.7, 0.8]), (0.9, [0.8, 0.9, 0.99]), (0.1, [0.01, 0.1, 0.2])]:
-            plan = AuthorsNeuronAL().block_plan(decoder, sparsity, 0.1)
-            assert by_block(decoder.blocks, plan) == pytest.approx(expected)
-
     def test_the_block_step_prunes_one_weight_less_per_row(self, llama):
         evaluator = FakeTrials(find_decoder(llama), ERRORS)
         plan = AuthorsNeuronAL(steps="block", block_lambdas=[0.0]).allocate(evaluator, 0.7).plan
@@ -108,17 +69,6 @@ class TestAuthors:
             assert (13 - 13 * rows_of((rows, 13), 0.5, 0.2, values)).tolist() == pytest.approx(kept)
         clipped = rows_of((4, 100), 0.5, 1.0, values)
         assert (100 - 100 * clipped).round().tolist() == pytest.approx([1, 1, 99, 99], abs=1), "bounds 0.01 and 0.99"
-
-    def test_down_and_the_last_block_stay_uniform_and_q_k_v_follow_the_output_projection(self, llama):
-        decoder = find_decoder(llama)
-        base = Plan.uniform(decoder.projections, 0.5)
-        plan = row_plan(decoder, base, 0.2, FakeTrials(decoder, ERRORS).deviation)
-        for block in decoder.blocks:
-            q, k, v, o, gate, up, down = (plan.sparsity[name] for name in block.pruned_names)
-            assert torch.equal(q, k) and torch.equal(q, v) and torch.equal(gate, up)
-            assert down.unique().numel() == 1
-            spread = [rows.unique().numel() > 1 for rows in (q, o, gate)]
-            assert spread == [block is not decoder.blocks[-1]] * 3
 
     def test_the_block_set_drops_its_largest_lambda_from_80_percent(self, llama):
         for sparsity, count in [(0.79, 14), (0.8, 13), (0.9, 13)]:

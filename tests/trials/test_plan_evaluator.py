@@ -21,7 +21,7 @@ from optimum_neuronal.trials import PlanEvaluator
 from optimum_neuronal.trials import plan_evaluator as module
 from optimum_neuronal.trials.alignment import AlignmentErrors, Deviations
 from optimum_neuronal.trials.output_errors import OutputErrors
-from optimum_neuronal.trials.scores import ActivationScores, RowSaliency
+from optimum_neuronal.trials.scores import BlockScores, RowSaliency
 
 
 class TestChanges:
@@ -139,7 +139,7 @@ def test_a_plans_own_stream_runs_through_sparse_blocks(llama, ids, saliency):
 def test_blocks_without_pruned_projections_have_no_scores(llama, ids):
     with inference(llama):
         evaluator = make_evaluator(llama, ids, ignore=[r"layers\.1\."])
-        names = evaluator.measure_once(ActivationScores("names", lambda block, _: block.name))
+        names = evaluator.measure_once(BlockScores("names", lambda block, _: block.name))
     assert names == ["model.layers.0", "model.layers.2"]
 
 
@@ -177,28 +177,19 @@ def test_an_interrupt_restores_weights_and_hooks(work, llama, ids):
 @pytest.mark.parametrize(
     ("work", "message"),
     [
+        (lambda own: own.runner.check_replay(own.ids[:1]), "infinity on the first calibration sequence.*float32"),
+        (lambda own: changes_of(own, uniform(own)), r"saliency of .*\.0\.self_attn\.q_proj is not fin"),
         (
-            lambda evaluator, ids: evaluator.runner.check_replay(ids[:1]),
-            "infinity on the first calibration sequence.*float32",
+            lambda own: own.measure(AlignmentErrors("dense"), [uniform(own)]),
+            r"Activations in model\.layers\.0 are not f",
         ),
-        (
-            lambda evaluator, _: changes_of(evaluator, uniform(evaluator)),
-            r"saliency of .*\.0\.self_attn\.q_proj is not fin",
-        ),
-        (
-            lambda evaluator, _: evaluator.measure(AlignmentErrors("dense"), [uniform(evaluator)]),
-            r"Activations in model\.layers\.0 are not finite",
-        ),
-        (
-            lambda evaluator, _: evaluator.measure(ActivationScores("", lambda *_: 0)),
-            r"saliency of .*q_proj is not finite",
-        ),
+        (lambda own: own.measure(BlockScores("", lambda *_: 0)), r"saliency of .*q_proj is not finite"),
     ],
 )
 def test_activations_that_are_not_finite_raise(work, message, llama, ids):
     llama.model.embed_tokens.weight.data[:] = float("inf")
     with inference(llama), pytest.raises(ValueError, match=message):
-        work(make_evaluator(llama, ids), ids)
+        work(make_evaluator(llama, ids))
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(evaluator, llama, ids):

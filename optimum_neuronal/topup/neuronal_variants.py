@@ -1,4 +1,4 @@
-"""NeuronAL as in the authors' code, which gave the paper's figures. Bounds, rounding and rows differ from the paper."""
+"""NeuronAL as in the authors' code, which gave the paper's figures, and to the letter of the paper's Algorithm 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ...blocks.statistics import SquaredNorms
-from ...model.projections import Decoder
-from ...saliency.plan import Plan
-from ...trials import PlanEvaluator
-from ...trials.alignment import Deviation
-from ..base import register_topup
-from ..distribution import (
+from ..blocks.statistics import SquaredNorms
+from ..model.projections import Decoder
+from ..saliency.plan import Plan
+from ..trials import PlanEvaluator
+from ..trials.alignment import Deviation
+from .base import register_topup
+from .distribution import (
     LEAST_SPARSITY,
     MOST_SPARSITY,
     authors_dist,
@@ -21,7 +21,7 @@ from ..distribution import (
     pruned_blocks,
     rise,
 )
-from ..neuronal import LAMBDAS, NeuronAL
+from .neuronal import LAMBDAS, NeuronAL
 
 
 @register_topup("neuronal", variant="authors")
@@ -46,14 +46,11 @@ class AuthorsNeuronAL(NeuronAL):
         return LAMBDAS[:-1] if sparsity >= 0.8 and self.block_lambdas == LAMBDAS else self.block_lambdas
 
     def block_plan(self, decoder: Decoder, sparsity: float, lam: float) -> Plan:
-        blocks = pruned_blocks(decoder)
-        if self.schedule == "linear":
-            values = np.arange(1, len(blocks) + 1)
-        else:
-            values = 1 - rise(len(blocks), self.schedule).numpy()[::-1]
-        return plan_of_blocks(
-            blocks, authors_dist(values, sparsity, lam)[::-1]
-        )  # rising, as their code sorts densities
+        count = len(pruned_blocks(decoder))
+        risen = 1 - rise(count, self.schedule).numpy()[::-1]
+        values = np.arange(1, count + 1) if self.schedule == "linear" else risen
+        # Rising, as their code sorts densities.
+        return plan_of_blocks(decoder, authors_dist(values, sparsity, lam)[::-1])
 
     def as_pruned(self, evaluator: PlanEvaluator, plan: Plan) -> Plan:
         return authors_rounding(evaluator, plan)
@@ -110,3 +107,31 @@ def rows_of(shape: tuple[int, int], sparsity: float, lam: float, values: np.ndar
         densities = 1 - np.clip(1 - density, LEAST_SPARSITY, MOST_SPARSITY)
     kept = (np.resize(densities, shape[0]) * shape[1]).astype(np.int64)
     return torch.from_numpy((shape[1] - kept) / shape[1])
+
+
+# As the paper's appendix lists them; its tables have 0.04.
+PRINTED_LAMBDAS = tuple(lam for lam in LAMBDAS if lam != 0.04)
+
+
+@register_topup("neuronal", variant="printed")
+@dataclass(frozen=True)
+class PrintedNeuronAL(NeuronAL):
+    """Takes dense activations from the dense model's own stream and both steps, see [`printed_deviation`].
+
+    The final masks come from the dense model's scores too. Candidates are the saliency's own, solved if it updates
+    weights.
+    """
+
+    summary = "NeuronAL decided where the sparsity goes, by its paper's Algorithm 1."
+    variant_fields = {
+        "steps": "both",
+        "reference": "dense",
+        "alignment_scope": "sequence",
+        "block_lambdas": PRINTED_LAMBDAS,
+        "row_lambdas": (0.0, *PRINTED_LAMBDAS),
+        "final_scores": "dense",
+    }
+    deviation_kind = "printed"
+
+    def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
+        return evaluator

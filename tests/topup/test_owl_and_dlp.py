@@ -5,8 +5,8 @@ from trial_helpers import make_evaluator
 
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.topup.authors.owl import AuthorsOWL
-from optimum_neuronal.topup.owl import OWL, outlier_ratio
+from optimum_neuronal.topup.dlp import DLP, median_metric
+from optimum_neuronal.topup.owl import OWL, AuthorsOWL, outlier_ratio
 
 
 def test_outliers_by_hand():
@@ -44,3 +44,23 @@ def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
             plans.append(OWL(outlier_factor=2.0).allocate(evaluator, 0.7).plan.sparsity)
             assert evaluator.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
     assert plans[0] == plans[1] and len(set(plans[0].values())) == 3
+
+
+def test_median_by_hand():
+    """Metrics 1 2 6 of one projection, 4 10 of the other: the median is 4; without 10 it is the lower of 2 and 4."""
+    activations = {"block.0": torch.tensor([1.0, 2.0, 2.0]), "block.1": torch.tensor([1.0, 2.0])}
+    assert median_metric(make_block([[1, -1, 3]], [[4, 5]]), activations) == 4
+    activations["block.1"] = torch.tensor([1.0])
+    assert median_metric(make_block([[1, -1, 3]], [[-4.0]]), activations) == 2
+
+
+def test_blocks_of_small_medians_are_spared():
+    """Unimportances 1, 4 and 2: importance falls with them, sparsity rises linearly within a window of 0.3."""
+    blocks = [make_block(torch.full((2, 3), value), name=f"b{value:g}") for value in (1.0, 4.0, 2.0)]
+    evaluator = FakeTrials(blocks, activations={f"b{value}.0": torch.ones(3) for value in (1, 4, 2)})
+    allocation = DLP().allocate(evaluator, 0.7)
+    assert allocation.decisions == {"dlp": {"medians": [1.0, 4.0, 2.0]}}
+    importance = 1 - torch.tensor([1.0, 4.0, 2.0]) / 7  # the paper's relative importance
+    scaled = (importance - importance.min()) / (importance.max() - importance.min()) * 0.3
+    assert list(allocation.plan.sparsity.values()) == pytest.approx((0.7 + scaled.mean() - scaled).tolist())
+    assert list(allocation.plan.sparsity.values()) == pytest.approx([0.7 - 0.4 / 3, 0.7 + 0.5 / 3, 0.7 - 0.1 / 3])
