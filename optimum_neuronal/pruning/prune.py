@@ -61,7 +61,7 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     )
     with inference(context.model):
         if methods.needs_calibration:
-            context.cache.get("replay is right", partial(runner.check_replay, context.ids[:1]))
+            context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
         context.clock.lap("calibration data")
         allocation = methods.topup.allocate(evaluator, config.sparsity)
         context.clock.lap("allocation")

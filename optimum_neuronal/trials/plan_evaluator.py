@@ -41,6 +41,11 @@ class Cache:
         self._values[key] = True
         return True
 
+    def once(self, key: Hashable, check: Callable[[], Any]) -> None:
+        """Call a function, unless it was called for this key before and raised nothing. Its time is not that of a method."""
+        if key not in self._values:
+            self._values[key] = check()
+
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
         if self._latest[0] is not key:
