@@ -14,7 +14,7 @@ from trial_helpers import same_state, state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal import pruner as pruner_module
-from optimum_neuronal.evaluation import perplexity, test_sets
+from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.saliency import SALIENCIES
@@ -158,7 +158,7 @@ class TestQuantize:
             sizes.append(batch_size)
             return perplexity.evaluate_perplexity(*args)
 
-        monkeypatch.setattr(test_sets, "evaluate_perplexity", measured)
+        monkeypatch.setattr(perplexity, "evaluate_perplexity", measured)
         files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
         pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files, batch_size=3)
         assert len(read) == 2, "each once, for both measurements"

@@ -98,6 +98,11 @@ class BlockRunner:
             )
         names = self.decoder.projections
         if missing := [name for name in names if name not in read]:
+            if len(missing) == len(names):
+                raise ValueError(
+                    f"No projection of {type(self.decoder.module).__name__} receives each token once: this model family is not "
+                    "supported."
+                )
             others = f" and {len(missing) - 1} others are" if len(missing) > 1 else " is"
             raise ValueError(
                 f"{missing[0]}{others} not used in the model's forward, or only for some of its tokens (an MoE layer "

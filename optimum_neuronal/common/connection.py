@@ -8,11 +8,26 @@ TIMEOUT = 10  # seconds that the Hub may take to answer
 HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
 
 
+def check_connection() -> None:
+    """Raise `ConnectionError` if the Hub does not answer. huggingface_hub itself would retry for half a minute first.
+
+    Offline mode (`HF_HUB_OFFLINE=1`) asks nothing, so this raises nothing.
+    """
+    if is_offline_mode():
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except HTTPError as error:
+        raise ConnectionError(
+            f"{constants.ENDPOINT} cannot be reached: {error or type(error).__name__}. Check the network, or set "
+            "HF_HUB_OFFLINE=1 to use what was downloaded before."
+        ) from error
+
+
 def is_connected() -> bool:
-    """Return False if the Hub does not answer, True if it does or in offline mode, which asks nothing."""
-    if not is_offline_mode():
-        try:
-            get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-        except HTTPError:
-            return False
+    """Return False if the Hub does not answer, True if it does or in offline mode."""
+    try:
+        check_connection()
+    except ConnectionError:
+        return False
     return True

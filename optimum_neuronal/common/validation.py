@@ -110,6 +110,10 @@ def check_field(entry: Field, value: Any) -> Any:
         return value
     elif kinds == (float, ...) or tuple[float, ...] in kinds:
         return check_numbers(name, value, bounds["least"], bounds["most"])
+    elif kinds == (int, ...):
+        value = tuple(validate_list(name, value, str(list(entry.default))))
+        for number in value:
+            check_count(name, number, bounds["least"])
     elif int in kinds:
         check_count(name, value, bounds["least"])
     else:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
 from optimum_neuronal.cli.prune_command import PruneCommand
-from optimum_neuronal.evaluation import perplexity, test_sets
+from optimum_neuronal.evaluation import perplexity
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
@@ -61,13 +61,13 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     """Without --evaluate, on sequences that the prune did not use. Only the dense model's perplexity is made up."""
     words = torch.randint(60, (2000,), generator=torch.Generator().manual_seed(0))
     (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
-    measured, measure = [], test_sets.evaluate_perplexity
+    measured, measure = [], perplexity.evaluate_perplexity
 
     def first_is_made_up(model, tokenizer, windows, batch_size):
         measured.append(windows.ids)
         return dense_value if len(measured) == 1 else measure(model, tokenizer, windows)
 
-    monkeypatch.setattr(test_sets, "evaluate_perplexity", first_is_made_up)
+    monkeypatch.setattr(perplexity, "evaluate_perplexity", first_is_made_up)
     given = ("--model", dense, "--dataset", tmp_path / "words.txt", *WANDA)
     shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
     assert len(measured) == 2 and measured[0].shape[1] == 16

@@ -36,7 +36,7 @@ def test_names_and_variants_are_registered_once():
 
 def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
     wanda = SALIENCIES.get("wanda")
-    with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.weight_scores.Wanda"):
+    with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.wanda.Wanda"):
         register_saliency("wanda")(type("Wanda", (Saliency,), {"__module__": "mine", "score": None}))
     assert SALIENCIES.get("wanda") is wanda and NeuronALConfig(0.5, "wanda").methods.saliency == wanda()
 

@@ -40,6 +40,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
         records=Records(),
         clock=clock,
         dataset=None,
+        refit_dtype=None,
     )
     return make_report(context, PruneOutcome(Allocation(Plan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"]))
 
