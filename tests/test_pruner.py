@@ -154,9 +154,9 @@ class TestQuantize:
         read, load, sizes = [], perplexity.load_documents, []
         monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
 
-        def measured(*args, batch_size):
+        def measured(*args, batch_size, measure=perplexity.evaluate_perplexity):
             sizes.append(batch_size)
-            return perplexity.evaluate_perplexity(*args)
+            return measure(*args)
 
         monkeypatch.setattr(perplexity, "evaluate_perplexity", measured)
         files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
