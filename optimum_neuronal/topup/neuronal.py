@@ -115,7 +115,7 @@ class NeuronAL(TopUp):
 
     def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
         """Return the evaluator that measures candidates."""
-        # To solve every candidate would take as long as a prune each.
+        # Solving each candidate would take as long as a pruning run.
         return replace(evaluator, saliency=Wanda()) if evaluator.saliency.updates_weights else evaluator
 
     def lambdas_of_blocks(self, sparsity: float) -> Sequence[float]:

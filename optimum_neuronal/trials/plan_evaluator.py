@@ -22,7 +22,7 @@ from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_
 
 
 class Cache:
-    """Measurements that are made once. A `lasting` cache is shared by several prunes of one model."""
+    """Measurements that are made once. A `lasting` cache is shared by several pruning runs of one model."""
 
     def __init__(self, lasting: bool = False):
         self._lasting = lasting
@@ -152,7 +152,7 @@ class PlanEvaluator:
         return measurement.result(*processes.from_first(finding))
 
     def measure_once(self, measurement: Measurement) -> Any:
-        """Return the answer to a measurement about the dense model, which all prunes that share the cache have in common."""
+        """Return the answer to a measurement about the dense model, which all runs that share the cache have in common."""
         return self.cache.get(measurement.record_name(()), lambda: self.measure(measurement))
 
     def inputs(self, block: Block, norms: Norms) -> Inputs:
