@@ -34,17 +34,10 @@ class Cache:
             self._values[key] = make()
         return self._values[key]
 
-    def is_first(self, key: Hashable) -> bool:
-        """Return True the first time that it is asked for a key."""
-        if key in self._values:
-            return False
-        self._values[key] = True
-        return True
-
-    def once(self, key: Hashable, check: Callable[[], Any]) -> None:
+    def once(self, key: Hashable, call: Callable[[], Any]) -> None:
         """Call a function, unless it was called for this key before and raised nothing. Its time is not that of a method."""
         if key not in self._values:
-            self._values[key] = check()
+            self._values[key] = call()
 
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
