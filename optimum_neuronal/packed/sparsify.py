@@ -13,9 +13,10 @@ from ..common.notes import get_logger
 from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
+from ..model.change import packed_bytes
 from .grouped_weight import grouped_bytes
 from .packed_module import dense_state, is_linear, packed_modules
-from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
+from .packed_weight import DTYPES, PackedWeight, count_kept
 from .replacing import find_packable, put_packed, take_packed
 
 
@@ -143,7 +144,7 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
     offsets = 8 * (shape[0] + 1)  # in memory, not in files
-    if stored_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
+    if packed_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
         return None
     return PackedWeight.pack(matrix.reshape(shape))
 
