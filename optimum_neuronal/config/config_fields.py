@@ -121,7 +121,7 @@ def explain(entry: Field) -> str:
 
 
 def value_type(entry: Field) -> Any:
-    """Return the type of a field's values, without None; of one value, if there may be several."""
+    """Return the type of a field's values, without None: that of one value, if there may be several."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     return next(part for part in parts if part is not NoneType)
 
