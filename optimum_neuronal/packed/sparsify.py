@@ -52,9 +52,8 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    model.hf_quantizer = DenseSaving(
-        None
-    )  # already here: a model that an interrupt leaves packed in part can be saved
+    # Set already here, so that a model that an interrupt leaves packed in part can be saved.
+    model.hf_quantizer = DenseSaving(None)
     reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
     if next(packed_modules(model), None) is None:
         del model.hf_quantizer
