@@ -236,7 +236,7 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> None:
         """Save the model that this pruner pruned last, or a copy, with tokenizer, report and model card.
 
-        Of several processes, the first one writes.
+        Only the first process writes.
 
         Args:
             model (`PreTrainedModel`): what `prune` returned.
@@ -262,7 +262,7 @@ class NeuronALPruner(OptimumQuantizer):
         """Publish the model that this pruner pruned last, and return the commit's URL.
 
         Keyword arguments: `format`, `dtype`, `private`, `overwrite`, `token`, `revision` and `commit_message`, all
-        optional, as for [`push_pruned`]. Of several processes, the first one uploads.
+        optional, as for [`push_pruned`]. Only the first process uploads.
         """
         report, processes = self._report_of(model), Processes.current()
         url = push_pruned(model, repo_id, report, self.tokenizer, **kwargs) if processes.rank == 0 else ""

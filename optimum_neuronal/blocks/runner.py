@@ -69,7 +69,7 @@ class BlockRunner:
         return nullcontext(self.decoder.blocks[index]) if self.loader is None else self.loader.loaded(index)
 
     def check_replay(self, ids: torch.Tensor) -> None:
-        """Check on one sequence, (1, tokens), that replaying the blocks gives what the decoder's own forward computes.
+        """Check on one sequence, (1, tokens), that block-by-block outputs match those of the decoder's own forward.
 
         Raise `ValueError` if outputs differ, a projection is not used, or activations are not finite.
         """
@@ -90,11 +90,11 @@ class BlockRunner:
         difference, largest = (stream.batches[0] - expected).abs().max(), expected.abs().max()
         if not difference <= 1e-3 * largest:
             raise ValueError(
-                f"Replaying the blocks ({type(blocks[0].module).__name__}) does not give what the model computes: the "
-                f"largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, "
-                f"name their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
-                "Architecture(blocks='layers')). If another thread uses the model, wait until the prune has finished. Otherwise this "
-                "model family is not supported."
+                f"Block-by-block outputs ({type(blocks[0].module).__name__}) don't match the model's forward pass: the largest "
+                f"difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, name "
+                f"their list with optimum_neuronal.register_architecture({self.decoder.config.model_type!r}, "
+                "Architecture(blocks='layers')). If another thread uses the model, wait until pruning has finished. "
+                "Otherwise this model family is not supported."
             )
         names = self.decoder.projections
         if missing := [name for name in names if name not in read]:

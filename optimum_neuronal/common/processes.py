@@ -1,4 +1,4 @@
-"""The processes that share a prune (torch.distributed).
+"""The processes that share a pruning run (torch.distributed).
 
 Candidates and calibration sequences are distributed whole, and results are joined in order, so they do not depend on the
 number of processes.

@@ -1,1 +1,1 @@
-"""The config of a prune: its fields, its methods and its presets."""
+"""The config of a pruning run: its fields, its methods and its presets."""

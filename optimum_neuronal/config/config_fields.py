@@ -22,7 +22,7 @@ def config_field(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={**metadata, "help": help})
 
 
-def _hyper_parameters(method: str) -> Any:
+def _hyperparameters(method: str) -> Any:
     return field(default_factory=dict, metadata={"help": f"hyperparameters of the {method}", "flag": False})
 
 
@@ -41,14 +41,14 @@ class ConfigFields:
         methods="saliency",
         example="ria:power=1.0",
     )
-    saliency_args: dict[str, Any] = _hyper_parameters("saliency")
+    saliency_args: dict[str, Any] = _hyperparameters("saliency")
     topup: str = config_field(
         "neuronal",
         "method that decides how much of each block, projection and row is pruned; uniform with a pattern",
         methods="topup",
         example="owl:half_width=0.1",
     )
-    topup_args: dict[str, Any] = _hyper_parameters("top-up")
+    topup_args: dict[str, Any] = _hyperparameters("top-up")
     _: KW_ONLY
     dataset: str | Sequence[str] | None = config_field(
         "c4", f"calibration text, of several datasets in equal parts: {DATASETS}"
@@ -121,7 +121,7 @@ def explain(entry: Field) -> str:
 
 
 def value_type(entry: Field) -> Any:
-    """Return the type of a field's values, without None; of one value, if there may be several."""
+    """Return the type of a field's values, without None: that of one value, if there may be several."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     return next(part for part in parts if part is not NoneType)
 

@@ -31,7 +31,7 @@ _QuantizationConfig: Any = QuantizationConfigMixin
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a prune: the scores, where the sparsity goes, and which weights may be pruned together."""
+    """The methods of a pruning run: the scores, where the sparsity goes, and which weights may be pruned together."""
 
     saliency: Saliency
     topup: TopUp
@@ -46,7 +46,7 @@ class Methods:
 
 @dataclass
 class NeuronALConfig(ConfigFields, _QuantizationConfig):
-    """Settings of a prune. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
+    """Settings of a pruning run. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
 
     It does not change afterwards: `dataclasses.replace` makes another. Fields after `topup_args` are keyword-only.
     """
@@ -201,7 +201,7 @@ if NeuronALConfig.__doc__:  # python -OO has none
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """Read fields of a config from a JSON file.
 
-    The `config.json` or `neuronal_report.json` of a pruned model repeats its prune. Raise `ValueError` for other content.
+    The `config.json` or `neuronal_report.json` of a pruned model repeats its run. Raise `ValueError` for other content.
     """
     try:
         values = json.loads(Path(path).read_bytes())

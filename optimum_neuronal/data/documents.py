@@ -40,7 +40,7 @@ class Documents:
     """Strings or conversations, read on demand, and how they become text and tokens."""
 
     entries: Iterable[Any]  # a sequence, or a stream to train on
-    source: str  # for reports and errors; of a file, its name without the folder
+    source: str  # for reports and errors: a file's name has no folder
     tokenizer: Any = field(default=None, repr=False)  # or processor
     separator: str = "\n\n"
     joined: bool = False  # True: they make sense only together, in their order

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,3 +116,8 @@ class PackedChange(Change):
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int]) -> "PackedChange":
         """Return the change of a projection of this shape from the tensors of a record."""
         return cls(PackedMask(tensors[f"{name}.mask"], shape), tensors.get(f"{name}.values"))
+
+
+def packed_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return the bytes of a packed weight in a file (docs/format.md): a bit per element, in words of 64, and the kept values."""
+    return math.prod(shape[:-1]) * 8 * -(-shape[-1] // 64) + kept * itemsize

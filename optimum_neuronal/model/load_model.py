@@ -89,9 +89,9 @@ def _some(names: Collection[str]) -> str:
     return f"{first} and {len(names) - 3:,} more" if len(names) > 3 else first
 
 
-def check_unquantized(model_or_path: str | os.PathLike[str] | Source, kwargs: Mapping[str, Any] = {}) -> None:
+def check_unquantized(model_or_path: str | os.PathLike[str] | Source) -> None:
     """Raise `ValueError` for a checkpoint that cannot be pruned since its weights are quantized. Only its config is read."""
-    model_or_path, kwargs = locate(model_or_path, kwargs)
+    model_or_path, kwargs = locate(model_or_path, {})
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
         return
     config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))

@@ -43,7 +43,7 @@ class Library:
     """The compiled kernels in a file. The caller checks that tensors fit each other."""
 
     def __init__(self, path: Path):
-        self.path, self.functions = path, ctypes.CDLL(str(path))
+        self.functions = ctypes.CDLL(str(path))
         for name, arguments in FUNCTIONS.items():
             function = getattr(self.functions, name)
             function.argtypes, function.restype = arguments, _INT

@@ -180,11 +180,6 @@ def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
 
 
-def stored_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
-    """Return the bytes of a packed weight in a file: a bit for each element, rows rounded up to words, and the values."""
-    return math.prod(shape[:-1]) * row_stride(shape[-1]) + kept * itemsize
-
-
 def row_stride(columns: int) -> int:
     """Return the bytes of a row of a bitmask, which is rounded up to whole words."""
     return 8 * -(-columns // WORD)

@@ -13,9 +13,10 @@ from ..common.notes import get_logger
 from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
+from ..model.change import packed_bytes
 from .grouped_weight import grouped_bytes
 from .packed_module import dense_state, is_linear, packed_modules
-from .packed_weight import DTYPES, PackedWeight, count_kept, stored_bytes
+from .packed_weight import DTYPES, PackedWeight, count_kept
 from .replacing import find_packable, put_packed, take_packed
 
 
@@ -51,9 +52,8 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    model.hf_quantizer = DenseSaving(
-        None
-    )  # already here: a model that an interrupt leaves packed in part can be saved
+    # Set already here, so that a model that an interrupt leaves packed in part can be saved.
+    model.hf_quantizer = DenseSaving(None)
     reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
     if next(packed_modules(model), None) is None:
         del model.hf_quantizer
@@ -143,7 +143,7 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
     offsets = 8 * (shape[0] + 1)  # in memory, not in files
-    if stored_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
+    if packed_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
         return None
     return PackedWeight.pack(matrix.reshape(shape))
 

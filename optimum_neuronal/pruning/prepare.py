@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,10 @@ def prepare(
         with inference(model):
             called, _ = called_blocks(decoder, device)
         skipped = [block.name for block in decoder.blocks if block not in called]
-        if skipped and cache.is_first("text skips blocks"):
-            logger.warning(
-                f"Text skips {len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)}): their projections are not "
-                "pruned."
-            )
+        if skipped:
+            named = f"{len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)})"
+            text = f"Text skips {named}: their projections are not pruned."
+            cache.once("text skips blocks", partial(logger.warning, text))
         decoder = replace(decoder, blocks=called)
         if not decoder.projections:
             raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")

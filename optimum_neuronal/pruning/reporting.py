@@ -1,9 +1,8 @@
 """The report of a pruning run, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
 import copy
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..blocks.runner import BlockRunner
 from ..common.display import display_name
 from ..common.torch_state import peak_memory
 from ..files.records import versions
-from ..model.change import Change
+from ..model.change import Change, packed_bytes
 from ..model.origin import hub_id
 from ..model.projections import Block, Decoder, Projection, by_owner, every_projection, kind_of
 from ..model.sparsity_config import KEY, VERSION
@@ -171,8 +170,3 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedS
         packed = packed_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
         dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
     return PackedSize(dense, saved, weights)
-
-
-def packed_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
-    """Return the bytes of a packed weight in a file (docs/format.md): a bit per element, in words of 64, and the kept values."""
-    return math.prod(shape[:-1]) * 8 * -(-shape[-1] // 64) + kept * itemsize

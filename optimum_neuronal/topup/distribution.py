@@ -125,5 +125,5 @@ def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps
 
 
 def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return `|W_ij| a_j` of a projection, whatever the prune's saliency: float32, shape (out, in)."""
+    """Return `|W_ij| a_j` of a projection, whatever the run's saliency: float32, shape (out, in)."""
     return Wanda().score(projection.weight.float(), activations[projection.name])

@@ -85,7 +85,7 @@ REDUCE: dict[str, Callable[[ElementSums], float]] = {
     "l1_norm": lambda m: m.absolute / m.count,
     "frobenius_norm": lambda m: math.sqrt(m.squares),
     "geometric_mean": lambda m: math.exp(m.logs / m.count) if m.logs / m.count < 700 else math.inf,
-    # Of the elements above zero as probabilities p = x / sum x: - sum p log p.
+    # - sum p log p of the elements above zero, as probabilities p = x / sum x.
     "entropy": lambda m: math.log(m.positive) - m.positive_logs / m.positive if m.positive > 0 else math.nan,
 }
 

@@ -115,7 +115,7 @@ class NeuronAL(TopUp):
 
     def candidate_evaluator(self, evaluator: PlanEvaluator) -> PlanEvaluator:
         """Return the evaluator that measures candidates."""
-        # To solve every candidate would take as long as a prune each.
+        # Solving each candidate would take as long as a pruning run.
         return replace(evaluator, saliency=Wanda()) if evaluator.saliency.updates_weights else evaluator
 
     def lambdas_of_blocks(self, sparsity: float) -> Sequence[float]:
@@ -265,9 +265,8 @@ def _group(role: str, rows: torch.Tensor, features: torch.Tensor, config: Any) -
     heads = features.view(config.num_attention_heads, -1)
     size, fused = heads.shape[1], role.endswith("qkv")
     kv_heads = (len(rows) - len(features)) // (2 * size) if fused else len(rows) // size
-    served = (
-        heads.view(kv_heads, -1, size).transpose(1, 2).flatten(0, 1)
-    )  # by a row of k or v: all queries of its group
+    # A row of k or v serves all queries of its group.
+    served = heads.view(kv_heads, -1, size).transpose(1, 2).flatten(0, 1)
     if role == "qkv":
         parts = rows.split([len(features), len(served), len(served)])
     elif role == "interleaved_qkv":

@@ -98,7 +98,7 @@ class SparsityKeeper(AbstractContextManager):
                 weight.apply_to(weight.owner.grad)
 
     def after_step(self, optimizer: Optimizer | None = None) -> None:
-        """Set the pruned weights that are trained to zero; of an optimizer, only its own: autograd may still need others."""
+        """Set the pruned weights that are trained, or only those of an optimizer, to zero: autograd may still need others."""
         for weight in self._trained_by(optimizer):
             if weight.owner.requires_grad:
                 weight.apply_to(weight.tensor)

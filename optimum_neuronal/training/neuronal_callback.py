@@ -131,7 +131,7 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
 
 
 def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
-    """Record the zeros of the last prune and of earlier ones in the model's config."""
+    """Record the zeros of the last pruning run and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(BlockRunner(decoder))
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)

@@ -22,7 +22,7 @@ from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_
 
 
 class Cache:
-    """Measurements that are made once. A `lasting` cache is shared by several prunes of one model."""
+    """Measurements that are made once. A `lasting` cache is shared by several pruning runs of one model."""
 
     def __init__(self, lasting: bool = False):
         self._lasting = lasting
@@ -34,17 +34,10 @@ class Cache:
             self._values[key] = make()
         return self._values[key]
 
-    def is_first(self, key: Hashable) -> bool:
-        """Return True the first time that it is asked for a key."""
-        if key in self._values:
-            return False
-        self._values[key] = True
-        return True
-
-    def once(self, key: Hashable, check: Callable[[], Any]) -> None:
+    def once(self, key: Hashable, call: Callable[[], Any]) -> None:
         """Call a function, unless it was called for this key before and raised nothing. Its time is not that of a method."""
         if key not in self._values:
-            self._values[key] = check()
+            self._values[key] = call()
 
     def latest(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of an object. Only the latest is kept."""
@@ -152,7 +145,7 @@ class PlanEvaluator:
         return measurement.result(*processes.from_first(finding))
 
     def measure_once(self, measurement: Measurement) -> Any:
-        """Return the answer to a measurement about the dense model, which all prunes that share the cache have in common."""
+        """Return the answer to a measurement about the dense model, which all runs that share the cache have in common."""
         return self.cache.get(measurement.record_name(()), lambda: self.measure(measurement))
 
     def inputs(self, block: Block, norms: Norms) -> Inputs:

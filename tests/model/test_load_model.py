@@ -213,7 +213,7 @@ def test_a_damaged_config_is_named(change, message, tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     change_config(tmp_path, lambda config: config.update(change))
     with pytest.raises(ValueError, match=message):
-        check_unquantized(tmp_path, {})
+        check_unquantized(tmp_path)
         find_tokenizer(tmp_path)
         load_model(tmp_path)
 

@@ -12,11 +12,11 @@ from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.display import display_name
 from optimum_neuronal.data.token_windows import TokenWindows
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.model.change import NewWeight, Zeros
+from optimum_neuronal.model.change import NewWeight, Zeros, packed_bytes
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import Clock
-from optimum_neuronal.pruning.reporting import PruneOutcome, make_report, measure_sparsity, packed_bytes
+from optimum_neuronal.pruning.reporting import PruneOutcome, make_report, measure_sparsity
 from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.topup import Allocation
 

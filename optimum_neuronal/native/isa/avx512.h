@@ -73,7 +73,7 @@ VBMI2 INLINE void halves_columns(const uint64_t *mask, const char **p, const cha
             uint32_t part = (uint32_t)(mask[r] >> 32 * half);
             __m512i v = expand32(part, p[r], end, careful);
             p[r] += 2 * (int64_t)__builtin_popcount(part);
-            /* Of bfloat16 the even and the odd columns, else the first and the last 16. */
+            /* The even and the odd columns of bfloat16, else the first and the last 16. */
             __m512 one, two;
             if (dtype == BF16) {
                 one = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
