@@ -16,21 +16,29 @@ from transformers import Trainer, TrainingArguments
 
 from optimum_neuronal import densify, lora_for_packed, sparsify
 from optimum_neuronal.packed import sparsify as module
+from optimum_neuronal.packed.packed_experts import PackedStack
 from optimum_neuronal.packed.packed_module import PackedLinear, dense_state, packed_modules
 
 
-@pytest.mark.parametrize("family", [*FEW, "falcon", "phi3", "bamba", "minimax", "gemma3", "mpt"])
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
+OTHERS = ("falcon", "phi3", "bamba", "minimax", "gemma3", "mpt")
+
+
+@pytest.mark.parametrize("family", [*dict.fromkeys((*FEW, *OTHERS, *MIXTURES))])
 def test_the_same_model_and_back(family, ids):
     model = make_zeroed(family)
-    expected, kind = logits(model, ids), type(model)
+    expected, kind, function = logits(model, ids), type(model), model.config._experts_implementation
     state = {name: value.clone() for name, value in model.state_dict().items()}
     assert sparsify(model) is model and type(model) is kind
+    if family in MIXTURES:
+        assert any(isinstance(module, PackedStack) for module in model.modules())
+        assert not any(p.ndim == 3 for name, p in model.named_parameters() if "experts" in name)
     assert_close(logits(model, ids), expected)
     assert model.packing.packed and model.packing.packed_bytes < 0.6 * model.packing.dense_bytes
     assert all(torch.equal(value, state[name]) for name, value in dense_state(model).items())
     assert densify(model) is model and not list(packed_modules(model))
     assert_same_state(model, state)
-    assert torch.equal(logits(model, ids), expected)
+    assert torch.equal(logits(model, ids), expected) and model.config._experts_implementation == function
     assert vars(model).keys() == vars(make_model(family)).keys()
 
 
