@@ -39,9 +39,8 @@ def test_a_hostile_pattern_is_soon_searched():
 def test_what_is_not_understood_is_named():
     model = make_model("llama")
     model.model.layers[1].mlp.lora = nn.Linear(32, 4)
-    with pytest.raises(
-        ValueError, match=r"unknown names or classes: model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\)"
-    ):
+    message = r"unknown names or classes: model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\)"
+    with pytest.raises(ValueError, match=message):
         find_decoder(model)
     for patterns in ({"ignore": ["lora"]}, {"targets": ["up_proj"]}):
         assert "model.layers.1.mlp.lora" not in find_decoder(model, **patterns).projections
@@ -60,9 +59,8 @@ def test_the_list_of_blocks_can_be_named(llama):
     llama._no_split_modules = None
     assert len(find_decoder(make_model("biogpt")).blocks) == LAYERS, "the longest list of all, if nothing is said"
     llama.config.model_type = "test-only-blocks"
-    with pytest.raises(
-        ValueError, match=r"unknown names or classes: model\.experiments\.0 \(Linear, shape \(4, 4\)\)"
-    ):
+    message = r"unknown names or classes: model\.experiments\.0 \(Linear, shape \(4, 4\)\)"
+    with pytest.raises(ValueError, match=message):
         find_decoder(llama)
     register_architecture("test-only-blocks", Architecture(blocks="layers"))
     assert [block.name for block in find_decoder(llama).blocks] == [f"model.layers.{i}" for i in range(LAYERS)]
@@ -88,9 +86,8 @@ def test_a_family_is_registered_from_outside():
 
 def test_a_model_without_blocks_raises(llama):
     del llama.model.layers
-    with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM has no ModuleList of decoder blocks.*Architecture\(blocks="
-    ):
+    message = r"LlamaForCausalLM has no ModuleList of decoder blocks.*Architecture\(blocks="
+    with pytest.raises(ValueError, match=message):
         find_decoder(llama)
 
 

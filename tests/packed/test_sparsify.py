@@ -74,9 +74,8 @@ def test_a_sparse_head_is_packed_unless_it_is_tied(tied):
     head.data[torch.rand_like(head) < 0.8] = 0
     sparsify(model)
     assert isinstance(model.lm_head, PackedLinear) == (not tied)
-    assert tied == (
-        model.packing.left_dense.get("lm_head") == "shares its weight with another module, or the config says so"
-    )
+    why = "shares its weight with another module, or the config says so"
+    assert tied == (model.packing.left_dense.get("lm_head") == why)
 
 
 def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
