@@ -85,10 +85,8 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
         with inference(model):
             evaluator = make_evaluator(model, ids, saliency, batch_size)
             plan = NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
-            errors, changes = (
-                evaluator.measure(AlignmentErrors("sparse-stream"), [plan]),
-                changes_of(evaluator, plan),
-            )
+            errors = evaluator.measure(AlignmentErrors("sparse-stream"), [plan])
+            changes = changes_of(evaluator, plan)
             weights = {name: changes[name].applied(p.weight) for name, p in evaluator.decoder.projections.items()}
             results.append((errors, weights))
     for errors, weights in results[1:]:
@@ -115,9 +113,8 @@ def test_dense_output_is_the_models_own(any_model, ids):
     with inference(any_model):
         evaluator = make_evaluator(any_model, ids)
         (hidden,) = evaluator.dense()[1].batches
-        torch.testing.assert_close(
-            evaluator.runner.logits(ids[:4], hidden), any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4
-        )
+        logits = evaluator.runner.logits(ids[:4], hidden)
+        torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         assert evaluator.measure(OutputErrors("kl"), [uniform(evaluator, 0.0)]) == pytest.approx([0], abs=1e-6)
 
 
