@@ -43,10 +43,7 @@ def test_a_packed_change_comes_back_from_a_record(change, dtype):
 def test_packed_changes_of_experts(transposed):
     first, second, third = make_experts(3, transposed=transposed).pruned
     updated = torch.arange(8.0).view(first.shape)
-    changes = {
-        first.name: Zeros(updated.bool()),
-        second.name: NewWeight(updated),
-    }
+    changes = {first.name: Zeros(updated.bool()), second.name: NewWeight(updated)}
     packed = {p.name: PackedChange.pack(changes[p.name], p.weight) for p in (first, second)}
     (tensor,) = trial_tensors([first, second], lambda p: packed[p.name]).values()
     assert torch.equal(first.view(tensor), updated.bool().float()) and torch.equal(second.view(tensor), updated)

@@ -4,7 +4,7 @@ from conftest import make_model
 from families import FAMILIES, LAYERS
 from torch import nn
 
-from optimum_neuronal.model.architectures import Architecture, register_architecture
+from optimum_neuronal.model.architectures import Architecture, find_architecture, register_architecture
 from optimum_neuronal.model.find_blocks import Recorded, find_decoder
 
 
@@ -24,24 +24,18 @@ def test_targets_and_ignore():
 
 
 def test_patterns_that_match_nothing_raise():
-    for patterns in ({"targets": ["qproj"]}, {"ignore": ["mpl"]}):
-        with pytest.raises(ValueError, match="(qproj|mpl).* match no projection"):
+    """A hostile pattern is soon searched: Python's `re` takes hours for each of the last two."""
+    hostile = [{"ignore": [pattern]} for pattern in ("([a-z._0-9]+)+#", "^(([a-z._0-9])+.)+[A-Z]")]
+    for patterns in ({"targets": ["qproj"]}, {"ignore": ["mpl"]}, *hostile):
+        with pytest.raises(ValueError, match="(qproj|mpl|a-z).* match no projection"):
             find_decoder(make_model("llama"), **patterns)
-
-
-def test_a_hostile_pattern_is_soon_searched():
-    """Python's `re` takes hours for each of these."""
-    for pattern in ("([a-z._0-9]+)+#", "^(([a-z._0-9])+.)+[A-Z]"):
-        with pytest.raises(ValueError, match="match no projection"):
-            find_decoder(make_model("llama"), ignore=[pattern])
 
 
 def test_what_is_not_understood_is_named():
     model = make_model("llama")
     model.model.layers[1].mlp.lora = nn.Linear(32, 4)
-    with pytest.raises(
-        ValueError, match=r"unknown names or classes: model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\)"
-    ):
+    message = r"unknown names or classes: model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\)"
+    with pytest.raises(ValueError, match=message):
         find_decoder(model)
     for patterns in ({"ignore": ["lora"]}, {"targets": ["up_proj"]}):
         assert "model.layers.1.mlp.lora" not in find_decoder(model, **patterns).projections
@@ -60,9 +54,8 @@ def test_the_list_of_blocks_can_be_named(llama):
     llama._no_split_modules = None
     assert len(find_decoder(make_model("biogpt")).blocks) == LAYERS, "the longest list of all, if nothing is said"
     llama.config.model_type = "test-only-blocks"
-    with pytest.raises(
-        ValueError, match=r"unknown names or classes: model\.experiments\.0 \(Linear, shape \(4, 4\)\)"
-    ):
+    message = r"unknown names or classes: model\.experiments\.0 \(Linear, shape \(4, 4\)\)"
+    with pytest.raises(ValueError, match=message):
         find_decoder(llama)
     register_architecture("test-only-blocks", Architecture(blocks="layers"))
     assert [block.name for block in find_decoder(llama).blocks] == [f"model.layers.{i}" for i in range(LAYERS)]
@@ -88,9 +81,8 @@ def test_a_family_is_registered_from_outside():
 
 def test_a_model_without_blocks_raises(llama):
     del llama.model.layers
-    with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM has no ModuleList of decoder blocks.*Architecture\(blocks="
-    ):
+    message = r"LlamaForCausalLM has no ModuleList of decoder blocks.*Architecture\(blocks="
+    with pytest.raises(ValueError, match=message):
         find_decoder(llama)
 
 
@@ -124,3 +116,27 @@ def test_what_the_model_does_not_have(change, message):
     count = recorded.choose("model.layers.0.mlp.up_proj") + recorded.choose("model.layers.0.mlp.experts.1.down_proj")
     with pytest.raises(ValueError, match=message):
         recorded.check(nn.Module(), count)
+
+
+def test_roles_prefer_the_longest_name():
+    assert find_architecture("gpt2").find_role("attn.c_proj") == (True, "output")
+    assert find_architecture("gpt2").find_role("mlp.c_proj") == (True, "down")
+    assert find_architecture("llama").find_role("self_attn.q_proj") == (True, "query")
+    assert find_architecture("llama").find_role("self_attn.rotary") == (False, None)
+    assert find_architecture("mixtral").find_role("mlp.gate") == (True, None), "known, and never pruned"
+
+
+def test_parallel_may_depend_on_the_config():
+    class Config:
+        parallel_attn = True
+
+    assert find_architecture("falcon").is_parallel(Config)
+    Config.parallel_attn = False
+    assert not find_architecture("falcon").is_parallel(Config)
+    assert all(find_architecture(name).is_parallel(Config) for name in ("cohere", "cohere2_moe"))
+    assert not find_architecture("llama").is_parallel(Config)
+
+
+def test_unknown_roles_raise():
+    with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
+        Architecture(roles={"w1": "gatee"})

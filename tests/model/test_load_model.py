@@ -222,9 +222,8 @@ def test_a_tokenizer_without_words_is_none(tmp_path):
     """transformers makes one for families such as Gemma if there are no files."""
     make_model("gemma2").save_pretrained(tmp_path)
     assert find_tokenizer(tmp_path) is None
-    with pytest.raises(
-        ValueError, match="needs a tokenizer: pass .* None could be loaded from .*: its files are missing"
-    ):
+    message = "needs a tokenizer: pass .* None could be loaded from .*: its files are missing"
+    with pytest.raises(ValueError, match=message):
         own_tokenizer(load_model(tmp_path))
     make_tokenizer().save_pretrained(tmp_path)
     assert find_tokenizer(tmp_path)("w7")["input_ids"] == own_tokenizer(load_model(tmp_path))("w7")["input_ids"] == [7]

@@ -85,9 +85,8 @@ class TestDecoder:
 
     def test_rows_that_nothing_reads_are_named(self):
         lonely = block(ATTENTION[0])
-        with pytest.raises(
-            ValueError, match="b.attn has no 'output' projection that reads the output of b.attn.q: use steps='block'"
-        ):
+        message = "b.attn has no 'output' projection that reads the output of b.attn.q: use steps='block'"
+        with pytest.raises(ValueError, match=message):
             decoder(lonely).place_fed_by(lonely, ATTENTION[0])
 
 

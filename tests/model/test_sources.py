@@ -31,10 +31,8 @@ def gguf_file(tmp_path):
     for block in range(2):
         shapes |= {f"blk.{block}.{name}_norm": (32,) for name in ("attn", "ffn")}
         shapes |= {f"blk.{block}.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
-        shapes |= {
-            f"blk.{block}.ffn_gate": (64, 32),
-            f"blk.{block}.ffn_up": (64, 32),
-            f"blk.{block}.ffn_down": (32, 64),
+        shapes |= {f"blk.{block}.ffn_{name}": (64, 32) for name in ("gate", "up")} | {
+            f"blk.{block}.ffn_down": (32, 64)
         }
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, shape in shapes.items():
@@ -95,11 +93,11 @@ def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
         config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
         (tmp_path / "config.json").write_text(json.dumps(config))
         for use in (
-            lambda: NeuronALPruner.from_pretrained(tmp_path, config=CONFIG),
-            lambda: dry_run(tmp_path, CONFIG),
+            lambda path: NeuronALPruner.from_pretrained(path, config=CONFIG),
+            lambda path: dry_run(path, CONFIG),
         ):
             with pytest.raises(ValueError, match=rf"is already quantized \({method}\): prune the original model"):
-                use()
+                use(tmp_path)
 
 
 def test_a_packed_checkpoint_is_not_called_quantized(tmp_path):

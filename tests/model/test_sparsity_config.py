@@ -66,9 +66,8 @@ def test_that_of_another_tool_is_named():
     model = make_model("llama")
     model.config.sparsity_config = {"format": "sparse-bitmask", "global_sparsity": 0.5, "sparsity_structure": "0:0"}
     for attempt in (read_sparsity_config, lambda config: keep_sparsity(model)):
-        with pytest.raises(
-            ValueError, match=r"another tool wrote it, .*config.json, .*del model\.config\.sparsity_config"
-        ):
+        message = r"another tool wrote it, .*config.json, .*del model\.config\.sparsity_config"
+        with pytest.raises(ValueError, match=message):
             attempt(model.config)
     del model.config.sparsity_config
     assert read_sparsity_config(model.config) is None
@@ -86,11 +85,8 @@ def test_natural_order():
 
 def test_names_that_begin_otherwise(written):
     """Without the head, a model's names lack the first part; wrapped, they have more."""
-    for name in (
-        "model.layers.1.mlp.up_proj.weight",
-        "layers.1.mlp.up_proj.weight",
-        "m.model.layers.1.mlp.up_proj.weight",
-    ):
+    for beginning in ("model.", "", "m.model."):
+        name = f"{beginning}layers.1.mlp.up_proj.weight"
         names = [name, name.replace("mlp.up_proj", "input_layernorm")]
         places = [PrunedWeights(written).find(name) for name in names]
         assert (places[0].block, places[0].kind, places[1]) == ("model.layers.1", "mlp.up_proj", None)

@@ -84,11 +84,8 @@ def test_finite_products_stay_finite(share, columns, count, dtype, seed):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neither_threads_nor_other_rows_change_a_bit(dtype):
-    tensors, x, before = (
-        parts(make_weight(701, 1000, dtype, 0.3)),
-        make_weight(8, 1000, dtype, 1, 1),
-        torch.get_num_threads(),
-    )
+    tensors, x = parts(make_weight(701, 1000, dtype, 0.3)), make_weight(8, 1000, dtype, 1, 1)
+    before = torch.get_num_threads()
     for kernel in kernels():
         results = [torch.cat([kernel.multiply(row[None], *tensors, None) for row in x])]
         try:

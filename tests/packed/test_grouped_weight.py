@@ -25,12 +25,8 @@ def test_known_layout():
     weight = GroupedWeight.from_packed(PackedWeight.pack(dense))
     assert weight.starts.tolist() == [0, 2, 2, 3, 6] and weight.base.tolist() == [5, 37, 3, 3, 259, 69_999]
     slots = torch.zeros(6, 32)
-    slots[0], slots[1, 0], slots[2, :2], slots[3:, 0] = (
-        torch.arange(1, 33),
-        33,
-        torch.tensor([34, 35]),
-        torch.arange(36, 39),
-    )
+    slots[0], slots[1, 0] = torch.arange(1, 33), 33
+    slots[2, :2], slots[3:, 0] = torch.tensor([34, 35]), torch.arange(36, 39)
     index = torch.zeros(6, 32, dtype=torch.uint8)
     index[0], index[2, 1] = torch.arange(32), 255
     assert torch.equal(weight.values, slots.flatten()) and torch.equal(weight.index, index.flatten())

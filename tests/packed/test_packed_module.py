@@ -65,12 +65,7 @@ def test_damaged_state_dicts_raise(module, assign):
 
 def headers_of(model) -> dict[str, PackedHeader]:
     return {
-        name: PackedHeader(
-            m.dense_shape,
-            m.dtype,
-            {buffer: getattr(m, buffer).to("meta") for buffer in STORED},
-            m.transposed,
-        )
+        name: PackedHeader(m.dense_shape, m.dtype, {key: getattr(m, key).to("meta") for key in STORED}, m.transposed)
         for name, m in packed_modules(model)
     }
 
@@ -116,9 +111,8 @@ def test_experts_of_which_one_weight_is_packed():
     model = make_zeroed("mixtral")
     headers = headers_of(sparsify(copy.deepcopy(model)))
     del headers["model.layers.1.mlp.experts.down_proj"]
-    with pytest.raises(
-        ValueError, match="layers.1.mlp.experts.down_proj cannot be loaded: the checkpoint has it dense"
-    ):
+    message = "layers.1.mlp.experts.down_proj cannot be loaded: the checkpoint has it dense"
+    with pytest.raises(ValueError, match=message):
         put_empty(on_meta(model), headers)
 
 
@@ -154,9 +148,8 @@ def test_computes_what_the_layer_did_and_gives_it_back(rows, columns, sparsity, 
     packed = pack(linear)
     x = torch.randn(2, 3, columns, dtype=dtype)
     expected = linear.float()(x.float())
-    assert (packed(x).float() - expected).abs().max() <= (2e-5 if dtype == torch.float32 else 5e-2) * (
-        1 + expected.abs().max()
-    )
+    allowed = 2e-5 if dtype == torch.float32 else 5e-2
+    assert (packed(x).float() - expected).abs().max() <= allowed * (1 + expected.abs().max())
     again, linear = packed.to_dense_module(), linear.to(dtype)
     assert type(again) is type(linear)
     assert torch.equal(again.weight.view(torch.uint8), linear.weight.view(torch.uint8))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import FEW, make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed, zero
-from sparse import make_sparse
 from sparse_checkpoints import same
 from torch import nn
 from torch.nn.utils import prune
@@ -16,21 +15,29 @@ from transformers import Trainer, TrainingArguments
 
 from optimum_neuronal import densify, lora_for_packed, sparsify
 from optimum_neuronal.packed import sparsify as module
+from optimum_neuronal.packed.packed_experts import PackedStack
 from optimum_neuronal.packed.packed_module import PackedLinear, dense_state, packed_modules
 
 
-@pytest.mark.parametrize("family", [*FEW, "falcon", "phi3", "bamba", "minimax", "gemma3", "mpt"])
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
+OTHERS = ("falcon", "phi3", "bamba", "minimax", "gemma3", "mpt")
+
+
+@pytest.mark.parametrize("family", [*dict.fromkeys((*FEW, *OTHERS, *MIXTURES))])
 def test_the_same_model_and_back(family, ids):
     model = make_zeroed(family)
-    expected, kind = logits(model, ids), type(model)
+    expected, kind, function = logits(model, ids), type(model), model.config._experts_implementation
     state = {name: value.clone() for name, value in model.state_dict().items()}
     assert sparsify(model) is model and type(model) is kind
+    if family in MIXTURES:
+        assert any(isinstance(module, PackedStack) for module in model.modules())
+        assert not any(p.ndim == 3 for name, p in model.named_parameters() if "experts" in name)
     assert_close(logits(model, ids), expected)
     assert model.packing.packed and model.packing.packed_bytes < 0.6 * model.packing.dense_bytes
     assert all(torch.equal(value, state[name]) for name, value in dense_state(model).items())
     assert densify(model) is model and not list(packed_modules(model))
     assert_same_state(model, state)
-    assert torch.equal(logits(model, ids), expected)
+    assert torch.equal(logits(model, ids), expected) and model.config._experts_implementation == function
     assert vars(model).keys() == vars(make_model(family)).keys()
 
 
@@ -66,9 +73,8 @@ def test_a_sparse_head_is_packed_unless_it_is_tied(tied):
     head.data[torch.rand_like(head) < 0.8] = 0
     sparsify(model)
     assert isinstance(model.lm_head, PackedLinear) == (not tied)
-    assert tied == (
-        model.packing.left_dense.get("lm_head") == "shares its weight with another module, or the config says so"
-    )
+    why = "shares its weight with another module, or the config says so"
+    assert tied == (model.packing.left_dense.get("lm_head") == why)
 
 
 def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
@@ -124,8 +130,11 @@ def test_a_model_that_an_interrupt_left_packed_in_part_can_be_saved(tmp_path, mo
     assert next(packed_modules(model)) and same(type(model).from_pretrained(tmp_path).state_dict(), expected)
 
 
-def test_training_raises(ids, tmp_path):
-    model = sparsify(make_sparse("llama"))
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])
+def test_training_raises(family, ids, tmp_path):
+    model = sparsify(make_zeroed(family))
+    with pytest.raises(RuntimeError, match="cannot be trained"):
+        model(input_ids=ids).logits.sum().backward()
     with pytest.raises(RuntimeError, match="packed and cannot be trained"):
         model(input_ids=ids, labels=ids).loss.backward()
     data = [{"input_ids": ids[0], "labels": ids[0]}]

@@ -51,6 +51,15 @@ def compile_an_mlp(model):
     return model
 
 
+def in_inference_mode(model):
+    with torch.inference_mode():
+        return make_model("llama")
+
+
+def change_config(**values):
+    return lambda model: model.config.update(values) or model
+
+
 def delete_adapters(model):
     model.add_adapter(LoraConfig(target_modules=["q_proj"]), "lora")
     model.delete_adapter("lora")
@@ -66,11 +75,16 @@ def delete_adapters(model):
         (compile_an_mlp, "is compiled"),
         (lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj"])).model, "PEFT layers: merge them"),
         (delete_adapters, "PEFT layers"),
+        (in_inference_mode, "created under torch.inference_mode: load or copy the model outside of it"),
+        (change_config(quantization_config={"quant_method": "gptq"}), "is quantized"),
+        (change_config(is_encoder_decoder=True), "encoder-decoder"),
     ],
 )
-def test_compiled_models_and_adapters_raise(changed, message):
+def test_models_that_cannot_be_pruned_raise(changed, message):
     with pytest.raises(ValueError, match=message):
         check_prune(changed(make_model("llama")), config())
+    with pytest.raises(TypeError, match="PreTrainedModel, got Linear"):
+        check_prunable(nn.Linear(2, 2))
 
 
 def test_all_shared_weights_are_named():
@@ -142,25 +156,3 @@ def test_weights_that_are_used_twice_raise(llama):
         with pytest.raises(ValueError, match=message):
             check_prune(llama, config(ignore=ignore))
     check_prune(llama, config(ignore=["up_proj"]))
-
-
-def test_weights_of_inference_mode_raise():
-    with torch.inference_mode():
-        model = make_model("llama")
-    with pytest.raises(ValueError, match="created under torch.inference_mode: load or copy the model outside of it"):
-        check_prune(model, config())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda model: setattr(model.config, "quantization_config", {"quant_method": "gptq"}), "is quantized"),
-        (lambda model: setattr(model.config, "is_encoder_decoder", True), "encoder-decoder"),
-    ],
-)
-def test_models_of_another_kind_raise(change, message, llama):
-    with pytest.raises(TypeError, match="PreTrainedModel, got Linear"):
-        check_prunable(nn.Linear(2, 2))
-    change(llama)
-    with pytest.raises(ValueError, match=message):
-        check_prunable(llama)

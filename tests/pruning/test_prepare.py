@@ -26,20 +26,14 @@ def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
     device, given, expected, llama, ids, monkeypatch
 ):
     monkeypatch.setattr(hf_private, "execution_device", lambda _: torch.device(device))
-    monkeypatch.setattr(
-        preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None)
-    )  # runs nothing there
-    assert prepare(llama, config(), ids, memory=MemoryLimits(batch_size=given)).runner.batch_size == expected, (
-        "of 8192 tokens in all"
-    )
+    monkeypatch.setattr(preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None))  # runs nothing
+    prepared = prepare(llama, config(), ids, memory=MemoryLimits(batch_size=given))
+    assert prepared.runner.batch_size == expected, "of 8192 tokens in all"
 
 
 def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
     ids[3, -2:] = llama.config.pad_token_id
-    for attempt in (
-        lambda: prepare(llama, config(), ids),
-        lambda: evaluate_perplexity(llama, None, ids),
-    ):
+    for attempt in (lambda: prepare(llama, config(), ids), lambda: evaluate_perplexity(llama, None, ids)):
         with pytest.raises(ValueError, match="1 of 12 rows of token ids are padded with token 0"):
             attempt()
 

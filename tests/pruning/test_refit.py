@@ -313,9 +313,8 @@ def test_a_pattern_keeps_its_zeros(ids):
     plain, refitted = make_model("llama"), make_model("llama")
     for model, epochs in ((plain, 0), (refitted, 2)):
         NeuronALPruner(NeuronALConfig.preset("two-four", **FIELDS, refit_epochs=epochs)).prune(model, ids)
-    first, second = (
-        find_decoder(model).blocks[0].pruned for model in (plain, refitted)
-    )  # later ones have other inputs
+    # Later blocks have other inputs.
+    first, second = (find_decoder(model).blocks[0].pruned for model in (plain, refitted))
     assert all(torch.equal(a.weight == 0, b.weight == 0) for a, b in zip(first, second))
     assert any(not torch.equal(a.weight, b.weight) for a, b in zip(first, second))
 

@@ -17,9 +17,8 @@ def make_model(skipped):
     text = dict(DECODER, num_hidden_layers=BLOCKS, cross_attention_layers=list(skipped))
     torch.manual_seed(0)
     name = "MllamaForConditionalGeneration"
-    model = getattr(transformers, name)(
-        transformers.MllamaConfig(**{**MLLAMA, "text_config": text}, architectures=[name])
-    )
+    config = transformers.MllamaConfig(**{**MLLAMA, "text_config": text}, architectures=[name])
+    model = getattr(transformers, name)(config)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model.eval()
@@ -56,10 +55,8 @@ def wanda(model, ids, skipped) -> None:
 
 
 def config(**fields):
-    return NeuronALConfig(
-        **{"sparsity": 0.5, "saliency": "wanda", "topup": "uniform", "num_samples": 8, "num_alignment_samples": 4}
-        | fields
-    )
+    defaults = {"saliency": "wanda", "topup": "uniform", "num_samples": 8, "num_alignment_samples": 4}
+    return NeuronALConfig(0.5, **{**defaults, **fields})
 
 
 @pytest.mark.parametrize("skipped", SKIPPED, ids=str)

@@ -1,3 +1,4 @@
+from dataclasses import dataclass, field
 from itertools import product
 from types import SimpleNamespace
 
@@ -11,16 +12,18 @@ from trial_helpers import build_evaluator, changes_of, dense_masks, make_evaluat
 
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.common.torch_state import inference
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import ColumnPattern, Plan, mask_rows
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL
-from optimum_neuronal.trials import PlanEvaluator
+from optimum_neuronal.trials import Cache, PlanEvaluator
 from optimum_neuronal.trials import plan_evaluator as module
 from optimum_neuronal.trials.alignment import AlignmentErrors, Deviations
 from optimum_neuronal.trials.output_errors import OutputErrors
+from optimum_neuronal.trials.plan_evaluator import Measurement
 from optimum_neuronal.trials.scores import BlockScores, RowSaliency
 
 
@@ -82,10 +85,8 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
         with inference(model):
             evaluator = make_evaluator(model, ids, saliency, batch_size)
             plan = NeuronAL().block_plan(evaluator.decoder, 0.7, 0.1)
-            errors, changes = (
-                evaluator.measure(AlignmentErrors("sparse-stream"), [plan]),
-                changes_of(evaluator, plan),
-            )
+            errors = evaluator.measure(AlignmentErrors("sparse-stream"), [plan])
+            changes = changes_of(evaluator, plan)
             weights = {name: changes[name].applied(p.weight) for name, p in evaluator.decoder.projections.items()}
             results.append((errors, weights))
     for errors, weights in results[1:]:
@@ -112,9 +113,8 @@ def test_dense_output_is_the_models_own(any_model, ids):
     with inference(any_model):
         evaluator = make_evaluator(any_model, ids)
         (hidden,) = evaluator.dense()[1].batches
-        torch.testing.assert_close(
-            evaluator.runner.logits(ids[:4], hidden), any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4
-        )
+        logits = evaluator.runner.logits(ids[:4], hidden)
+        torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         assert evaluator.measure(OutputErrors("kl"), [uniform(evaluator, 0.0)]) == pytest.approx([0], abs=1e-6)
 
 
@@ -222,3 +222,75 @@ def test_candidates_prune_starved_experts_by_magnitude(ids):
         (change_of,) = evaluator.changes(block, evaluator.dense()[0][0], [plan])
         for p in (p for p in block.pruned if p.expert is not None):
             assert torch.equal(change_of(p).mask, mask_rows(p.weight.abs(), plan.row_counts(p.name, p.shape)))
+
+
+ROWS = torch.tensor([0.25, 0.75], dtype=torch.float64)
+HALF = Plan({"q": 0.5, "k": ROWS})
+
+
+@dataclass(frozen=True)
+class Counted(Measurement):
+    """Answers with how often it was measured."""
+
+    metric: str = "kl"
+    label: str | None = field(default=None, compare=False)
+    measured: list = field(default_factory=list, compare=False)
+
+    def measure(self, evaluator, plans):
+        self.measured.append(plans)
+        return [len(self.measured)], {"count": torch.tensor([float(len(self.measured))])}
+
+    def result(self, value, tensors):
+        assert tensors["count"].tolist() == value
+        return value
+
+
+@dataclass(frozen=True)
+class Another(Counted):
+    pass
+
+
+def trials_of(records=None, cache=None) -> PlanEvaluator:
+    return PlanEvaluator(
+        runner=None,
+        saliency=Wanda(),
+        ids=torch.zeros(4, 4),
+        num_alignment_samples=2,
+        records=records or Records(),
+        cache=cache or Cache(),
+    )
+
+
+def test_a_recorded_answer_is_looked_up_and_without_records_it_is_measured_again(tmp_path):
+    unrecorded, measurement = Counted(), Counted(label="shown")
+    assert [trials_of().measure(unrecorded, [HALF]) for _ in range(2)] == [[1], [2]]
+    trials_of(Records(tmp_path)).measure(measurement, [HALF])
+    again = Counted(label="another label", measured=measurement.measured)
+    assert trials_of(Records(tmp_path)).measure(again, [Plan(dict(HALF.sparsity))]) == [1] and len(again.measured) == 1
+
+
+@pytest.mark.parametrize(
+    ("measurement", "plans"),
+    [
+        (Counted("nll"), [HALF]),
+        (Another(), [HALF]),
+        (Counted(), [HALF, HALF]),
+        (Counted(), [Plan({**HALF.sparsity, "q": 0.5000001})]),
+        (Counted(), [Plan({**HALF.sparsity, "k": ROWS.flip(0)})]),
+        (Counted(), [Plan({"v": 0.5, "k": ROWS})]),
+    ],
+)
+def test_another_question_or_plan_has_a_record_of_its_own(measurement, plans, tmp_path):
+    evaluator = trials_of(Records(tmp_path))
+    evaluator.measure(Counted(), [HALF])
+    evaluator.measure(measurement, plans)
+    evaluator.measure(measurement, plans)
+    assert len(measurement.measured) == 1
+
+
+def test_what_the_dense_model_answers_is_shared_by_prunes_with_one_cache():
+    measurement, cache = Counted(), Cache(lasting=True)
+    for evaluator in (trials_of(cache=cache), trials_of(cache=cache)):
+        assert evaluator.measure_once(measurement) == [1]
+        cache.release()
+    assert trials_of().measure_once(measurement) == [2]

@@ -65,9 +65,8 @@ def test_packed_rows_are_copied_to_ordinary_parameters():
 def test_missing_rows_and_other_shapes_raise():
     held = arriving(128)
     held.narrow(0, 0, 64).copy_(weight(64))
-    with pytest.raises(
-        ValueError, match="layers.0.qkv_proj got 64 rows of its weight: expected 128. The checkpoint lacks"
-    ):
+    message = "layers.0.qkv_proj got 64 rows of its weight: expected 128. The checkpoint lacks"
+    with pytest.raises(ValueError, match=message):
         held.finish("layers.0.qkv_proj")
     with pytest.raises(ValueError, match=r"has \[64, 32\] elements of a weight: expected \[128, 64\]"):
         held.copy_(weight(64, 32))
