@@ -14,26 +14,18 @@ def directory(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def model(directory):
-    return AutoModelForCausalLM.from_pretrained(directory)
-
-
-def zeros(model) -> dict[str, torch.Tensor]:
-    return {name.replace("base_layer.", "").removeprefix("base_model.model."): weight == 0
-            for name, weight in model.named_parameters() if "_proj" in name and "lora" not in name}  # fmt: skip
-
-
-def test_pipeline(directory, model):
+def test_pipeline(directory):
+    model = AutoModelForCausalLM.from_pretrained(directory)
     generate = pipeline("text-generation", model=str(directory), tokenizer=AutoTokenizer.from_pretrained(directory))
     found = generate("w1 w2 w3", max_new_tokens=4, do_sample=False, return_tensors=True)[0]["generated_token_ids"]
     assert found == model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False)[0].tolist()
 
 
-def test_torchao_keeps_every_zero(model, directory):
+def test_torchao_keeps_every_zero(directory):
     """Int8 weights are symmetric: zero is stored as zero. Tiny weights become zeros in addition."""
     torchao = pytest.importorskip("torchao.quantization")
-    before = zeros(model)
+    weights = AutoModelForCausalLM.from_pretrained(directory).named_parameters()
+    before = {name: weight == 0 for name, weight in weights if "_proj" in name}
     config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     quantized = AutoModelForCausalLM.from_pretrained(directory, quantization_config=config)
     assert "Int8" in type(quantized.model.layers[0].mlp.up_proj.weight).__name__

@@ -19,19 +19,11 @@ from sparse_checkpoints import all_files, change_config, same, save_pruned, tens
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import (
-    NeuronALConfig,
-    NeuronALPruner,
-    convert_checkpoint,
-    densify,
-    save_pretrained,
-    sparsify,
-)
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, densify, save_pretrained, sparsify
 from optimum_neuronal.checkpoint import converting, saving
 from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
-FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
 SPARSE = {"version": 1, "sparsity": 0.7, "achieved_sparsity": 0.7}
 CONFIG = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
 RELOAD = """
@@ -191,25 +183,20 @@ def test_a_model_of_which_a_part_is_packed(format, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
-def test_a_model_with_adapters_is_not_saved(format, tmp_path):
-    """transformers would write the adapter alone."""
-    pruner, model = pruned()
-    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
-    for save in (pruner.save, save_pretrained):
-        with pytest.raises(ValueError, match="carries adapters: merge them first"):
-            save(model, tmp_path / "model", format)
-    assert not (tmp_path / "model").exists()
-
-
-def test_weights_under_other_names_are_not_saved(tmp_path):
-    """They would be random numbers when the model is loaded."""
-    pruned_by_torch, compiled = make_model("llama"), make_zeroed("llama")
+def test_weights_that_would_be_lost_are_not_saved(format, tmp_path):
+    """They would be random numbers when the model is loaded. With adapters, transformers would write those alone."""
+    (pruner, adapted), pruned_by_torch, compiled = pruned(), make_model("llama"), make_zeroed("llama")
+    adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
     prune.l1_unstructured(pruned_by_torch.model.layers[0].mlp.up_proj, "weight", 0.7)
-    with pytest.raises(ValueError, match="computes the weight of model.layers.0.mlp.up_proj, which would be lost"):
-        save_pretrained(pruned_by_torch, tmp_path / "model", "packed")
     compiled.model.layers[0] = torch.compile(compiled.model.layers[0])
-    with pytest.raises(ValueError, match="torch.compile wraps model.layers.0, whose weights would be lost"):
-        save_pretrained(compiled, tmp_path / "model")
+    for save, model, message in (
+        (pruner.save, adapted, "carries adapters: merge them first"),
+        (save_pretrained, adapted, "carries adapters: merge them first"),
+        (save_pretrained, pruned_by_torch, "computes the weight of model.layers.0.mlp.up_proj, which would be lost"),
+        (save_pretrained, compiled, "torch.compile wraps model.layers.0, whose weights would be lost"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save(model, tmp_path / "model", format)
     assert not (tmp_path / "model").exists()
 
 
@@ -244,7 +231,7 @@ def test_checkpoints_of_trainer_are_dense(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
     options = dict(report_to=[], use_cpu=True, disable_tqdm=True)
     Trainer(model, TrainingArguments(str(tmp_path), **options)).save_model(tmp_path / "saved")
-    assert "model.safetensors" in names(tmp_path / "saved") and FILE not in names(tmp_path / "saved")
+    assert "model.safetensors" in names(tmp_path / "saved") and not list((tmp_path / "saved").glob("packed*"))
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
