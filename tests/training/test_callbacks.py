@@ -42,17 +42,6 @@ def is_unhooked(model):
     return not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-class Nested(TrainerCallback):
-    """Runs something after the second step."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            self.run()
-
-
 def test_no_zero_is_lost(tmp_path, data):
     """Accumulated, clipped, with autocast and checkpoints; without the callback they are lost."""
     for fields in (
@@ -71,9 +60,13 @@ def test_no_zero_is_lost(tmp_path, data):
 def test_a_single_lost_zero_raises_at_the_end(tmp_path, data):
     model = make_sparse()
     weight = model.model.layers[0].mlp.up_proj.weight.data.view(-1)
-    vandal = Nested(lambda: weight.index_fill_(0, (weight == 0).nonzero()[0], 1e-6))
+
+    class Vandal(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            weight.index_fill_(0, (weight == 0).nonzero()[0], 1e-6)
+
     with pytest.raises(SparsityLostError, match="1 pruned weights .*model.layers.0.mlp.up_proj: 1"):
-        make_trainer(model, tmp_path, data, SparsityCallback(), vandal, max_steps=2).train()
+        make_trainer(model, tmp_path, data, SparsityCallback(), Vandal(), max_steps=2).train()
 
 
 def saving(**fields):
