@@ -24,7 +24,8 @@ COMMANDS = (
     ((*PRUNE, "--device", "tpu"), "tpu"),
     ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
     ((*PRUNE, "--output", "dense"), "dense holds dense, which is read: choose a new directory"),
-    ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds"),
+    ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds .*dense, which is read"),
+    ((*PRUNE, "--output", "project", "--overwrite"), "project holds 1 file, and is not a model's directory"),
     ((*PRUNE, "--output", "notes.xyz"), "notes.xyz is a file"),
     ((*PRUNE, "--work-dir", "new/work"), "must not lie in each other"),
     ((*PRUNE, "--work-dir", "dense"), "dense holds other files"),
@@ -47,7 +48,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, words, message, tmp_pa
     monkeypatch.chdir(tmp_path)
     for module in (flags, measuring_commands, pruner):
         monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    files = ("dense/config.json", "adapter/adapter_config.json")
+    files = ("dense/config.json", "adapter/adapter_config.json", "project/README.md")
     for file in files:
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text("{}")

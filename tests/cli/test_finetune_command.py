@@ -35,24 +35,21 @@ def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
     assert "Verified" in run("inspect", output)
 
 
-def test_packed(run, dense, sparse, tmp_path):
-    given = ("--model", sparse, "--teacher", dense, "--dataset", tmp_path / "text.txt", *SHORT)
-    shown = run("finetune", *given, "--format", "packed", "--output", tmp_path / "tuned")
-    assert "import optimum_neuronal" in shown
-
-
 def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatch, capsys):
+    """Here for the packed format."""
+
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    models = ("--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
+    models = ("--format", "packed", "--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
     given = (*models, "--dataset", tmp_path / "text.txt", *SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(module.SparseTrainer, "training_step", interrupted)
         with pytest.raises(SystemExit, match="130"):
             run("finetune", *given)
     assert re.search("the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
-    assert "Saved to" in run("finetune", *given)
+    shown = run("finetune", *given)
+    assert "Saved to" in shown and "import optimum_neuronal" in shown
 
 
 def test_flags_are_the_fields_of_the_config():

@@ -8,8 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
-from sparse_checkpoints import all_files
+from sparse_checkpoints import same, tensors_of
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -23,16 +22,8 @@ PLAIN = ("--saliency", "magnitude", "--topup", "uniform")
 WANDA = ("--saliency", "wanda", "--topup", "uniform", *SMALL)
 
 
-def weights(folder):
-    found = {}
-    for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
-    return found
-
-
 def equal(one, other):
-    one, other = weights(one), weights(other)
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return same(tensors_of(one), tensors_of(other))
 
 
 def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypatch):
@@ -86,23 +77,17 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
-def test_the_packed_format(run, dense, tmp_path):
-    output, text = tmp_path / "packed", tmp_path / "text.txt"
-    shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--format", "packed", "--output", output)
-    assert "import optimum_neuronal" in shown and not (output / "model.safetensors").exists()
-    assert "Perplexity was not measured" in shown, "without calibration text"
-    assert (output / "packed-00001-of-00001.safetensors").exists()
-    few = ("--window", 16, "--max-windows", 3)
-    assert "perplexity" in run("evaluate", "--model", output, "--dataset", text, *few)
-
-
-def test_what_is_pushed_has_the_format_that_is_saved(run, dense, tmp_path, monkeypatch):
-    published = []
+def test_the_packed_format_is_saved_and_pushed(run, dense, tmp_path, monkeypatch):
+    output, text, published = tmp_path / "packed", tmp_path / "text.txt", []
     monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
     monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
     given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
-    run("prune", *given, "--format", "packed", "--output", tmp_path / "packed")
-    assert published == ["packed"]
+    shown = run("prune", *given, "--format", "packed", "--output", output)
+    assert published == ["packed"] and not (output / "model.safetensors").exists()
+    assert "import optimum_neuronal" in shown and "Perplexity was not measured" in shown, "without calibration text"
+    assert (output / "packed-00001-of-00001.safetensors").exists()
+    few = ("--window", 16, "--max-windows", 3)
+    assert "perplexity" in run("evaluate", "--model", output, "--dataset", text, *few)
 
 
 def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys):
@@ -166,23 +151,12 @@ def test_a_dry_run_writes_nothing_and_refuses_the_test_sets_that_a_prune_refuses
             run(*given, "--evaluate", tmp_path / "short.txt", "--window", 16, *last)
 
 
-def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
-    """The only dense copy, and a project's own files, are never; a model only on request."""
-    given = ("prune", "--model", dense, *PLAIN, "--sparsity")
-    before = all_files(dense)
-    with pytest.raises(SystemExit, match="dense holds .*dense, which is read: choose a new directory"):
-        run(*given, 0.5, "--output", dense, "--overwrite", "--dry-run")
-    assert all_files(dense) == before
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="project holds 1 file, and is not a model's directory"):
-        run(*given, 0.5, "--output", project, "--overwrite")
-    assert [file.name for file in project.iterdir()] == ["README.md"]
-    run(*given, 0.5, "--output", tmp_path / "sparse")
+def test_a_model_is_replaced_only_on_request(run, dense, tmp_path):
+    given = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity")
+    run(*given, 0.5)
     with pytest.raises(SystemExit, match="a model of type llama pruned with magnitude .*--overwrite"):
-        run(*given, 0.7, "--output", tmp_path / "sparse")
-    run(*given, 0.7, "--output", tmp_path / "sparse", "--overwrite")
+        run(*given, 0.7)
+    run(*given, 0.7, "--overwrite")
     assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse")
 
 
@@ -223,15 +197,16 @@ def test_torchrun(run, dense, tmp_path):
         port = probe.getsockname()[1]
     given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--preset", "fast", *SMALL)
     assert run("prune", *given, "--device", "cpu", "--output", tmp_path / "one").count("Saved to") == 1
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        f"--master-port={port}",
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    words = [
         "--no-python",
+        Path(sys.executable).with_name("optimum-cli"),
+        "neuronal",
+        "prune",
+        *given,
+        "--device",
+        "cpu",
     ]
-    words = [Path(sys.executable).with_name("optimum-cli"), "neuronal", "prune", *given, "--device", "cpu"]
     command = [*launch, *map(str, words), "--output", str(tmp_path / "two")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
