@@ -14,8 +14,8 @@ PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
     (("prune", "--model", "dense", "--output", "new"), "The config has no sparsity"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
-    ((*PRUNE, "--dry-run", "--batch-size", "0"), "batch_size is 0"),
-    ((*PRUNE, "--max-hidden-bytes", "-1"), "max_hidden_bytes is -1"),
+    ((*PRUNE, "--dry-run", "--batch-size", "0"), "batch_size is 0: expected a whole number of at least 1"),
+    ((*PRUNE, "--max-hidden-bytes", "-1"), "max_hidden_bytes is -1: expected a whole number of at least 0"),
     ((*PRUNE, "--config", "gone.json"), "No such file or directory: 'gone.json'"),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),

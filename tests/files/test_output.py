@@ -80,15 +80,9 @@ def test_what_is_never_replaced(tmp_path, monkeypatch):
     fill(model := tmp_path / "model")
     check = partial(check_output, model, overwrite=True)
     (tmp_path / "link").symlink_to(model)
-    for kept in (
-        model,
-        tmp_path / "link",
-        model / ".." / "model",
-        model / "model.safetensors",
-        tmp_path / "link/runs",
-    ):
+    for kept in ("model", "link", "model/../model", "model/model.safetensors", "link/runs"):
         with pytest.raises(FileExistsError, match="model holds .*, which is read: choose a new directory"):
-            check(kept=[None, "me/llama", kept])
+            check(kept=[None, "me/llama", tmp_path / kept])
     for place in (model, model / "runs"):
         monkeypatch.chdir(place)
         with pytest.raises(FileExistsError, match="holds the working directory"):
@@ -120,13 +114,9 @@ def test_a_model_is_replaced_with_all_that_is_in_it(tmp_path):
             fill(folder, NEW)
             (folder / "config.json").chmod(0o600)
         assert content(tmp_path / "model") == NEW and os.listdir(tmp_path) == ["model"]
-    for path in (tmp_path / "model", tmp_path / "model" / "config.json"):
-        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask()
-
-
-def umask():
-    os.umask(before := os.umask(0))
-    return before
+    os.umask(umask := os.umask(0))
+    for path, mode in ((tmp_path / "model", 0o777), (tmp_path / "model" / "config.json", 0o666)):
+        assert path.stat().st_mode & 0o777 == mode & ~umask
 
 
 @pytest.mark.parametrize(
@@ -233,10 +223,8 @@ def test_only_one_saves_at_a_time(tmp_path):
         with pytest.raises(BlockingIOError, match="Another process or thread is saving to .*model"):
             write(output)
     assert content(tmp_path / "model") == NEW and os.listdir(tmp_path) == ["model"]
-    with pytest.raises(
-        FileExistsError, match="The complete result is in"
-    ):  # it was checked before the first one ended
-        write(output)
+    with pytest.raises(FileExistsError, match="The complete result is in"):
+        write(output)  # which was checked before the first one ended
 
 
 @pytest.mark.parametrize("kind", OBSTACLES)

@@ -124,18 +124,18 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_of_other_files_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("work", "output", "message"),
+    [
+        ("", None, "holds other files: choose a directory that is empty"),
+        *((work, output, "must not lie in each other") for work, output in (("a", "a"), ("a/b", "a"), ("a", "a/b"))),
+    ],
+)
+def test_directories_that_are_refused(work, output, message, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files: choose a directory that is empty"):
-        work_directory(tmp_path).__enter__()
+    with pytest.raises(ValueError, match=message):
+        work_directory(tmp_path / work, output and tmp_path / output).__enter__()
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize(("work", "output"), [("a", "a"), ("a/b", "a"), ("a", "a/b")])
-def test_a_directory_in_the_output_or_around_it_is_refused(work, output, tmp_path):
-    with pytest.raises(ValueError, match="must not lie in each other"):
-        work_directory(tmp_path / work, tmp_path / output).__enter__()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_run_raises(tmp_path):
