@@ -8,6 +8,7 @@ from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
+from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, save_pretrained
 
@@ -124,3 +125,17 @@ def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
     for _ in range(2):
         inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed", overwrite=True)
         assert not (inside / "packed").exists() and not list(inside.glob(".*"))
+
+
+def test_torchao_keeps_every_zero(tmp_path):
+    """A dense checkpoint is an ordinary one. Int8 weights are symmetric: zero is stored as zero. Tiny weights become zeros in addition."""
+    torchao = pytest.importorskip("torchao.quantization")
+    _, model = save_pruned(tmp_path, overrides={"num_hidden_layers": 1})
+    before = {name: weight == 0 for name, weight in model.named_parameters() if "_proj" in name}
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    quantized = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    assert "Int8" in type(quantized.model.layers[0].mlp.up_proj.weight).__name__
+    for name, weight in quantized.named_parameters():
+        if name in before:
+            assert not weight.dequantize()[before[name]].any(), name
+    assert quantized.config.sparsity_config["sparsity"] == 0.7

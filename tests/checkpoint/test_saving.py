@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -75,9 +76,8 @@ def test_files_of_another_dtype(family, format, tmp_path):
     found, expected = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("converted", "expected"))
     assert found.dtype == torch.bfloat16 and same(found.state_dict(), expected.state_dict())
     for index in (tmp_path / "converted").glob("*.index.json"):
-        assert json.loads(index.read_text()) | {"weight_map": {}} == json.loads(
-            (tmp_path / "expected" / index.name).read_text()
-        ) | {"weight_map": {}}
+        one, other = (json.loads((tmp_path / name / index.name).read_text()) for name in ("converted", "expected"))
+        assert one | {"weight_map": {}} == other | {"weight_map": {}}
 
 
 @pytest.mark.parametrize("way", ["whole", "streamed", "sparsified", "converted"])
@@ -126,9 +126,8 @@ def test_float32_tensors_among_bfloat16_ones_keep_their_dtype_and_bits(family, p
     tensors = tensors_of(tmp_path / "dense")
     finer = {name: torch.randn(value.shape) for name, value in tensors.items() if part in name}
     save_file(tensors | finer, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
-    NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype).quantize(
-        tmp_path / "first", format=format
-    )
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype)
+    pruner.quantize(tmp_path / "first", format=format)
     other = {"dense": "packed", "packed": "dense"}[format]
     convert_checkpoint(tmp_path / "first", other, tmp_path / "second")
     for folder in ("first", "second"):
@@ -167,10 +166,8 @@ def test_a_packed_model_saves_what_the_dense_one_does(family, make, tmp_path):
     save_pretrained(other, tmp_path / "packed again", format="packed")
     for name in ("dense", "packed"):
         assert same(tensors_of(tmp_path / name), tensors_of(tmp_path / f"{name} again")), name
-        config, again = (
-            json.loads((tmp_path / folder / "config.json").read_text()) for folder in (name, f"{name} again")
-        )
-        assert config == again
+        configs = [(tmp_path / folder / "config.json").read_text() for folder in (name, f"{name} again")]
+        assert json.loads(configs[0]) == json.loads(configs[1])
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
@@ -252,11 +249,7 @@ def test_a_model_that_could_not_be_saved_is_found_before_the_work(format, tmp_pa
 def test_a_save_that_fails_leaves_the_old_files(format, step, tmp_path, monkeypatch):
     save_pruned(tmp_path / "model", "gpt2")
     before, (pruner, model) = all_files(tmp_path), pruned()
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(f"optimum_neuronal.{step}", full)
+    monkeypatch.setattr(f"optimum_neuronal.{step}", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="^Saving to .*/model failed, and nothing was changed there: .*No space left"):
         pruner.save(model, tmp_path / "model", format, overwrite=True)
     assert all_files(tmp_path) == before
@@ -290,9 +283,8 @@ def test_a_model_is_replaced_only_on_request_and_then_as_a_whole(writer, tmp_pat
     save_pruned(old, "gpt2", make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
     (old / "notes.txt").write_text("mine")
     before = all_files(old)
-    with pytest.raises(
-        FileExistsError, match=r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
-    ):
+    said = r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
+    with pytest.raises(FileExistsError, match=said):
         write(old)
     assert all_files(old) == before
     write(tmp_path / "other")

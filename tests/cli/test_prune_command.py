@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -30,9 +31,8 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     output, text = tmp_path / "sparse", tmp_path / "text.txt"
     read, load = [], perplexity.load_documents
     monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
-    printed = run(
-        "prune", "--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, "--evaluate", text, *TUNED
-    )
+    given = ("--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, "--evaluate", text)
+    printed = run("prune", *given, *TUNED)
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
     assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window", "bos"}
@@ -93,14 +93,9 @@ def test_the_packed_format_is_saved_and_pushed(run, dense, tmp_path, monkeypatch
 def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *TUNED]
     run(*arguments, "--output", tmp_path / "undisturbed")
-
-    def interrupt(*_args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", interrupt)
-        with pytest.raises(SystemExit, match="130"):
-            run(*arguments, "--output", tmp_path / "sparse")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", Mock(side_effect=KeyboardInterrupt))
+        run(*arguments, "--output", tmp_path / "sparse")
     assert re.search("interrupted: the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
     assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
     run(*arguments, "--output", tmp_path / "sparse")
@@ -166,16 +161,13 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     Text in another file makes up half of the calibration sequences.
     """
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    chat = [
-        [{"role": role, "content": f"w{20 + 2 * i} w{21 + 2 * i}"} for role in ("user", "assistant")]
-        for i in range(60)
-    ]
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chat))
+    words = [f"w{20 + 2 * i} w{21 + 2 * i}" for i in range(60)]
+    chat = [{"messages": [{"role": role, "content": own} for role in ("user", "assistant")]} for own in words]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
     data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
     prune = ("prune", *data, tmp_path / "text.txt", "--sparsity", 0.5, *WANDA)
-    with pytest.raises(
-        SystemExit, match=r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
-    ):
+    said = r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
+    with pytest.raises(SystemExit, match=said):
         run(*prune, "--output", tmp_path / "sparse")
     tokenizer = AutoTokenizer.from_pretrained(dense)
     tokenizer.chat_template = "{% for message in messages %}{{ 'w1 ' + message.content + ' ' }}{% endfor %}"

@@ -35,14 +35,6 @@ def test_conversations(model, tokenizer):
     assert max(len(tokenizer(text)["input_ids"]) for text in texts) <= 24 + 1, "the template ends the answer"
 
 
-def test_settings_for_generating_do_not_count(model, tokenizer):
-    """Those that a checkpoint has for chats."""
-    expected = [*sample_text(model, tokenizer, 5, max_length=24)]
-    own = model.generation_config
-    own.repetition_penalty, own.num_return_sequences = 9.0, 2
-    assert [*sample_text(model, tokenizer, 5, max_length=24)] == expected and model.generation_config is own
-
-
 def test_what_is_drawn(model, tokenizer, monkeypatch):
     """The user's turn follows the template's beginning; each answer follows its own question."""
     seen = []
@@ -64,6 +56,9 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
     before = torch.get_rng_state()
     first, again, other = ([*sample_text(model, tokenizer, 40, max_length=16, seed=seed)] for seed in (0, 0, 1))
     assert first == again != other
+    own = model.generation_config  # which a checkpoint has for chats
+    own.repetition_penalty, own.num_return_sequences = 9.0, 2
+    assert [*sample_text(model, tokenizer, 40, max_length=16)] == first and model.generation_config is own
     assert [*sample_text(model, tokenizer, BATCH_SIZE, max_length=16)] == first[: len(first) - 8], "of whole batches"
     last = [*sample_text(model, tokenizer, 8, max_length=16, seed=BATCH_SIZE)]
     assert last != first[-8:], "no batch of another seed"

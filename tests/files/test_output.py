@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from obstacles import MODEL, OBSTACLES, fill, state
@@ -52,10 +53,8 @@ def test_what_appears_meanwhile_stays_and_the_result_waits(kind, replaces, tmp_p
     path = tmp_path / "model"
     if replaces:
         fill(path)
-    output = check_output(path, overwrite=True)
-    with pytest.raises(FileExistsError, match="model was not written .*The complete result is in") as error, new_directory(
-        output
-    ) as folder:  # fmt: skip
+    output, said = check_output(path, overwrite=True), "model was not written .*The complete result is in"
+    with pytest.raises(FileExistsError, match=said) as error, new_directory(output) as folder:
         fill(folder, NEW)
         if replaces:
             path.rename(tmp_path / "moved")
@@ -68,10 +67,8 @@ def test_what_appears_meanwhile_stays_and_the_result_waits(kind, replaces, tmp_p
 
 def test_a_file_that_appears_deep_in_the_replaced_directory(tmp_path):
     fill(tmp_path / "model")
-    with (
-        pytest.raises(FileExistsError, match="something else is there now"),
-        new_directory(check_output(tmp_path / "model", True)),
-    ):
+    output = check_output(tmp_path / "model", overwrite=True)
+    with pytest.raises(FileExistsError, match="something else is there now"), new_directory(output):
         (tmp_path / "model" / "runs" / "new").write_text("mine")
     assert content(tmp_path / "model") == {**MODEL, "runs/new": "mine"}
 
@@ -184,13 +181,9 @@ def test_a_kill_at_any_step_leaves_the_old_model_or_the_new_one(replaces, tmp_pa
 def test_a_full_disk_changes_nothing(error, replaces, tmp_path):
     if replaces:
         fill(tmp_path / "model")
-    before = state(tmp_path)[1:]
-    with (
-        pytest.raises(
-            OSError, match="Saving to .*model failed, and nothing was changed there: .*No space left on device"
-        ),
-        new_directory(check_output(tmp_path / "model", replaces)) as folder,
-    ):
+    before, output = state(tmp_path)[1:], check_output(tmp_path / "model", replaces)
+    said = "Saving to .*model failed, and nothing was changed there: .*No space left on device"
+    with pytest.raises(OSError, match=said), new_directory(output) as folder:
         fill(folder, NEW)
         raise error
     assert state(tmp_path)[1:] == before
@@ -251,10 +244,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     write_atomically(path, b"own")
     assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]
 
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]

@@ -235,18 +235,16 @@ def test_bad_schedules(tmp_path, data, llama):
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
-    for callback, message in [
-        (NeuronALCallback(config, {5: 0.7}), "prunes at step 5, but training ends at step 4"),
-        (pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
-        (pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
+    adapted = get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"]))
+    for model, callback, message in [
+        (llama, NeuronALCallback(config, {5: 0.7}), "prunes at step 5, but training ends at step 4"),
+        (llama, pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
+        (llama, pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
+        (llama, SparsityCallback(), "The model is dense"),
+        (adapted, NeuronALCallback(config, {2: 0.7}), "merge them first"),
     ]:
         with pytest.raises(ValueError, match=message):
-            make_trainer(llama, tmp_path, data, callback).train()
-    with pytest.raises(ValueError, match="The model is dense"):
-        make_trainer(llama, tmp_path, data, SparsityCallback()).train()
-    adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="merge them first"):
-        make_trainer(adapted, tmp_path, data, NeuronALCallback(config, {2: 0.7})).train()
+            make_trainer(model, tmp_path, data, callback).train()
 
 
 def _train_in_two(rank, count, folder, data):

@@ -82,10 +82,8 @@ class TestResult:
         _, report = tuned(folders, dataset="c4", steps=2, texts=[TEXT])
         (entry,) = report.training
         assert entry["source"] == "a list of 1 strings" and entry["config"]["dataset"] is None
-        assert (
-            "finetune --model path/to/pruned-model --teacher dense --dataset path/to/text.txt"
-            in (folders / "tuned" / "README.md").read_text()
-        )
+        card = (folders / "tuned" / "README.md").read_text()
+        assert "finetune --model path/to/pruned-model --teacher dense --dataset path/to/text.txt" in card
 
     def test_a_second_fine_tune_stands_behind_the_first(self, folders):
         tuned(folders)
@@ -181,11 +179,9 @@ class TestResult:
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
 
     def test_conversations(self, folders):
-        tokenizer = make_tokenizer(
-            chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-        )
+        template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
         for folder in ("dense", "sparse"):
-            tokenizer.save_pretrained(folders / folder)
+            make_tokenizer(chat_template=template).save_pretrained(folders / folder)
         messages = [{"role": "w1", "content": " ".join(f"w{i % 60}" for i in range(200))}]
         (folders / "chat.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for _ in range(8)))
         _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
@@ -228,10 +224,9 @@ class TestResuming:
                 raise KeyboardInterrupt
             return step(self, *args, **kwargs)
 
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(module.SparseTrainer, "training_step", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                tuned(folders)
+            tuned(folders)
         work = folders / ".tuned.unfinished"
         (work / "checkpoints" / "checkpoint-7").mkdir()  # a kill while it was written
         monkeypatch.setattr(
