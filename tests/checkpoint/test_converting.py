@@ -128,7 +128,7 @@ def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
 
 
 def test_torchao_keeps_every_zero(tmp_path):
-    """A dense checkpoint is an ordinary one. Int8 weights are symmetric: zero is stored as zero. Tiny weights become zeros in addition."""
+    """A dense checkpoint is an ordinary one. Int8 weights are symmetric: zero stays zero. Tiny ones become zeros too."""
     torchao = pytest.importorskip("torchao.quantization")
     _, model = save_pruned(tmp_path, overrides={"num_hidden_layers": 1})
     before = {name: weight == 0 for name, weight in model.named_parameters() if "_proj" in name}

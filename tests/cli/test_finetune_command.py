@@ -36,7 +36,7 @@ def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
 
 
 def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatch, capsys):
-    """Here for the packed format."""
+    """In the packed format too."""
     interrupt = Mock(side_effect=KeyboardInterrupt)
     models = ("--format", "packed", "--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
     given = (*models, "--dataset", tmp_path / "text.txt", *SHORT)
