@@ -34,11 +34,6 @@ def prune_at_load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, sparsity_config=None)
 
 
-def readers(format):
-    load = AutoModelForCausalLM.from_pretrained if format == "packed" else prune_at_load
-    return inspect_checkpoint, convert_it, load, load_model
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
@@ -77,7 +72,8 @@ def test_nothing_in_a_checkpoint_is_run(foreign, format, monkeypatch, tmp_path):
 
     change_config(folder, change)
     before = all_files(folder)
-    for read in readers(format):
+    load = AutoModelForCausalLM.from_pretrained if format == "packed" else prune_at_load
+    for read in (inspect_checkpoint, convert_it, load, load_model):
         read(folder)
     with keep_sparsity(densify(AutoModelForCausalLM.from_pretrained(folder))) as keeper:
         assert keeper.sparsity == pytest.approx(0.7, abs=0.01)

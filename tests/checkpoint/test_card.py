@@ -55,26 +55,20 @@ def test_it_says_which_method_ran_and_cites_it(given, said, papers, ids):
     assert model.config.sparsity_config["method"] == pruner.report.method == config.methods.title
 
 
-@pytest.mark.parametrize("format", ["dense", "packed"])
-def test_the_example_generates(format, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_the_example_generates(template, tmp_path, capsys, monkeypatch):
+    """A chat if the model chats; of what is converted too."""
     monkeypatch.chdir(tmp_path)
-    save_pruned(tmp_path / "llama-70", tokenizer=make_tokenizer(), format=format, overrides={"vocab_size": 256})
-    code = python((tmp_path / "llama-70" / "README.md").read_text())
-    assert ("import optimum_neuronal" in code) == (format == "packed")
-    exec(code.replace("50", "2"), {})
-    assert capsys.readouterr().out.strip()
-
-
-def test_a_model_that_chats_shows_a_chat(tmp_path, capsys, monkeypatch):
-    """So does what is converted."""
-    monkeypatch.chdir(tmp_path)
-    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
-    save_pruned(tmp_path / "llama-70", tokenizer=tokenizer, overrides={"vocab_size": 256})
+    save_pruned(tmp_path / "llama-70", tokenizer=make_tokenizer(chat_template=template), overrides={"vocab_size": 256})
     main(["convert", "llama-70", "--format", "packed", "--output", "packed"])
     for folder in ("llama-70", "packed"):
         code = python((tmp_path / folder / "README.md").read_text())
-        assert "apply_chat_template(messages, add_generation_prompt=True" in code and "Once upon" not in code
+        assert ("import optimum_neuronal" in code) == (folder == "packed")
+        assert ("apply_chat_template(messages, add_generation_prompt=True" in code) == bool(template)
+        assert ("Once upon" in code) == (template is None)
+        capsys.readouterr()
         exec(code.replace("50", "2"), {})
+        assert capsys.readouterr().out.strip()
 
 
 def test_the_card_of_a_multimodal_model_speaks_of_its_text_decoder(ids):
@@ -94,9 +88,8 @@ def test_what_it_says(pruned, monkeypatch):
     assert data.base_model == "me/dense" and "base_model_relation" not in text and data.license == "llama3"
     assert data.tags == ["sparse", "pruned", "optimum_neuronal"] and data.pipeline_tag == "text-generation"
     body = re.sub(" +", " ", text)
-    assert (
-        "70.0% of the weights" in body and "`optimum_neuronal`: magnitude + uniform.\n\nEvery projection has" in body
-    )
+    assert "70.0% of the weights" in body
+    assert "`optimum_neuronal`: magnitude + uniform.\n\nEvery projection has" in body
     assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.2` |" in body
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
     assert "## Cite" not in text, "magnitude and uniform have no paper"
@@ -107,9 +100,8 @@ def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     make_model("llama", vocab_size=256).to(torch.bfloat16).save_pretrained("dense")
     make_tokenizer().save_pretrained("dense")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8 " * 80)
-    config = NeuronALConfig(
-        0.6, saliency="wanda", topup="uniform", num_samples=8, seq_length=8, seed=3, dataset="text.txt"
-    )
+    sizes = {"num_samples": 8, "seq_length": 8}
+    config = NeuronALConfig(0.6, saliency="wanda", topup="uniform", seed=3, dataset="text.txt", **sizes)
     pruner = NeuronALPruner.from_pretrained("dense", config=config, dtype=torch.float32)
     pruner.quantize("pruned", format="packed", save_dtype=torch.float16)
     words = command((tmp_path / "pruned" / "README.md").read_text())

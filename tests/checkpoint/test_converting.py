@@ -8,15 +8,9 @@ from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from optimum_neuronal import (
-    NeuronALConfig,
-    NeuronALPruner,
-    convert_checkpoint,
-    inspect_checkpoint,
-    save_pretrained,
-)
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, save_pretrained
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
@@ -78,6 +72,10 @@ def test_what_cannot_be_converted(tmp_path):
     save_pruned(tmp_path / "lacking")
     kept = {name: tensor for name, tensor in tensors_of(tmp_path / "lacking").items() if "1.mlp.up_proj" not in name}
     save_file(kept, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
+    for format in ("dense", "packed"):
+        save_pruned(tmp_path / f"cut {format}", format=format)
+        (file,) = (tmp_path / f"cut {format}").glob("*.safetensors")
+        file.write_bytes(file.read_bytes()[:-100])
     for name, changes in (
         ("short", {"num_hidden_layers": 2}),
         ("quantized", {"quantization_config": {"quant_method": "gptq"}}),
@@ -93,6 +91,8 @@ def test_what_cannot_be_converted(tmp_path):
         ("short", "packed", "LlamaForCausalLM has no place for model.layers.2.input_layernorm.weight, .* 6 more of"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
+        ("cut dense", "packed", "model.* is damaged: .*Download or save it again"),
+        ("cut packed", "dense", "packed.* is damaged: .*Download or save it again"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):
@@ -118,17 +118,6 @@ def test_reports_of_other_methods_and_damaged_ones(tmp_path):
         convert_checkpoint(tmp_path / "model", "packed", tmp_path / "other")
 
 
-@pytest.mark.parametrize("format, other", [("packed", "dense"), ("dense", "packed")])
-def test_a_damaged_checkpoint_changes_nothing(format, other, tmp_path):
-    save_pruned(tmp_path / "model", format=format)
-    (file,) = (tmp_path / "model").glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-100])
-    before = all_files(tmp_path)
-    with pytest.raises(ValueError, match="model.* is damaged: .*Download or save it again"):
-        convert_checkpoint(tmp_path / "model", other, tmp_path / "output")
-    assert all_files(tmp_path) == before
-
-
 def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
     save_pruned(tmp_path / "model")
     (tmp_path / "model" / ".git").mkdir()
@@ -138,9 +127,15 @@ def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
         assert not (inside / "packed").exists() and not list(inside.glob(".*"))
 
 
-def test_a_packed_model_of_another_tool_becomes_dense(tmp_path):
-    model = make_zeroed("llama")
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    save_pretrained(model, tmp_path / "packed", format="packed")
-    convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "dense")
-    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "dense").state_dict(), expected)
+def test_torchao_keeps_every_zero(tmp_path):
+    """A dense checkpoint is an ordinary one. Int8 weights are symmetric: zero stays zero. Tiny ones become zeros too."""
+    torchao = pytest.importorskip("torchao.quantization")
+    _, model = save_pruned(tmp_path, overrides={"num_hidden_layers": 1})
+    before = {name: weight == 0 for name, weight in model.named_parameters() if "_proj" in name}
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    quantized = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    assert "Int8" in type(quantized.model.layers[0].mlp.up_proj.weight).__name__
+    for name, weight in quantized.named_parameters():
+        if name in before:
+            assert not weight.dequantize()[before[name]].any(), name
+    assert quantized.config.sparsity_config["sparsity"] == 0.7

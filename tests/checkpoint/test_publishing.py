@@ -49,18 +49,13 @@ def test_push_and_back(hub):
     assert json.loads(hub.files("me/llama-70")["neuronal_report.json"])["config"]["sparsity"] == 0.7
 
 
-def test_packed(hub, tmp_path):
-    pruner, model = pruned()
-    pruner.push_to_hub(model, "packed", format="packed")
-    assert inspect_checkpoint("me/packed").format == "packed"
-    converted = convert_checkpoint("me/packed", "dense", tmp_path / "converted")
-    assert same(tensors_of(converted), model.state_dict()) and (converted / "tokenizer.json").exists()
-
-
-def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub):
+def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub, tmp_path):
     """In one commit, and only on request if it holds files; a new branch leaves main as it was."""
     (first_pruner, first), (pruner, model) = pruned(), pruned(0.5)
-    first_pruner.push_to_hub(first, "me/model", format="packed", commit_message="Packed")
+    first_pruner.push_to_hub(first, "model", format="packed", commit_message="Packed")
+    assert inspect_checkpoint("me/model").format == "packed"
+    converted = convert_checkpoint("me/model", "dense", tmp_path / "converted")
+    assert same(tensors_of(converted), first.state_dict()) and (converted / "tokenizer.json").exists()
     hub.files("me/model")["notes/mine.txt"] = b"mine"
     pruner.push_to_hub(model, "me/model", commit_message="Dense now", overwrite=True)
     assert hub.commits == ["Packed", "Dense now"]
@@ -77,10 +72,9 @@ def test_nothing_is_replaced_unasked(hub):
         dict(hub.files("me/model")),
         "'me/model' holds 7 files, a model of type llama pruned with magnitude",
     )
+    said = rf"{found}.* choose a new one, or pass --overwrite \(overwrite=True\)"
     for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
-        with pytest.raises(
-            FileExistsError, match=rf"{found}.* choose a new one, or pass --overwrite \(overwrite=True\)"
-        ):
+        with pytest.raises(FileExistsError, match=said):
             attempt()
     with pytest.raises(FileExistsError, match="'me/dense-llama' holds 1 files: choose"):
         check_push("me/dense-llama")

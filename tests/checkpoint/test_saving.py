@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,19 +20,11 @@ from sparse_checkpoints import all_files, change_config, same, save_pruned, tens
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import (
-    NeuronALConfig,
-    NeuronALPruner,
-    convert_checkpoint,
-    densify,
-    save_pretrained,
-    sparsify,
-)
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, densify, save_pretrained, sparsify
 from optimum_neuronal.checkpoint import converting, saving
 from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
-FILE, INDEX = "packed-00001-of-00001.safetensors", "packed.safetensors.index.json"
 SPARSE = {"version": 1, "sparsity": 0.7, "achieved_sparsity": 0.7}
 CONFIG = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
 RELOAD = """
@@ -83,9 +76,8 @@ def test_files_of_another_dtype(family, format, tmp_path):
     found, expected = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("converted", "expected"))
     assert found.dtype == torch.bfloat16 and same(found.state_dict(), expected.state_dict())
     for index in (tmp_path / "converted").glob("*.index.json"):
-        assert json.loads(index.read_text()) | {"weight_map": {}} == json.loads(
-            (tmp_path / "expected" / index.name).read_text()
-        ) | {"weight_map": {}}
+        one, other = (json.loads((tmp_path / name / index.name).read_text()) for name in ("converted", "expected"))
+        assert one | {"weight_map": {}} == other | {"weight_map": {}}
 
 
 @pytest.mark.parametrize("way", ["whole", "streamed", "sparsified", "converted"])
@@ -134,9 +126,8 @@ def test_float32_tensors_among_bfloat16_ones_keep_their_dtype_and_bits(family, p
     tensors = tensors_of(tmp_path / "dense")
     finer = {name: torch.randn(value.shape) for name, value in tensors.items() if part in name}
     save_file(tensors | finer, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
-    NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype).quantize(
-        tmp_path / "first", format=format
-    )
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=CONFIG, dtype=dtype)
+    pruner.quantize(tmp_path / "first", format=format)
     other = {"dense": "packed", "packed": "dense"}[format]
     convert_checkpoint(tmp_path / "first", other, tmp_path / "second")
     for folder in ("first", "second"):
@@ -175,10 +166,8 @@ def test_a_packed_model_saves_what_the_dense_one_does(family, make, tmp_path):
     save_pretrained(other, tmp_path / "packed again", format="packed")
     for name in ("dense", "packed"):
         assert same(tensors_of(tmp_path / name), tensors_of(tmp_path / f"{name} again")), name
-        config, again = (
-            json.loads((tmp_path / folder / "config.json").read_text()) for folder in (name, f"{name} again")
-        )
-        assert config == again
+        configs = [(tmp_path / folder / "config.json").read_text() for folder in (name, f"{name} again")]
+        assert json.loads(configs[0]) == json.loads(configs[1])
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
@@ -191,25 +180,20 @@ def test_a_model_of_which_a_part_is_packed(format, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])
-def test_a_model_with_adapters_is_not_saved(format, tmp_path):
-    """transformers would write the adapter alone."""
-    pruner, model = pruned()
-    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
-    for save in (pruner.save, save_pretrained):
-        with pytest.raises(ValueError, match="carries adapters: merge them first"):
-            save(model, tmp_path / "model", format)
-    assert not (tmp_path / "model").exists()
-
-
-def test_weights_under_other_names_are_not_saved(tmp_path):
-    """They would be random numbers when the model is loaded."""
-    pruned_by_torch, compiled = make_model("llama"), make_zeroed("llama")
+def test_weights_that_would_be_lost_are_not_saved(format, tmp_path):
+    """They would be random numbers when the model is loaded. With adapters, transformers would write those alone."""
+    (pruner, adapted), pruned_by_torch, compiled = pruned(), make_model("llama"), make_zeroed("llama")
+    adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
     prune.l1_unstructured(pruned_by_torch.model.layers[0].mlp.up_proj, "weight", 0.7)
-    with pytest.raises(ValueError, match="computes the weight of model.layers.0.mlp.up_proj, which would be lost"):
-        save_pretrained(pruned_by_torch, tmp_path / "model", "packed")
     compiled.model.layers[0] = torch.compile(compiled.model.layers[0])
-    with pytest.raises(ValueError, match="torch.compile wraps model.layers.0, whose weights would be lost"):
-        save_pretrained(compiled, tmp_path / "model")
+    for save, model, message in (
+        (pruner.save, adapted, "carries adapters: merge them first"),
+        (save_pretrained, adapted, "carries adapters: merge them first"),
+        (save_pretrained, pruned_by_torch, "computes the weight of model.layers.0.mlp.up_proj, which would be lost"),
+        (save_pretrained, compiled, "torch.compile wraps model.layers.0, whose weights would be lost"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save(model, tmp_path / "model", format)
     assert not (tmp_path / "model").exists()
 
 
@@ -244,7 +228,7 @@ def test_checkpoints_of_trainer_are_dense(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
     options = dict(report_to=[], use_cpu=True, disable_tqdm=True)
     Trainer(model, TrainingArguments(str(tmp_path), **options)).save_model(tmp_path / "saved")
-    assert "model.safetensors" in names(tmp_path / "saved") and FILE not in names(tmp_path / "saved")
+    assert "model.safetensors" in names(tmp_path / "saved") and not list((tmp_path / "saved").glob("packed*"))
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
@@ -265,11 +249,7 @@ def test_a_model_that_could_not_be_saved_is_found_before_the_work(format, tmp_pa
 def test_a_save_that_fails_leaves_the_old_files(format, step, tmp_path, monkeypatch):
     save_pruned(tmp_path / "model", "gpt2")
     before, (pruner, model) = all_files(tmp_path), pruned()
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(f"optimum_neuronal.{step}", full)
+    monkeypatch.setattr(f"optimum_neuronal.{step}", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="^Saving to .*/model failed, and nothing was changed there: .*No space left"):
         pruner.save(model, tmp_path / "model", format, overwrite=True)
     assert all_files(tmp_path) == before
@@ -303,9 +283,8 @@ def test_a_model_is_replaced_only_on_request_and_then_as_a_whole(writer, tmp_pat
     save_pruned(old, "gpt2", make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
     (old / "notes.txt").write_text("mine")
     before = all_files(old)
-    with pytest.raises(
-        FileExistsError, match=r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
-    ):
+    said = r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
+    with pytest.raises(FileExistsError, match=said):
         write(old)
     assert all_files(old) == before
     write(tmp_path / "other")

@@ -18,8 +18,8 @@ class Sample(Command):
         return "."
 
 
-def run(error, **flags):
-    command = Sample(argparse.Namespace(**{"debug": False, "quiet": False, **flags}))
+def run(error, debug=False):
+    command = Sample(argparse.Namespace(debug=debug, quiet=False))
     command.error = error
     command.run()
 

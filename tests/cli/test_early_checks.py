@@ -14,8 +14,8 @@ PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
     (("prune", "--model", "dense", "--output", "new"), "The config has no sparsity"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
-    ((*PRUNE, "--dry-run", "--batch-size", "0"), "batch_size is 0"),
-    ((*PRUNE, "--max-hidden-bytes", "-1"), "max_hidden_bytes is -1"),
+    ((*PRUNE, "--dry-run", "--batch-size", "0"), "batch_size is 0: expected a whole number of at least 1"),
+    ((*PRUNE, "--max-hidden-bytes", "-1"), "max_hidden_bytes is -1: expected a whole number of at least 0"),
     ((*PRUNE, "--config", "gone.json"), "No such file or directory: 'gone.json'"),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
@@ -24,7 +24,8 @@ COMMANDS = (
     ((*PRUNE, "--device", "tpu"), "tpu"),
     ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
     ((*PRUNE, "--output", "dense"), "dense holds dense, which is read: choose a new directory"),
-    ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds"),
+    ((*PRUNE, "--output", "dense", "--overwrite", "--dry-run"), "dense holds .*dense, which is read"),
+    ((*PRUNE, "--output", "project", "--overwrite"), "project holds 1 file, and is not a model's directory"),
     ((*PRUNE, "--output", "notes.xyz"), "notes.xyz is a file"),
     ((*PRUNE, "--work-dir", "new/work"), "must not lie in each other"),
     ((*PRUNE, "--work-dir", "dense"), "dense holds other files"),
@@ -47,7 +48,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, words, message, tmp_pa
     monkeypatch.chdir(tmp_path)
     for module in (flags, measuring_commands, pruner):
         monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    files = ("dense/config.json", "adapter/adapter_config.json")
+    files = ("dense/config.json", "adapter/adapter_config.json", "project/README.md")
     for file in files:
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text("{}")

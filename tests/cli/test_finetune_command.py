@@ -1,5 +1,6 @@
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,30 +30,22 @@ def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
     assert "fine-tuning for 4 steps of 4 x 16 tokens of text.txt, toward dense" in run.err
     assert "step 4 of 4: perplexity" in run.err
     after = json.loads((output / "neuronal_report.json").read_text())["training"][0]["evaluation"]["text.txt"]["after"]
-    assert f"{after:.2f}" in run(
-        "evaluate", "--model", output, "--dataset", text, "--window", 16, "--dtype", "float32"
-    )
+    shown = run("evaluate", "--model", output, "--dataset", text, "--window", 16, "--dtype", "float32")
+    assert f"{after:.2f}" in shown
     assert "Verified" in run("inspect", output)
 
 
-def test_packed(run, dense, sparse, tmp_path):
-    given = ("--model", sparse, "--teacher", dense, "--dataset", tmp_path / "text.txt", *SHORT)
-    shown = run("finetune", *given, "--format", "packed", "--output", tmp_path / "tuned")
-    assert "import optimum_neuronal" in shown
-
-
 def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatch, capsys):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    models = ("--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
+    """In the packed format too."""
+    interrupt = Mock(side_effect=KeyboardInterrupt)
+    models = ("--format", "packed", "--model", sparse, "--teacher", dense, "--output", tmp_path / "tuned")
     given = (*models, "--dataset", tmp_path / "text.txt", *SHORT)
-    with monkeypatch.context() as patch:
-        patch.setattr(module.SparseTrainer, "training_step", interrupted)
-        with pytest.raises(SystemExit, match="130"):
-            run("finetune", *given)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(module.SparseTrainer, "training_step", interrupt)
+        run("finetune", *given)
     assert re.search("the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
-    assert "Saved to" in run("finetune", *given)
+    shown = run("finetune", *given)
+    assert "Saved to" in shown and "import optimum_neuronal" in shown
 
 
 def test_flags_are_the_fields_of_the_config():

@@ -31,8 +31,8 @@ def module(tmp_path, monkeypatch):
     SALIENCIES.names()
     monkeypatch.setattr(SALIENCIES, "_classes", dict(SALIENCIES._classes))  # other tests list the methods
 
-    def write(name, text=METHOD):
-        (tmp_path / f"{name}.py").write_text(text.replace("{name}", name))
+    def write(name):
+        (tmp_path / f"{name}.py").write_text(METHOD.replace("{name}", name))
         return name
 
     return write
@@ -62,11 +62,8 @@ def test_compare_takes_the_fields_of_a_file_which_flags_override(run, dense, tmp
     more = ("--max-windows", 2, "--output", tmp_path / "table", "--topup", "uniform", "owl")
     run("compare", "--model", dense, *files, *more)
     found = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
-    assert [(one["sparsity"], one["saliency"], one["topup"]) for one in found] == [
-        (0.6, "wanda", "uniform"),
-        (0.6, "wanda", "owl"),
-    ]
-    assert found[0]["config"]["num_samples"] == 8
+    assert [(one["saliency"], one["topup"]) for one in found] == [("wanda", "uniform"), ("wanda", "owl")]
+    assert all((one["sparsity"], one["config"]["num_samples"]) == (0.6, 8) for one in found)
     run("compare", "--model", dense, *files, *more[:-3])
     (only,) = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
     assert only["topup"] == "owl, half_width=0.05"

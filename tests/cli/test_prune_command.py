@@ -4,12 +4,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
-from sparse_checkpoints import all_files
+from sparse_checkpoints import same, tensors_of
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.neuronal_command import make_parser
@@ -23,25 +23,16 @@ PLAIN = ("--saliency", "magnitude", "--topup", "uniform")
 WANDA = ("--saliency", "wanda", "--topup", "uniform", *SMALL)
 
 
-def weights(folder):
-    found = {}
-    for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
-    return found
-
-
 def equal(one, other):
-    one, other = weights(one), weights(other)
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return same(tensors_of(one), tensors_of(other))
 
 
 def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypatch):
     output, text = tmp_path / "sparse", tmp_path / "text.txt"
     read, load = [], perplexity.load_documents
     monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
-    printed = run(
-        "prune", "--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, "--evaluate", text, *TUNED
-    )
+    given = ("--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, "--evaluate", text)
+    printed = run("prune", *given, *TUNED)
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
     assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window", "bos"}
@@ -86,36 +77,25 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
-def test_the_packed_format(run, dense, tmp_path):
-    output, text = tmp_path / "packed", tmp_path / "text.txt"
-    shown = run("prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--format", "packed", "--output", output)
-    assert "import optimum_neuronal" in shown and not (output / "model.safetensors").exists()
-    assert "Perplexity was not measured" in shown, "without calibration text"
+def test_the_packed_format_is_saved_and_pushed(run, dense, tmp_path, monkeypatch):
+    output, text, published = tmp_path / "packed", tmp_path / "text.txt", []
+    monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
+    monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
+    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
+    shown = run("prune", *given, "--format", "packed", "--output", output)
+    assert published == ["packed"] and not (output / "model.safetensors").exists()
+    assert "import optimum_neuronal" in shown and "Perplexity was not measured" in shown, "without calibration text"
     assert (output / "packed-00001-of-00001.safetensors").exists()
     few = ("--window", 16, "--max-windows", 3)
     assert "perplexity" in run("evaluate", "--model", output, "--dataset", text, *few)
 
 
-def test_what_is_pushed_has_the_format_that_is_saved(run, dense, tmp_path, monkeypatch):
-    published = []
-    monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
-    monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
-    given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
-    run("prune", *given, "--format", "packed", "--output", tmp_path / "packed")
-    assert published == ["packed"]
-
-
 def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *TUNED]
     run(*arguments, "--output", tmp_path / "undisturbed")
-
-    def interrupt(*_args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", interrupt)
-        with pytest.raises(SystemExit, match="130"):
-            run(*arguments, "--output", tmp_path / "sparse")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", Mock(side_effect=KeyboardInterrupt))
+        run(*arguments, "--output", tmp_path / "sparse")
     assert re.search("interrupted: the same command resumes from here; .*delete .*unfinished", capsys.readouterr().err)
     assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
     run(*arguments, "--output", tmp_path / "sparse")
@@ -166,23 +146,12 @@ def test_a_dry_run_writes_nothing_and_refuses_the_test_sets_that_a_prune_refuses
             run(*given, "--evaluate", tmp_path / "short.txt", "--window", 16, *last)
 
 
-def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
-    """The only dense copy, and a project's own files, are never; a model only on request."""
-    given = ("prune", "--model", dense, *PLAIN, "--sparsity")
-    before = all_files(dense)
-    with pytest.raises(SystemExit, match="dense holds .*dense, which is read: choose a new directory"):
-        run(*given, 0.5, "--output", dense, "--overwrite", "--dry-run")
-    assert all_files(dense) == before
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "README.md").write_text("# Mine")
-    with pytest.raises(SystemExit, match="project holds 1 file, and is not a model's directory"):
-        run(*given, 0.5, "--output", project, "--overwrite")
-    assert [file.name for file in project.iterdir()] == ["README.md"]
-    run(*given, 0.5, "--output", tmp_path / "sparse")
+def test_a_model_is_replaced_only_on_request(run, dense, tmp_path):
+    given = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity")
+    run(*given, 0.5)
     with pytest.raises(SystemExit, match="a model of type llama pruned with magnitude .*--overwrite"):
-        run(*given, 0.7, "--output", tmp_path / "sparse")
-    run(*given, 0.7, "--output", tmp_path / "sparse", "--overwrite")
+        run(*given, 0.7)
+    run(*given, 0.7, "--overwrite")
     assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse")
 
 
@@ -192,16 +161,13 @@ def test_conversations(run, dense, tmp_path, monkeypatch):
     Text in another file makes up half of the calibration sequences.
     """
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    chat = [
-        [{"role": role, "content": f"w{20 + 2 * i} w{21 + 2 * i}"} for role in ("user", "assistant")]
-        for i in range(60)
-    ]
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chat))
+    words = [f"w{20 + 2 * i} w{21 + 2 * i}" for i in range(60)]
+    chat = [{"messages": [{"role": role, "content": own} for role in ("user", "assistant")]} for own in words]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
     data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
     prune = ("prune", *data, tmp_path / "text.txt", "--sparsity", 0.5, *WANDA)
-    with pytest.raises(
-        SystemExit, match=r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
-    ):
+    said = r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
+    with pytest.raises(SystemExit, match=said):
         run(*prune, "--output", tmp_path / "sparse")
     tokenizer = AutoTokenizer.from_pretrained(dense)
     tokenizer.chat_template = "{% for message in messages %}{{ 'w1 ' + message.content + ' ' }}{% endfor %}"
@@ -223,15 +189,16 @@ def test_torchrun(run, dense, tmp_path):
         port = probe.getsockname()[1]
     given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--preset", "fast", *SMALL)
     assert run("prune", *given, "--device", "cpu", "--output", tmp_path / "one").count("Saved to") == 1
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        f"--master-port={port}",
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    words = [
         "--no-python",
+        Path(sys.executable).with_name("optimum-cli"),
+        "neuronal",
+        "prune",
+        *given,
+        "--device",
+        "cpu",
     ]
-    words = [Path(sys.executable).with_name("optimum-cli"), "neuronal", "prune", *given, "--device", "cpu"]
     command = [*launch, *map(str, words), "--output", str(tmp_path / "two")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr

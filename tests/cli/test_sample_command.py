@@ -35,10 +35,8 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as end:
         run(*given)
     assert end.value.code == 130 and not output.exists()
-    assert (
-        f"the same command resumes from here; to start over, delete {tmp_path / '.own.jsonl.unfinished'}"
-        in capsys.readouterr().err
-    )
+    shown = capsys.readouterr().err
+    assert f"the same command resumes from here; to start over, delete {tmp_path / '.own.jsonl.unfinished'}" in shown
     template = dense / "chat_template.jinja"
     template.write_text("{{ messages[0].content }}")  # conversations would follow documents in one file
     with pytest.raises(SystemExit, match="started with different settings: chat template was"):

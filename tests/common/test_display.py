@@ -1,11 +1,5 @@
-from optimum_neuronal.common.display import (
-    escaped,
-    format_bytes,
-    format_count,
-    format_duration,
-    format_markdown,
-    format_table,
-)
+from optimum_neuronal.common import display
+from optimum_neuronal.common.display import escaped, format_bytes, format_count, format_duration
 
 
 def test_what_is_not_printable_is_escaped_and_long_text_is_cut():
@@ -23,7 +17,7 @@ def test_what_is_not_printable_is_escaped_and_long_text_is_cut():
 
 def test_columns_are_aligned_numbers_to_the_right():
     rows = [["wanda", 39.08, "60.00%", "0.1 / 0.12", "5.23.0"], ["sparsegpt, long", "1,234", "-", "-0.5", "5.23"]]
-    assert format_table(["method", "a perplexity", "sparsity", "lambda", "version"], rows).split("\n") == [
+    assert display.format_table(["method", "a perplexity", "sparsity", "lambda", "version"], rows).split("\n") == [
         "method             a perplexity    sparsity  lambda      version",
         "---------------  --------------  ----------  ----------  ---------",
         "wanda                     39.08      60.00%  0.1 / 0.12  5.23.0",
@@ -33,7 +27,7 @@ def test_columns_are_aligned_numbers_to_the_right():
 
 def test_markdown():
     rows = [["wanda | ria", "39.08", "-"], ["<b>", "1,234", "60.00%"]]
-    assert format_markdown(["method", "perplexity", "sparsity"], rows, bold={(0, 1)}).split("\n")[1:] == [
+    assert display.format_markdown(["method", "perplexity", "sparsity"], rows, bold={(0, 1)}).split("\n")[1:] == [
         "|:-------------|-------------:|-----------:|",
         "| wanda \\| ria |    **39.08** |          - |",
         "| <b>          |        1,234 |     60.00% |",

@@ -4,13 +4,7 @@ import sys
 import pytest
 import torch
 
-from optimum_neuronal.common.torch_state import (
-    MemoryLimits,
-    full_precision,
-    multiplies_bfloat16,
-    peak_memory,
-    reset_peak_memory,
-)
+from optimum_neuronal.common.torch_state import full_precision, multiplies_bfloat16, peak_memory, reset_peak_memory
 
 
 MB = 2**20
@@ -28,18 +22,6 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before > 192 * MB, "a peak stays"
     reset_peak_memory()
     assert peak_memory()["host"] - before < 64 * MB
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0: expected a whole number of at least 1"),
-        ({"max_hidden_bytes": -1}, "max_hidden_bytes is -1: expected a whole number of at least 0"),
-    ],
-)
-def test_limits_are_checked_when_they_are_made(limits, message):
-    with pytest.raises(ValueError, match=message):
-        MemoryLimits(**limits)
 
 
 def test_a_cpu_with_matrix_units(monkeypatch):

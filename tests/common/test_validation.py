@@ -5,12 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from optimum_neuronal.common.validation import (
-    check_count,
-    check_number,
-    hyper,
-    make_checked,
-)
+from optimum_neuronal.common.validation import check_count, check_number, hyper, make_checked
 
 
 def test_counts():
@@ -61,11 +56,7 @@ def test_hyper_parameters_are_checked_by_the_bounds_beside_their_fields():
         ({"widths": [0.1, 2]}, ValueError, "widths is 2: expected a number from 0 to 1"),
         ({"by": "kll"}, ValueError, "by is 'kll': expected one of 'kl', 'nll'. Did you mean 'kl'?"),
         ({"on": 1}, TypeError, "on is 1: expected True or False"),
-        (
-            {"rates": 1},
-            ValueError,
-            "args has 'rates': it takes count, rate, widths, by, on, free. Did you mean",
-        ),
+        ({"rates": 1}, ValueError, "args has 'rates': it takes count, rate, widths, by, on, free. Did you mean"),
     ):
         with pytest.raises(error, match=re.escape(message)):
             make_checked(Made, "it", "args", given)

@@ -130,8 +130,7 @@ def test_seeds_are_averaged(tmp_path, monkeypatch):
 
 def draw_line(path):
     with figures.new_figure(path, 2, "A title") as figure:
-        axes = figure.subplots()
-        axes.plot([0, 1], [0.0, 0.625])
+        figure.subplots().plot([0, 1], [0.0, 0.625])
     return path.read_bytes()
 
 

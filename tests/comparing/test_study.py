@@ -42,9 +42,7 @@ def test_each_occurs_once_methods_first_then_presets():
     expected = NeuronALConfig.preset("best", sparsity=0.6, dataset=None, num_samples=16, seed=3)
     assert found[5][1].to_dict() == expected.to_dict()
     found = find(sparsities=[0.6, 0.7], presets=["two-four"])  # at its own sparsity
-    assert [result.method for result, _ in found[2:]] == [
-        "preset two-four (alps + uniform, pattern 2:4), 50% sparsity"
-    ]
+    assert [one.method for one, _ in found[2:]] == ["preset two-four (alps + uniform, pattern 2:4), 50% sparsity"]
 
 
 def test_hyperparameters_are_split_from_the_names():
@@ -64,6 +62,10 @@ def test_an_impossible_combination_says_how_to_leave_it_out():
     with pytest.raises(ValueError, match=left_out):
         find(**pair)
     assert len(find(**pair, without=["sparsegpt+dsnot"])) == 3
+    spelled = find(
+        topups=["alpha-pruning", "owl:half_width=0.1"], without=["wanda+alpha_pruning", "wanda+owl"], presets=["fast"]
+    )
+    assert [result.topup for result, _ in spelled] == ["fast (alps + uniform)"], "however they are spelled"
     with pytest.raises(ValueError, match="preset paper, 50% sparsity: .*does not update weights") as error:
         find(topups=[], presets=["paper"], config={"refit_epochs": 2})
     assert "without" not in str(error.value)
@@ -93,13 +95,6 @@ def test_numpy_values_and_a_seed_that_is_named_twice():
     found = find(sweep={"seed": np.array([0, 0, 1])}, sparsities=np.array([0.5], dtype=np.float32))
     assert [asdict(result)["setting"] for result, _ in found] == [{"seed": 0}, {"seed": 1}]
     assert json.dumps([asdict(result) for result, _ in found])
-
-
-def test_pairs_are_left_out_however_they_are_spelled():
-    found = find(
-        topups=["alpha-pruning", "owl:half_width=0.1"], without=["wanda+alpha_pruning", "wanda+owl"], presets=["fast"]
-    )
-    assert [result.topup for result, _ in found] == ["fast (alps + uniform)"]
 
 
 def test_titles_name_variants_and_steps_and_one_of_two_spellings_is_run():

@@ -85,11 +85,9 @@ class TestTheAuthorsDraw:
             few = draw(dataset, tokenizer, num_samples=5, seed=seed, sampling="authors").ids
             assert torch.equal(few, found.ids[:5])
             random.setstate(state)
-
-    def test_lines_are_joined_by_a_space(self, tokenizer):
         lines = [document(7 * i, 5) for i in range(20)]
-        found = draw_as_authors(Documents(lines, "lines", tokenizer, joined=True), 6, 8, seed=1)
-        assert found == authors_loop(" ".join(lines), tokenizer, 6, 1, 8).tolist()
+        found = draw_as_authors(Documents(lines, "lines", tokenizer, joined=True), 6, 8, seed)
+        assert found == authors_loop(" ".join(lines), tokenizer, 6, seed, 8).tolist()
 
     def test_a_document_of_just_the_length_is_too_short(self, tokenizer):
         texts = [document(0, 8), document(50, 9)]

@@ -86,13 +86,10 @@ def test_windows_have_the_templates_own_bos_alone(chat_tokenizer):
         with_bos = draw(CHAT, chat_tokenizer, num_samples=count, seq_length=5, bos=9, sampling=sampling).ids
         assert (with_bos[:, 0] == 9).all() and (with_bos[:, 1:] != 9).all()
     joined = draw(CHAT, chat_tokenizer, num_samples=1, seq_length=11, bos=9).ids
-    assert joined.tolist() == [[9, *(token for token in IDS if token != 9)]]
-
-
-def test_test_windows(chat_tokenizer):
+    rest = [token for token in IDS if token != 9]
+    assert joined.tolist() == [[9, *rest]]
     config = LlamaConfig(vocab_size=256, max_position_embeddings=64)
     assert load_windows(config, chat_tokenizer, CHAT, 6).ids.tolist() == [IDS[:6], IDS[6:]]
-    rest = [token for token in IDS if token != 9]
     with_bos = load_windows(config, chat_tokenizer, CHAT, 6, add_bos=True)
     assert with_bos.ids.tolist() == [[9, *rest[:5]], [9, *rest[5:]]]
 

@@ -31,23 +31,8 @@ def test_conversations(model, tokenizer):
     for row in rows:
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
         assert all(message["content"] and "w250" not in message["content"].split() for message in row["messages"])
-    ids = [
-        tokenizer(text)["input_ids"] for text in load_documents([row["messages"] for row in rows], tokenizer=tokenizer)
-    ]
-    assert max(map(len, ids)) <= 24 + 1, "the template ends the answer"
-
-
-def test_settings_for_generating_do_not_count(model, tokenizer):
-    """Those that a checkpoint has for chats."""
-    expected = [*sample_text(model, tokenizer, 5, max_length=24)]
-    own = model.generation_config
-    own.repetition_penalty, own.num_return_sequences = 9.0, 2
-    assert [*sample_text(model, tokenizer, 5, max_length=24)] == expected and model.generation_config is own
-
-
-def test_documents_of_a_model_without_a_template(model):
-    rows = [*sample_text(model, make_tokenizer(eos_token="w250"), 5, max_length=12)]
-    assert all(0 < len(row["text"].split()) < 12 for row in rows)
+    texts = load_documents([row["messages"] for row in rows], tokenizer=tokenizer)
+    assert max(len(tokenizer(text)["input_ids"]) for text in texts) <= 24 + 1, "the template ends the answer"
 
 
 def test_what_is_drawn(model, tokenizer, monkeypatch):
@@ -71,10 +56,12 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
     before = torch.get_rng_state()
     first, again, other = ([*sample_text(model, tokenizer, 40, max_length=16, seed=seed)] for seed in (0, 0, 1))
     assert first == again != other
+    own = model.generation_config  # which a checkpoint has for chats
+    own.repetition_penalty, own.num_return_sequences = 9.0, 2
+    assert [*sample_text(model, tokenizer, 40, max_length=16)] == first and model.generation_config is own
     assert [*sample_text(model, tokenizer, BATCH_SIZE, max_length=16)] == first[: len(first) - 8], "of whole batches"
-    assert [*sample_text(model, tokenizer, 8, max_length=16, seed=BATCH_SIZE)] != first[-8:], (
-        "no batch of another seed"
-    )
+    last = [*sample_text(model, tokenizer, 8, max_length=16, seed=BATCH_SIZE)]
+    assert last != first[-8:], "no batch of another seed"
     assert torch.equal(torch.get_rng_state(), before) and model.training and not model.lm_head.training
 
 
@@ -112,7 +99,9 @@ def test_bad_arguments(given, message, model, tokenizer):
 
 
 def test_unusual_templates(model):
-    """With nothing around the user's turn, as DialoGPT's, the first token is that of a document."""
+    """Without one, documents are written. With nothing around the user's turn, as DialoGPT's, the first token is that of a document."""
+    rows = [*sample_text(model, make_tokenizer(eos_token="w250"), 5, max_length=12)]
+    assert all(0 < len(row["text"].split()) < 12 for row in rows)
     template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     rows = [*sample_text(model, make_tokenizer(chat_template=template, eos_token="w250"), 4, max_length=16)]
     assert rows and all(message["content"] for row in rows for message in row["messages"])

@@ -90,9 +90,8 @@ def test_padded_token_ids_raise():
     own = SimpleNamespace(pad_token_id=9, eos_token_id=None)
     assert padding_ids(config) == {0, 2, 3} and padding_ids(config, own) == {0, 2, 3, 9}
     for padded, token in (([5, 6, 0, 0], 0), ([3, 3, 3, 8], 3), ([9, 9, 5, 6], 9)):
-        with pytest.raises(
-            ValueError, match=f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
-        ):
+        said = f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
+        with pytest.raises(ValueError, match=said):
             as_token_ids([row, padded], padding=padding_ids(config, own))
         assert as_token_ids([row, padded]).tolist() == [row, padded]
     for good in (row, [5, 6, 7, 2], [0, 6, 0, 0, 7, 8]):

@@ -66,26 +66,16 @@ class TestResult:
         assert evaluate(model, tokenizer)["neuronal_words"].accuracy == expected and model.lm_head.weight is head
 
     def test_equals_the_accuracy_by_hand(self, tokenizer):
-        for family, batch_size, questions in (
-            ("llama", 7, QUESTIONS),
-            ("gpt2", 3, QUESTIONS[:8]),
-            ("qwen3", 1, QUESTIONS[:5]),
-        ):
-            model = make_model(family)
-            result = evaluate(model, tokenizer, batch_size=batch_size, limit=len(questions))["neuronal_words"]
-            accuracy, samples = by_hand(model, questions), len(questions)
-            stderr = pytest.approx((accuracy * (1 - accuracy) / (samples - 1)) ** 0.5)
-            assert result == TaskResult(pytest.approx(accuracy), stderr, samples)
+        for family, batch_size, count in (("llama", 7, len(QUESTIONS)), ("gpt2", 3, 8), ("qwen3", 1, 5)):
+            model, questions = make_model(family), QUESTIONS[:count]
+            result = evaluate(model, tokenizer, batch_size=batch_size, limit=count)["neuronal_words"]
+            accuracy = by_hand(model, questions)
+            stderr = pytest.approx((accuracy * (1 - accuracy) / (count - 1)) ** 0.5)
+            assert result == TaskResult(pytest.approx(accuracy), stderr, count)
         assert 0 < by_hand(make_model("llama"), QUESTIONS) < 1
-        model = make_model("llama").bfloat16()
-        assert evaluate(model, tokenizer, batch_size=100)["neuronal_words"].accuracy == pytest.approx(
-            by_hand(model, QUESTIONS)
-        )
-
-    def test_packed_weights(self, tokenizer):
-        model = sparsify(make_zeroed())
-        found = evaluate(model, tokenizer, batch_size=4, limit=6)["neuronal_words"]
-        assert found.accuracy == by_hand(model, QUESTIONS[:6])
+        for model in (make_model("llama").bfloat16(), sparsify(make_zeroed())):
+            found = evaluate(model, tokenizer, batch_size=100)["neuronal_words"]
+            assert found.accuracy == pytest.approx(by_hand(model, QUESTIONS))
 
     def test_modes_generators_and_tokenizer_are_left_alone(self, llama, tokenizer, caplog):
         """Without the harness's warnings of what users cannot change."""

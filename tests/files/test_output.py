@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from obstacles import MODEL, OBSTACLES, fill, state
@@ -52,10 +53,8 @@ def test_what_appears_meanwhile_stays_and_the_result_waits(kind, replaces, tmp_p
     path = tmp_path / "model"
     if replaces:
         fill(path)
-    output = check_output(path, overwrite=True)
-    with pytest.raises(FileExistsError, match="model was not written .*The complete result is in") as error, new_directory(
-        output
-    ) as folder:  # fmt: skip
+    output, said = check_output(path, overwrite=True), "model was not written .*The complete result is in"
+    with pytest.raises(FileExistsError, match=said) as error, new_directory(output) as folder:
         fill(folder, NEW)
         if replaces:
             path.rename(tmp_path / "moved")
@@ -68,10 +67,8 @@ def test_what_appears_meanwhile_stays_and_the_result_waits(kind, replaces, tmp_p
 
 def test_a_file_that_appears_deep_in_the_replaced_directory(tmp_path):
     fill(tmp_path / "model")
-    with (
-        pytest.raises(FileExistsError, match="something else is there now"),
-        new_directory(check_output(tmp_path / "model", True)),
-    ):
+    output = check_output(tmp_path / "model", overwrite=True)
+    with pytest.raises(FileExistsError, match="something else is there now"), new_directory(output):
         (tmp_path / "model" / "runs" / "new").write_text("mine")
     assert content(tmp_path / "model") == {**MODEL, "runs/new": "mine"}
 
@@ -80,15 +77,9 @@ def test_what_is_never_replaced(tmp_path, monkeypatch):
     fill(model := tmp_path / "model")
     check = partial(check_output, model, overwrite=True)
     (tmp_path / "link").symlink_to(model)
-    for kept in (
-        model,
-        tmp_path / "link",
-        model / ".." / "model",
-        model / "model.safetensors",
-        tmp_path / "link/runs",
-    ):
+    for kept in ("model", "link", "model/../model", "model/model.safetensors", "link/runs"):
         with pytest.raises(FileExistsError, match="model holds .*, which is read: choose a new directory"):
-            check(kept=[None, "me/llama", kept])
+            check(kept=[None, "me/llama", tmp_path / kept])
     for place in (model, model / "runs"):
         monkeypatch.chdir(place)
         with pytest.raises(FileExistsError, match="holds the working directory"):
@@ -120,13 +111,9 @@ def test_a_model_is_replaced_with_all_that_is_in_it(tmp_path):
             fill(folder, NEW)
             (folder / "config.json").chmod(0o600)
         assert content(tmp_path / "model") == NEW and os.listdir(tmp_path) == ["model"]
-    for path in (tmp_path / "model", tmp_path / "model" / "config.json"):
-        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask()
-
-
-def umask():
-    os.umask(before := os.umask(0))
-    return before
+    os.umask(umask := os.umask(0))
+    for path, mode in ((tmp_path / "model", 0o777), (tmp_path / "model" / "config.json", 0o666)):
+        assert path.stat().st_mode & 0o777 == mode & ~umask
 
 
 @pytest.mark.parametrize(
@@ -194,13 +181,9 @@ def test_a_kill_at_any_step_leaves_the_old_model_or_the_new_one(replaces, tmp_pa
 def test_a_full_disk_changes_nothing(error, replaces, tmp_path):
     if replaces:
         fill(tmp_path / "model")
-    before = state(tmp_path)[1:]
-    with (
-        pytest.raises(
-            OSError, match="Saving to .*model failed, and nothing was changed there: .*No space left on device"
-        ),
-        new_directory(check_output(tmp_path / "model", replaces)) as folder,
-    ):
+    before, output = state(tmp_path)[1:], check_output(tmp_path / "model", replaces)
+    said = "Saving to .*model failed, and nothing was changed there: .*No space left on device"
+    with pytest.raises(OSError, match=said), new_directory(output) as folder:
         fill(folder, NEW)
         raise error
     assert state(tmp_path)[1:] == before
@@ -233,10 +216,8 @@ def test_only_one_saves_at_a_time(tmp_path):
         with pytest.raises(BlockingIOError, match="Another process or thread is saving to .*model"):
             write(output)
     assert content(tmp_path / "model") == NEW and os.listdir(tmp_path) == ["model"]
-    with pytest.raises(
-        FileExistsError, match="The complete result is in"
-    ):  # it was checked before the first one ended
-        write(output)
+    with pytest.raises(FileExistsError, match="The complete result is in"):
+        write(output)  # which was checked before the first one ended
 
 
 @pytest.mark.parametrize("kind", OBSTACLES)
@@ -263,10 +244,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     write_atomically(path, b"own")
     assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]
 
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"own" and os.listdir(tmp_path) == ["file"]

@@ -1,6 +1,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,23 +23,16 @@ def test_findings_are_found_again(tmp_path):
     assert written.get("step-02") is None
 
 
-class Second(Processes):
-    """The second of two processes. The first has recorded a step."""
-
-    def __init__(self):
-        super().__init__(rank=1, count=2)
-
-    def from_first(self, value):
-        assert value is None
-        return ("the first one's", {})
-
-
-def test_a_finding_is_made_once_and_is_the_first_processs(tmp_path):
+def test_a_finding_is_made_once_and_is_the_first_processs(tmp_path, monkeypatch):
     first, second = Records(tmp_path), Records(tmp_path)
     assert first.recorded("step-01", lambda: ("made", {})) == first.get("step-01") == ("made", {})
     assert second.recorded("step-01", lambda: pytest.fail("made again")) == ("made", {})
     assert (first.resumed, second.resumed) == (False, True), "its own record is not an earlier run's"
-    assert Records(processes=Second()).recorded("step-02", lambda: pytest.fail("made"))[0] == "the first one's"
+    monkeypatch.setattr(Processes, "from_first", lambda self, value: value is None and ("the first one's", {}))
+    assert (
+        Records(processes=Processes(rank=1, count=2)).recorded("step-02", lambda: pytest.fail("made"))[0]
+        == "the first one's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,13 +78,10 @@ def test_what_cannot_be_read_raises(content, tmp_path):
 
 
 def test_a_full_disk_loses_records_and_stops_nobody(tmp_path, monkeypatch):
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
     records, warned = Records(tmp_path, {}), []
     monkeypatch.setattr(module.logger, "warning_once", warned.append)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
+        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
         records.put("step-01", 1, {})
     assert os.listdir(tmp_path) == [IDENTITY], "no temporary file is left"
     assert len(warned) == 1 and "No space left on device" in warned[0]
@@ -124,18 +115,18 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_of_other_files_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("work", "output", "message"),
+    [
+        ("", None, "holds other files: choose a directory that is empty"),
+        *((work, output, "must not lie in each other") for work, output in (("a", "a"), ("a/b", "a"), ("a", "a/b"))),
+    ],
+)
+def test_directories_that_are_refused(work, output, message, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files: choose a directory that is empty"):
-        work_directory(tmp_path).__enter__()
+    with pytest.raises(ValueError, match=message):
+        work_directory(tmp_path / work, output and tmp_path / output).__enter__()
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize(("work", "output"), [("a", "a"), ("a/b", "a"), ("a", "a/b")])
-def test_a_directory_in_the_output_or_around_it_is_refused(work, output, tmp_path):
-    with pytest.raises(ValueError, match="must not lie in each other"):
-        work_directory(tmp_path / work, tmp_path / output).__enter__()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_run_raises(tmp_path):

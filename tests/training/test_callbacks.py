@@ -42,17 +42,6 @@ def is_unhooked(model):
     return not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-class Nested(TrainerCallback):
-    """Runs something after the second step."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            self.run()
-
-
 def test_no_zero_is_lost(tmp_path, data):
     """Accumulated, clipped, with autocast and checkpoints; without the callback they are lost."""
     for fields in (
@@ -71,9 +60,13 @@ def test_no_zero_is_lost(tmp_path, data):
 def test_a_single_lost_zero_raises_at_the_end(tmp_path, data):
     model = make_sparse()
     weight = model.model.layers[0].mlp.up_proj.weight.data.view(-1)
-    vandal = Nested(lambda: weight.index_fill_(0, (weight == 0).nonzero()[0], 1e-6))
+
+    class Vandal(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            weight.index_fill_(0, (weight == 0).nonzero()[0], 1e-6)
+
     with pytest.raises(SparsityLostError, match="1 pruned weights .*model.layers.0.mlp.up_proj: 1"):
-        make_trainer(model, tmp_path, data, SparsityCallback(), vandal, max_steps=2).train()
+        make_trainer(model, tmp_path, data, SparsityCallback(), Vandal(), max_steps=2).train()
 
 
 def saving(**fields):
@@ -242,18 +235,16 @@ def test_bad_schedules(tmp_path, data, llama):
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
-    for callback, message in [
-        (NeuronALCallback(config, {5: 0.7}), "prunes at step 5, but training ends at step 4"),
-        (pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
-        (pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
+    adapted = get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"]))
+    for model, callback, message in [
+        (llama, NeuronALCallback(config, {5: 0.7}), "prunes at step 5, but training ends at step 4"),
+        (llama, pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
+        (llama, pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
+        (llama, SparsityCallback(), "The model is dense"),
+        (adapted, NeuronALCallback(config, {2: 0.7}), "merge them first"),
     ]:
         with pytest.raises(ValueError, match=message):
-            make_trainer(llama, tmp_path, data, callback).train()
-    with pytest.raises(ValueError, match="The model is dense"):
-        make_trainer(llama, tmp_path, data, SparsityCallback()).train()
-    adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="merge them first"):
-        make_trainer(adapted, tmp_path, data, NeuronALCallback(config, {2: 0.7})).train()
+            make_trainer(model, tmp_path, data, callback).train()
 
 
 def _train_in_two(rank, count, folder, data):

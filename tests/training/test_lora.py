@@ -84,13 +84,11 @@ def test_a_merge_that_keeps_zeros_is_otherwise_that_of_peft(case, ids):
         assert torch.equal(merged[key], value.masked_fill(zeros[key], 0) if key in zeros else value), key
 
 
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 OTHERS = {
     "loha": ("llama", LoHaConfig(r=4, target_modules=["q_proj", "up_proj"], init_weights=False)),
     "dora": ("llama", LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, init_lora_weights=False)),
-    "experts": (
-        "mixtral",
-        LoraConfig(r=4, target_parameters=["experts.gate_up_proj", "experts.down_proj"], init_lora_weights=False),
-    ),
+    "experts": ("mixtral", LoraConfig(r=4, target_parameters=EXPERTS, init_lora_weights=False)),
 }
 
 
@@ -180,13 +178,11 @@ def test_several_adapters(ids):
 def test_errors(llama):
     merged = adapted("lora")
     merged.merge_adapter()
+    elsewhere = get_peft_model(make_sparse(), LoraConfig(target_modules=["embed_tokens"]))
     for model, message in (
         (make_sparse(), "call keep_lora_sparse on the result of peft.get_peft_model"),
         (get_peft_model(llama, LoraConfig(target_modules=["q_proj"])), "dense"),
-        (
-            get_peft_model(make_sparse(), LoraConfig(target_modules=["embed_tokens"])),
-            "No adapter updates a pruned weight",
-        ),
+        (elsewhere, "No adapter updates a pruned weight"),
         (merged, "merged already"),
     ):
         with pytest.raises(ValueError, match=message):

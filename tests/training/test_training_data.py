@@ -1,10 +1,11 @@
 import random
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from conftest import make_model
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.training.neuronal_callback import training_sequences
@@ -64,13 +65,9 @@ def test_others_are_joined_without_padding_and_randomness_is_untouched():
     assert sequences(examples, padded, num_samples=3).shape == (3, max(len(examples[index]) for index in order[:4]))
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([{"input_ids": row} for row in ROWS])
-
-
 def test_streams():
-    assert torch.equal(sequences(Stream(), shuffle=False, num_samples=2), ROWS[:2])
+    stream = datasets.Dataset.from_dict({"input_ids": ROWS.tolist()}).with_format("torch").to_iterable_dataset()
+    assert torch.equal(sequences(stream, shuffle=False, num_samples=2), ROWS[:2])
 
 
 def test_what_cannot_serve():
