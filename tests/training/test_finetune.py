@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from obstacles import OBSTACLES, state
 from several_processes import in_processes
 from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,6 +18,7 @@ from optimum_neuronal import (
     finetune,
     inspect_checkpoint,
 )
+from optimum_neuronal.checkpoint import saving
 from optimum_neuronal.training import finetune as module
 from optimum_neuronal.training import finetune_setup
 
@@ -61,6 +63,19 @@ class TestResult:
         assert measured["after"] == pytest.approx(perplexity(folders / "tuned"), rel=1e-4)
         assert measured["after"] < 0.95 * measured["before"]
         assert not list(folders.glob(".*")), "no checkpoints stay"
+
+    @pytest.mark.parametrize("kind", OBSTACLES)
+    def test_what_appears_at_the_output_meanwhile_stays(self, kind, folders, monkeypatch):
+        def appears(*given, write=saving.write_model):
+            write(*given)
+            OBSTACLES[kind](folders / "tuned")
+            before.extend(state(folders / "tuned"))
+
+        before = []
+        monkeypatch.setattr(saving, "write_model", appears)
+        with pytest.raises(FileExistsError, match="tuned was not written.*The complete result is in"):
+            tuned(folders, steps=1, overwrite=True)
+        assert state(folders / "tuned") == before
 
     def test_report_and_card_say_both(self, folders):
         _, report = tuned(folders)
