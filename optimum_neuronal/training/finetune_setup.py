@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -125,9 +124,11 @@ def load_teacher(
     dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
     teacher = densify(load_model(name, dtype=dtype, **options))
     expected = "expected the dense model that the sparse one was pruned from."
-    share = fmean(int((weight == 0).sum()) / weight.numel() for weight in teacher.parameters() if weight.ndim > 1)
+    tables = [layer.weight for layer in (teacher.get_input_embeddings(), teacher.get_output_embeddings()) if layer]
+    matrices = [w for w in teacher.parameters() if w.ndim > 1 and not any(w is table for table in tables)]
+    share = sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
     if share > SPARSE:
-        raise ValueError(f"About {share:.0%} of the weights of the teacher {name} are zero: {expected}")
+        raise ValueError(f"{share:.0%} of the weights of the teacher {name} are zero: {expected}")
     check_vocabularies(student, teacher)
     theirs = find_tokenizer(name, **options)
     if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():

@@ -281,7 +281,7 @@ class TestRefused:
         "given, message",
         [
             ({"model": "dense"}, "The model is dense"),
-            ({"teacher": "sparse"}, "About 64% of the weights of the teacher .*sparse are zero: expected the dense"),
+            ({"teacher": "sparse"}, "70% of the weights of the teacher .*sparse are zero: expected the dense"),
             ({"teacher": None}, "`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"),
             ({"teacher": "small"}, "The teacher predicts 64 tokens and the sparse model 256"),
             ({"texts": ["w1 w2"]}, "holds 2 tokens: expected at least two sequences of 16"),
