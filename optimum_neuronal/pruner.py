@@ -284,36 +284,32 @@ def prune_and_save(
 ) -> PreTrainedModel:
     """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
     with exclusive(model):
-        return _prune_and_save(pruner, model, job, folder)
-
-
-def _prune_and_save(
-    pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None
-) -> PreTrainedModel:
-    memory = job.memory
-    options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-    context = pruner._prepare(model, job.dataset, folder, memory)
-    sets = load_tests(job.tests, model, context.tokenizer, job.window, None, pruner.config.add_bos)
-    calibration = context.calibration
-    if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-        sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-    processes = context.records.processes
-    dense, _ = context.records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
-    if processes.rank == 0:
-        for name, value in dense.items():
-            announce(f"perplexity of the dense model, {name}: {value:.2f}")
-    context.clock.lap("evaluation")
-    report, pruned = prune_model(context), {}
-    pruner._remember(context, report)
-    try:
-        pruned = measure(model, sets, memory.batch_size)
-    except ValueError as error:  # the pruned model is saved all the same
-        logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-    context.clock.lap("evaluation")
-    evaluation = report_tests(sets, dense=dense, pruned=pruned)
-    pruner.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
-    if processes.rank == 0:
-        save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
-    processes.from_first(None)  # the others wait
-    remove_records(folder)
-    return model
+        memory = job.memory
+        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
+        context = pruner._prepare(model, job.dataset, folder, memory)
+        sets = load_tests(job.tests, model, context.tokenizer, job.window, None, pruner.config.add_bos)
+        calibration = context.calibration
+        if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+            sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+        processes = context.records.processes
+        dense, _ = context.records.recorded(
+            f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {})
+        )
+        if processes.rank == 0:
+            for name, value in dense.items():
+                announce(f"perplexity of the dense model, {name}: {value:.2f}")
+        context.clock.lap("evaluation")
+        report, pruned = prune_model(context), {}
+        pruner._remember(context, report)
+        try:
+            pruned = measure(model, sets, memory.batch_size)
+        except ValueError as error:  # the pruned model is saved all the same
+            logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+        context.clock.lap("evaluation")
+        evaluation = report_tests(sets, dense=dense, pruned=pruned)
+        pruner.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
+        if processes.rank == 0:
+            save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
+        processes.from_first(None)  # the others wait
+        remove_records(folder)
+        return model
