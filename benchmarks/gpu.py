@@ -197,7 +197,7 @@ def time_packed(row: dict, shape: str, sparsity: float, device: torch.device) ->
 
 
 def time_prune(row: dict, shape: str, method: str, device: torch.device) -> None:
-    """Add seconds, memory and arithmetic of a prune."""
+    """Add seconds, memory and arithmetic of a pruning run."""
     model, sizes = make(shape, device), SHAPES[shape]
     block, peak_speed = model.model.layers[0], teraflops(sizes.product, device)
     pruner = prune(method, model, random_ids(sizes.samples, sizes.tokens, model.config.vocab_size))

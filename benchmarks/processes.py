@@ -1,4 +1,4 @@
-"""Measure the time of a prune shared by several processes.
+"""Measure the time of a pruning run shared by several processes.
 
     python -m benchmarks.processes [--counts 1 2] [--samples 64]
 

@@ -1,4 +1,4 @@
-"""Count and time what a prune does: block forwards, seconds by stage and in the solver.
+"""Count and time what a pruning run does: block forwards, seconds by stage and in the solver.
 
     python -m benchmarks.prune_speed MODEL fast best wanda alps+neuronal [--sparsity 0.6] [--num-samples 128]
 

@@ -141,11 +141,10 @@ def prepare(
     processes, ids = Processes.current(), ids_of(calibration)
     values = config.to_dict() | {"refit_dtype": refit_dtype}
     started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}
+    batch_size = memory.batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS)
     runner = BlockRunner(
         decoder,
-        batch_size=1
-        if device.type in ONE_AT_A_TIME
-        else memory.batch_size or default_batch_size(ids.shape[1], ACCELERATOR_TOKENS),
+        batch_size=1 if device.type in ONE_AT_A_TIME else batch_size,
         device=device,
         max_hidden_bytes=memory.max_hidden_bytes,
         quiet=processes.rank > 0,

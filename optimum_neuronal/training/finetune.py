@@ -1,6 +1,5 @@
 """`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
 
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -111,8 +110,7 @@ def finetune(
         if setup.processes.rank == 0:
             options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
-            shutil.rmtree(setup.arguments.output_dir, ignore_errors=True)
-            remove_records(folder)
+            remove_records(folder)  # and the checkpoints in it
         setup.processes.from_first(None)  # the others wait
     return student, report
 
