@@ -38,6 +38,9 @@ class PruningReport:
         evaluation (`dict`):
             Dataset -> perplexities, `dense` and `pruned`; `window`, the tokens of a test window; and `bos`, True if all
             windows begin with the BOS token. The model card shows them. You may fill it in.
+        divergence (`dict`):
+            KL divergence from the dense model in nats per token on held-out calibration text: `pruned`, and, for methods that
+            do more, `by_score`: by the saliency's score alone, with the same sparsity everywhere.
         bits_per_weight (`float`, *optional*): of the pruned projections in the packed format, masks included.
         dtype (`str`, *optional*): of the weights while pruning, such as `"float32"`; they may be saved in another.
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
@@ -63,6 +66,7 @@ class PruningReport:
     peak_memory: dict[str, int]
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
+    divergence: dict[str, float] = field(default_factory=dict)
     resumed: bool = False
     bits_per_weight: float | None = None
     dtype: str | None = None
@@ -118,6 +122,9 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
+        if self.divergence:
+            shown = ", ".join(f"{value:.3f} ({name.replace('_', ' ')})" for name, value in self.divergence.items())
+            yield ["KL divergence, held-out calibration text", shown]
         seconds = ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())
         yield ["seconds, resumed" if self.resumed else "seconds", seconds]
         yield ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]

@@ -11,6 +11,7 @@ import torch
 
 from ..blocks.block_inputs import BlockInputs, Call, Stream, Streams, limited
 from ..blocks.offload import change_offloaded
+from ..blocks.statistics import SquaredNorms
 from ..common.notes import get_logger
 from ..common.torch_state import inference
 from ..compat.hf_private import is_offloaded
@@ -20,8 +21,11 @@ from ..model.projections import Block, Decoder, stored_names, trial_weights
 from ..report import PruningReport
 from ..saliency import Inputs
 from ..saliency.base import check_finite
+from ..saliency.plan import Plan
 from ..topup import Allocation
-from ..trials import PlanEvaluator
+from ..trials import Cache, PlanEvaluator
+from ..trials.output_errors import compare_outputs, divergence
+from .importance import feature_importance
 from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
 from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
@@ -30,6 +34,7 @@ from .reporting import PruneOutcome, make_report, make_sparsity_config, record_s
 logger = get_logger(__name__)
 
 PROGRESS = "pruning, block by block"
+COMPARED = 2  # held-out sequences on which the pruned model is compared with the dense one
 
 
 def prune_model(context: PruneContext) -> PruningReport:
@@ -68,10 +73,44 @@ def find_changes(context: PruneContext) -> PruneOutcome:
         refit = None
         if config.refit_epochs:
             dtype = getattr(torch, context.refit_dtype or "float32")
-            refit = Refit(config.refit_epochs, config.refit_learning_rate, dtype)
+            measured = context.records.recorded("importance", lambda: ({}, feature_importance(runner, context.ids)))
+            refit = Refit(config.refit_epochs, config.refit_learning_rate, dtype, measured[1])
         changes, starved = prune_blocks(evaluator, allocation, refit, methods.topup.scores_dense, context.clock)
         context.clock.lap("pruning")
-    return PruneOutcome(allocation, changes, runner.block_forwards, starved)
+        divergences = measure_divergence(context, evaluator, changes)
+    return PruneOutcome(allocation, changes, runner.block_forwards, starved, divergences)
+
+
+def measure_divergence(
+    context: PruneContext, evaluator: PlanEvaluator, changes: Mapping[str, Change]
+) -> dict[str, float]:
+    """Return the report's `divergence`. Warn if the score alone, with the same sparsity everywhere, is better."""
+    methods, calibration, runner = context.methods, context.calibration, context.runner
+    if calibration is None or calibration.held_out is None or not context.decoder.predicts_next_token:
+        return {}
+    ids = calibration.held_out[:COMPARED]
+    evaluator = replace(evaluator, ids=ids, num_alignment_samples=len(ids), cache=Cache())
+
+    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        with trial_weights(block.pruned, lambda p: changes[p.name]):
+            return [runner.output(block, streams[0], calls)]
+
+    streams = runner.run(evaluator.alignment_inputs(), 1, visit, "comparing with the dense model")
+    if methods.saliency.updates_weights or methods.topup.decides or context.config.refit_epochs:
+        uniform = Plan.uniform(context.decoder.projections, context.config.sparsity)
+        streams.append(evaluator.stream_of(uniform)[1])
+    try:
+        found = compare_outputs(runner, ids, evaluator.dense(SquaredNorms)[1], streams, divergence)
+    except ValueError as error:  # the model is pruned all the same
+        logger.warning(f"The pruned model could not be compared with the dense one. {error}")
+        return {}
+    context.clock.lap("evaluation")
+    if found[0] > found[-1]:
+        logger.warning(
+            f"On held-out text, the pruned model is farther from the dense one (KL divergence {found[0]:.3f}) than one "
+            f"pruned by score alone, with the same sparsity everywhere ({found[-1]:.3f}). Try another preset or method."
+        )
+    return dict(zip(("pruned", "by_score"), found))
 
 
 def _warn_if_underdetermined(context: PruneContext) -> None:

@@ -7,7 +7,7 @@ the saliency makes all zeros. Norms, biases and everything else stay as they are
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -54,6 +54,9 @@ class Refit:
     epochs: int
     learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
+    importance: Mapping[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # of features by block, see `importance`; or 1
 
     @staticmethod
     def batch_size(tokens: int) -> int:
@@ -79,7 +82,8 @@ class Refit:
         batches = list(zip(inputs, expected, calls))
         count = max(1, len(batches) // VALIDATION)
         steps, heldout = batches[:-count], batches[-count:]
-        start = partial(_Weights, block, changes, norms, self.dtype, plan)
+        importance = self.importance.get(block.name, torch.ones(()))
+        start = partial(_Weights, block, changes, norms, self.dtype, importance, plan)
         if plan is not None:
             start = partial(start, start().curvature(block, steps[:MEASURED]))
         weights = start()
@@ -141,6 +145,7 @@ class _Weights:
         changes: Mapping[str, Change],
         norms: Norms,
         dtype: torch.dtype,
+        importance: torch.Tensor,
         plan: Plan | None,
         curvature: Mapping[str, torch.Tensor] | None = None,
     ):
@@ -151,6 +156,7 @@ class _Weights:
         self._scale = FLOAT16_SCALE if torch.float16 in self._dtypes.values() else 1.0
         self.places = {owner: place for place, owner in enumerate(changed)}
         self.masters = [trial.float().clone().requires_grad_() for trial in changed.values()]
+        self._importance = importance.to(self.masters[0].device)
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
         self._projections, self._energies = block.pruned, {}
         for projection in block.pruned:
@@ -197,7 +203,8 @@ class _Weights:
             with torch.enable_grad():
                 outputs = self.run(block, states, call)
                 sizes = token_sizes(expected.to(outputs)).sqrt()
-                signed = signs.to(outputs.device) * outputs.float() / sizes[..., None]
+                scales = self._importance.sqrt() / sizes[..., None]
+                signed = signs.to(outputs.device) * scales * outputs.float()
                 gradients = torch.autograd.grad(signed.sum(), self.masters, materialize_grads=True)
             for p in self._projections:
                 squares = p.view(gradients[self.places[p.owner]]).square()
@@ -212,13 +219,15 @@ class _Weights:
         with torch.autocast(device, torch.bfloat16, enabled=lower, cache_enabled=False):
             return output_with(block, weights, states, call)
 
+    def error(self, block: Block, batch: Batch) -> torch.Tensor:
+        states, expected, call = batch
+        return relative_error(self.run(block, states, call), expected, self._importance)
+
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batch: Batch) -> None:
         """Take a step of the optimizer by the error of a batch. Only the masters get gradients."""
-        states, expected, call = batch
         optimizer.zero_grad()
         with torch.enable_grad():
-            error = relative_error(self.run(block, states, call), expected)
-            (self._scale * error).backward(inputs=self.masters)
+            (self._scale * self.error(block, batch)).backward(inputs=self.masters)
         for master in self.masters:
             if master.grad is not None and self._scale != 1:
                 master.grad /= self._scale
@@ -260,18 +269,20 @@ def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 def _error(block: Block, weights: _Weights, batches: Sequence[Batch]) -> float:
     with torch.no_grad():
-        errors = [relative_error(weights.run(block, states, call), expected) for states, expected, call in batches]
-    return float(torch.stack(errors).mean())
+        return float(torch.stack([weights.error(block, batch) for batch in batches]).mean())
 
 
-def relative_error(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def relative_error(
+    outputs: torch.Tensor, expected: torch.Tensor, importance: torch.Tensor | float = 1.0
+) -> torch.Tensor:
     """Return the squared error of each token relative to its squared size, averaged over tokens, since the next norm rescales each.
 
     Outputs of a few tokens, often the first, can be a thousand times larger and would hide the errors of all others.
-    Both tensors have shape (batch, tokens, hidden size).
+    Both tensors have shape (batch, tokens, hidden size). `importance`, (hidden size,), multiplies the squared errors of
+    features, but not the size.
     """
     expected = expected.to(outputs.device).float()
-    return ((outputs.float() - expected).square().sum(dim=-1) / token_sizes(expected)).mean()
+    return ((importance * (outputs.float() - expected).square()).sum(dim=-1) / token_sizes(expected)).mean()
 
 
 def token_sizes(outputs: torch.Tensor) -> torch.Tensor:

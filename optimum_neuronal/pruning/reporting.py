@@ -30,6 +30,7 @@ class PruneOutcome:
     changes: dict[str, Change]
     block_forwards: int
     starved_experts: list[str]
+    divergence: dict[str, float]
 
 
 def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
@@ -56,6 +57,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
         seconds=dict(context.clock.seconds),
         block_forwards=outcome.block_forwards,
         starved_experts=outcome.starved_experts,
+        divergence=outcome.divergence,
         resumed=context.records.resumed,
         peak_memory=peak_memory(),
         versions=versions(),

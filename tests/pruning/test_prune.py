@@ -14,6 +14,7 @@ from optimum_neuronal.blocks.offload import changed_weights
 from optimum_neuronal.blocks.runner import BlockRunner, replay
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.common.torch_state import inference
+from optimum_neuronal.data.token_windows import TokenWindows
 from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import prune as module
 from optimum_neuronal.pruning.prepare import prepare
@@ -70,6 +71,28 @@ def test_a_model_computes_with_changes_for_a_while(llama, tmp_path, ids):
             logits.append(model(ids).logits)
         assert torch.equal(model(ids).logits, dense) and not torch.equal(logits[-1], dense)
     assert torch.equal(*logits)
+
+
+def test_the_divergence_on_held_out_text_beside_that_of_the_score_alone(llama, ids, monkeypatch):
+    held_out, warnings, expected = ids.flip(1)[:2], [], []
+    windows = TokenWindows(ids, "text", held_out=held_out)
+    monkeypatch.setattr(module.logger, "warning", warnings.append)
+    dense = llama(held_out).logits.detach()[:, :-1].log_softmax(-1)
+    alps, wanda = make_model("llama"), make_model("llama")
+    found = prune(alps, windows, dict(METHODS["alps"])).divergence
+    prune(wanda, held_out, {"topup": "uniform", "num_samples": 2, "num_alignment_samples": 2})
+    for model in (alps, wanda):
+        sparse = model(held_out).logits.detach()[:, :-1].log_softmax(-1)
+        expected.append(float((dense.exp() * (dense - sparse)).sum(-1).mean()))
+    assert found == pytest.approx({"pruned": expected[0], "by_score": expected[1]}, rel=1e-3)
+    assert len(warnings) == (expected[0] > expected[1])
+    assert "by_score" not in prune(make_model("llama"), windows, {"topup": "uniform"}).divergence
+    monkeypatch.setattr(module, "compare_outputs", lambda *_args: [2.0, 1.0])
+    prune(make_model("llama"), windows, dict(METHODS["alps"]))
+    assert (
+        "(KL divergence 2.000) than one pruned by score alone, with the same sparsity everywhere (1.000)"
+        in warnings[-1]
+    )
 
 
 def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):

@@ -52,7 +52,7 @@ class Fitted:
     `plan` is a larger sparsity that the refit reaches, or a function of a projection's place and shape that returns it.
     """
 
-    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, plan=None):
+    def __init__(self, family, ids, epochs=4, rate=0.2, dtype=torch.float32, plan=None, importance=None):
         self.model, self.refit = make_model(family), Refit(epochs, rate, dtype)
         self.before = state(self.model)
         with inference(self.model):
@@ -64,6 +64,8 @@ class Fitted:
             of_place = plan if callable(plan) else lambda place, shape: plan
             sparsities = {p.name: of_place(place, p.shape) for place, p in enumerate(self.block.pruned)}
             self.plan = None if plan is None else Plan(sparsities)
+            if importance is not None:
+                self.refit = replace(self.refit, importance={self.block.name: importance})
             fitted = self.refit.fit(*self.given(), self.plan)
             self.weights = {name: change.weight for name, change in fitted.items()}
 
@@ -80,11 +82,11 @@ class Fitted:
     def zeros(self, name) -> int:
         return int((self.weights[name] == 0).sum())
 
-    def held_out_error(self, weights) -> float:
-        """Mean squared error of the block's output on the last batch."""
+    def held_out_error(self, weights, features=slice(None)) -> float:
+        """Mean squared error of these features of the block's output on the last batch."""
         with inference(self.model), trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name])):
             output = self.runner.output(self.block, self.inputs, self.calls)
-        return float((output.batches[-1] - self.expected.batches[-1]).square().mean())
+        return float((output.batches[-1] - self.expected.batches[-1])[..., features].square().mean())
 
 
 @FAMILIES
@@ -149,7 +151,8 @@ def test_curvature_has_the_mean_rows_and_columns_of_the_gauss_newton_matrix(ids)
     """Against its exact diagonal, the summed squares of a Jacobian, on one short sequence."""
     fitted = Fitted("llama", ids[:, :4], epochs=1)
     block, changes, norms, inputs, expected, calls = fitted.given()
-    weights, draws = _Weights(block, changes, norms, torch.float32, None), 300
+    importance, draws = torch.linspace(0.5, 1.5, 32), 300
+    weights = _Weights(block, changes, norms, torch.float32, importance, None)
     batch = next(iter(inputs))[:1], next(iter(expected))[:1], calls[0]
     curvature = weights.curvature(block, [batch] * draws)
     sizes = batch[1].square().sum(dim=-1, keepdim=True).sqrt()
@@ -158,7 +161,7 @@ def test_curvature_has_the_mean_rows_and_columns_of_the_gauss_newton_matrix(ids)
 
         def relative(master, place=place):
             weights.masters[place] = master
-            return weights.run(block, batch[0], batch[2]) / sizes
+            return importance.sqrt() * weights.run(block, batch[0], batch[2]) / sizes
 
         own = weights.masters[place]
         jacobian = torch.autograd.functional.jacobian(relative, own.detach())
@@ -188,6 +191,17 @@ def test_the_error_of_each_token_is_relative_to_its_size():
     expected = torch.tensor([[[1.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.0, 0.5]]])
     outputs = torch.tensor([[[0.0, 0.0], [1000.0, 0.0]], [[0.0, 0.5], [0.5, 0.5]]])
     assert float(relative_error(outputs, expected)) == pytest.approx(0.5), "two of four are off by their own size"
+    importance = torch.tensor([0.5, 1.5])
+    assert float(relative_error(outputs, expected, importance)) == pytest.approx(0.25), "both by their first feature"
+
+
+@pytest.mark.parametrize("plan", [None, 0.7])
+def test_features_of_more_importance_are_fitted_better(plan, ids):
+    important, errors = torch.cat([torch.full((8,), 4.0), torch.zeros(24)]), []
+    for importance in (None, important):
+        fitted = Fitted("llama", ids, plan=plan, importance=importance)
+        errors.append([fitted.held_out_error(fitted.weights, part) for part in (slice(8), slice(8, None))])
+    assert errors[1][0] < errors[0][0] and errors[1][1] > errors[0][1]
 
 
 class TestEpochs:
