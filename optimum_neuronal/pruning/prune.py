@@ -100,7 +100,7 @@ def measure_divergence(
         uniform = Plan.uniform(context.decoder.projections, context.config.sparsity)
         streams.append(evaluator.stream_of(uniform)[1])
     try:
-        found = compare_outputs(runner, ids, evaluator.dense(SquaredNorms)[1], streams, divergence)
+        found = compare_outputs(evaluator, ids, evaluator.dense(SquaredNorms)[1], streams, divergence)
     except ValueError as error:  # the model is pruned all the same
         logger.warning(f"The pruned model could not be compared with the dense one. {error}")
         return {}

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..blocks.block_inputs import Call, Stream, Streams
-from ..blocks.runner import BlockRunner
 from ..blocks.statistics import SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block, trial_weights
@@ -95,25 +94,22 @@ class OutputErrors(Measurement):
         else:
             streams = evaluator.runner.run(inputs, len(plans), visit, self.label)
         dense = evaluator.dense(SquaredNorms if given else None)[1] if self.metric == "kl" else None
-        return compare_outputs(evaluator.runner, compared, dense, streams, OUTPUT_METRICS[self.metric]), {}
+        return compare_outputs(evaluator, compared, dense, streams, OUTPUT_METRICS[self.metric]), {}
 
 
 def compare_outputs(
-    runner: BlockRunner, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
+    evaluator: PlanEvaluator, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
-    """Return the mean error of each stream's next-token distributions, given the last block's outputs.
-
-    Pieces of sequences are compared, so that logits take little memory and the result does not depend on batches.
-    """
+    """Return the mean error of streams by pieces of sequences: logits take little memory, and batches change nothing."""
     predicted = ids.shape[1] - 1  # the last position of a sequence predicts nothing
-    limit = CPU_LOGITS if runner.device.type == "cpu" else ACCELERATOR_LOGITS
-    length = max(1, limit // runner.decoder.config.vocab_size)
+    limit = CPU_LOGITS if evaluator.runner.device.type == "cpu" else ACCELERATOR_LOGITS
+    length = max(1, limit // evaluator.decoder.config.vocab_size)
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
     by_sequence = {stream: [states for batch in stream for states in batch] for stream in {*streams, dense} - {None}}
 
     def logits(stream: Stream, sequence: int, positions: slice) -> torch.Tensor:
         states = by_sequence[stream][sequence][positions]
-        return runner.logits(ids[sequence, positions][None], states[None])[0]
+        return evaluator.runner.logits(ids[sequence, positions][None], states[None])[0]
 
     for sequence, start in product(range(len(ids)), range(0, predicted, length)):
         positions = slice(start, min(start + length, predicted))
