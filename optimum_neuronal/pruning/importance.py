@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..blocks.block_inputs import Call, Stream, Streams, hooked, keep_shared
+from ..blocks.block_inputs import Call, Stream, Streams, hooked, keep_shared, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..model.projections import Block
 
 
-SEQUENCES = 4  # on which the stream is measured, at most
+SEQUENCES = 4  # on which the stream is measured
 SAME = 1e-2  # relative difference of outputs that count as equal
 
 
@@ -21,37 +21,34 @@ def feature_importance(runner: BlockRunner, ids: torch.Tensor) -> dict[str, torc
     """Return the importance of the features of each block's output, float32 of mean 1, (hidden size,), by block name.
 
     Each later norm multiplies an error by its gains, and divides it by the size of the stream where it reads. The
-    importance is the mean over these norms of the squared gains, scaled to mean 1 and divided by the median of the tokens'
-    squared sizes in the dense model. A block without such a norm counts as one whose gains are equal.
+    importance is the mean over these norms, and over a few sequences, of the squared gains, scaled to mean 1 and divided by
+    the median of the tokens' squared sizes in the dense model. A block without such a norm counts as one of equal gains.
     """
-    ids = ids[:SEQUENCES]
-    inputs = runner.capture(ids, len(ids))
-    runner.block_forwards += len(ids) * len(runner.decoder.blocks)
-    features = inputs.hidden[0].shape[-1]
-    parts = torch.zeros(
-        len(runner.decoder.blocks) + 1, features, dtype=torch.float64
-    )  # by block, and of the final norm
+    inputs, blocks = runner.capture(ids[:SEQUENCES], 1), runner.decoder.blocks
+    runner.block_forwards += len(inputs.hidden) * len(blocks)
+    parts = torch.zeros(len(blocks) + 1, inputs.hidden[0].shape[-1], dtype=torch.float64)  # the last of the final norm
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        (states,), (call,) = streams[0], calls
+        outputs = []
         parameters = {name: nn.Parameter(own.detach(), False) for name, own in block.module.named_parameters()}
         with ExitStack() as stack, torch.enable_grad():  # a gradient marks the stream
             for module in block.module.modules():
                 if not any(module.children()):
                     stack.enter_context(hooked(module, partial(_observe, parts[index])))
-            output = output_with(block, parameters, states.requires_grad_(), call).detach()
+            for states, call in zip(streams[0], calls):
+                outputs.append(output_with(block, parameters, states.requires_grad_(), call).detach())
+                keep_shared(outputs[-1], states, call)
         if not parts[index].any():
-            parts[index] += 1 / median_size(states)
-        keep_shared(output, states, call)
-        return [Stream([output])]
+            parts[index] += sum(1 / median_size(states) for states in streams[0])
+        return [Stream(outputs)]
 
-    ((end,),) = runner.run(inputs, 1, visit)
-    if inputs.final_norm is not None:
-        _observe(parts[-1], inputs.final_norm, (end.requires_grad_(),), end)
+    (end,) = runner.run(inputs, 1, visit)
+    for states in end if inputs.final_norm is not None else ():
+        states = to_device(states, runner.device).requires_grad_()
+        _observe(parts[-1], inputs.final_norm, (states,), states)
     later = parts.flip(0).cumsum(dim=0).flip(0)[1:]
     means = later.mean(dim=1, keepdim=True)
-    later = torch.where(means > 0, later / means, 1).float()
-    return {block.name: own for block, own in zip(runner.decoder.blocks, later)}
+    return dict(zip((block.name for block in blocks), torch.where(means > 0, later / means, 1).float()))
 
 
 def median_size(states: torch.Tensor) -> float:

@@ -340,6 +340,7 @@ def test_what_a_block_should_put_out(ids, monkeypatch):
     def spied(self, block, changes, norms, inputs, expected, calls, plan):
         made = [block.module(states, *call.args, **call.kwargs) for states, call in zip(inputs, calls)]
         seen.append((torch.cat(list(expected)), torch.cat(made)))
+        assert float(self.importance[block.name].std()) > 0.05, "it knows what the later norms weigh"
         return fit(self, block, changes, norms, inputs, expected, calls, plan)
 
     monkeypatch.setattr(Refit, "fit", spied)
