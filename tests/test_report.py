@@ -52,6 +52,10 @@ CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}
         ),
         ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
         (
+            {"divergence": {"pruned": 0.5, "by_score": 0.75}},
+            "KL divergence, held-out calibration text  0.500 (pruned), 0.750 (by score)",
+        ),
+        (
             {"evaluation": {"c4": {"window": 8, "bos": True, "dense": 10}}},
             "perplexity, c4, windows of 8 tokens (BOS first)  10.00 (dense)",
         ),

@@ -42,7 +42,8 @@ def report_of(decisions, calibration=None, dataset="c4"):
         dataset=None,
         refit_dtype=None,
     )
-    return make_report(context, PruneOutcome(Allocation(Plan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"]))
+    allocation = Allocation(Plan({"block.0": 0.5}), decisions)
+    return make_report(context, PruneOutcome(allocation, {}, 12, ["experts.0.up"], {"pruned": 0.5}))
 
 
 def test_what_was_requested_and_what_was_found():
@@ -51,6 +52,7 @@ def test_what_was_requested_and_what_was_found():
     assert (report.requested_sparsity, report.achieved_sparsity, report.blocks) == (0.5, 0.25, {"block": 0.25})
     assert (report.block_lambda, report.row_lambda, report.decisions) == (0.125, 0.0, decisions)
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
+    assert report.divergence == {"pruned": 0.5}
     assert list(report.seconds) == ["pruning"] and report.config["topup"] == "neuronal" and report.calibration == {}
     assert report.dtype == "bfloat16" and report.method == "wanda + neuronal, sequence, block step"
     assert report.bits_per_weight == 8 * 4, "a word of mask and three values of four bytes would be larger than dense"
