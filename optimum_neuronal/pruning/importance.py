@@ -13,7 +13,6 @@ from ..blocks.runner import BlockRunner, output_with
 from ..model.projections import Block
 
 
-SEQUENCES = 4  # on which the stream is measured
 SAME = 1e-2  # relative difference of outputs that count as equal
 
 
@@ -21,31 +20,32 @@ def feature_importance(runner: BlockRunner, ids: torch.Tensor) -> dict[str, torc
     """Return the importance of the features of each block's output, float32 of mean 1, (hidden size,), by block name.
 
     Each later norm multiplies an error by its gains, and divides it by the size of the stream where it reads. The
-    importance is the mean over these norms, and over a few sequences, of the squared gains, scaled to mean 1 and divided by
-    the median of the tokens' squared sizes in the dense model. A block without such a norm counts as one of equal gains.
+    importance is the mean over these norms of the squared gains, scaled to mean 1 and divided by the median of the tokens'
+    squared sizes in the dense model. A block without such a norm counts as one of equal gains.
+
+    Sizes are those in the first sequence of `ids`, (sequences, tokens): the ratios of medians are alike in all text.
     """
-    inputs, blocks = runner.capture(ids[:SEQUENCES], 1), runner.decoder.blocks
-    runner.block_forwards += len(inputs.hidden) * len(blocks)
+    inputs, blocks = runner.capture(ids[:1], 1), runner.decoder.blocks
+    runner.block_forwards += len(blocks)
     parts = torch.zeros(len(blocks) + 1, inputs.hidden[0].shape[-1], dtype=torch.float64)  # the last of the final norm
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        outputs = []
+        (states,), (call,) = streams[0], calls
         parameters = {name: nn.Parameter(own.detach(), False) for name, own in block.module.named_parameters()}
         with ExitStack() as stack, torch.enable_grad():  # a gradient marks the stream
             for module in block.module.modules():
                 if not any(module.children()):
                     stack.enter_context(hooked(module, partial(_observe, parts[index])))
-            for states, call in zip(streams[0], calls):
-                outputs.append(output_with(block, parameters, states.requires_grad_(), call).detach())
-                keep_shared(outputs[-1], states, call)
+            output = output_with(block, parameters, states.requires_grad_(), call).detach()
         if not parts[index].any():
-            parts[index] += sum(1 / median_size(states) for states in streams[0])
-        return [Stream(outputs)]
+            parts[index] += 1 / median_size(states)
+        keep_shared(output, states, call)
+        return [Stream([output])]
 
-    (end,) = runner.run(inputs, 1, visit)
-    for states in end if inputs.final_norm is not None else ():
-        states = to_device(states, runner.device).requires_grad_()
-        _observe(parts[-1], inputs.final_norm, (states,), states)
+    ((end,),) = runner.run(inputs, 1, visit)
+    if inputs.final_norm is not None:
+        end = to_device(end, runner.device).requires_grad_()
+        _observe(parts[-1], inputs.final_norm, (end,), end)
     later = parts.flip(0).cumsum(dim=0).flip(0)[1:]
     means = later.mean(dim=1, keepdim=True)
     return dict(zip((block.name for block in blocks), torch.where(means > 0, later / means, 1).float()))

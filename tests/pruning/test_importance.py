@@ -31,7 +31,7 @@ def measure(model, ids) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", NORMS)
 def test_it_is_that_of_the_later_norms(family, ids, tmp_path):
     model, (inside, final, added) = make_model(family), NORMS[family]
-    before, parts, ids = state(model), [], ids[:4]
+    before, parts, ids = state(model), [], ids[:1]
     layers = [[layer.get_submodule(name) for name in inside] for layer in find_decoder(model).module.layers]
     for modules in [*layers, [model.get_submodule(final)]]:
         part = torch.zeros(32)
@@ -41,7 +41,7 @@ def test_it_is_that_of_the_later_norms(family, ids, tmp_path):
                 model(ids)
             weight = getattr(module, "weight", None)
             squares = torch.ones(32) if weight is None else (added + weight.detach()).square()
-            part += squares / squares.mean() * (1 / seen[0].square().sum(dim=-1).median(dim=1)[0]).mean()
+            part += squares / squares.mean() / seen[0].square().sum(dim=-1).median()
         parts.append(part)
     for index, found in enumerate(measure(model, ids)):
         expected = torch.stack(parts[index + 1 :]).sum(dim=0)
