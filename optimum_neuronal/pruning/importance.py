@@ -21,9 +21,8 @@ def feature_importance(runner: BlockRunner, ids: torch.Tensor) -> dict[str, torc
 
     Each later norm multiplies an error by its gains, and divides it by the size of the stream where it reads. The
     importance is the mean over these norms of the squared gains, scaled to mean 1 and divided by the median of the tokens'
-    squared sizes in the dense model. A block without such a norm counts as one of equal gains.
-
-    Sizes are those in the first sequence of `ids`, (sequences, tokens): the ratios of medians are alike in all text.
+    squared sizes in the dense model. A block without such a norm counts as one of equal gains. Of `ids`, shape (sequences,
+    tokens), only the first sequence runs: others change the medians little.
     """
     inputs, blocks = runner.capture(ids[:1], 1), runner.decoder.blocks
     runner.block_forwards += len(blocks)
@@ -64,9 +63,8 @@ def _observe(total: torch.Tensor, module: nn.Module, args: tuple, output: Any) -
     gains = squared_gains(module, states.detach(), *args[1:]) if states.shape[-1] == len(total) else None
     if gains is not None:
         total += gains.cpu().double() / float(gains.mean()) / median_size(states)
-    return (
-        None if gains is None and next(module.parameters(), None) is None else output.detach()
-    )  # dropout is no reader
+    passes_on = gains is None and next(module.parameters(), None) is None  # as dropout does
+    return None if passes_on else output.detach()
 
 
 @torch.no_grad()

@@ -54,9 +54,7 @@ class Refit:
     epochs: int
     learning_rate: float  # the first step, as a share of the root mean square of a matrix's kept weights
     dtype: torch.dtype = torch.float32  # of the matrix products, if the weights are float32
-    importance: Mapping[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # of features by block, see `importance`; or 1
+    importance: Mapping[str, torch.Tensor] = field(default_factory=dict)  # see [`feature_importance`]; 1 by default
 
     @staticmethod
     def batch_size(tokens: int) -> int:
