@@ -21,8 +21,9 @@ def feature_importance(runner: BlockRunner, ids: torch.Tensor) -> dict[str, torc
 
     Each later norm multiplies an error by its gains, and divides it by the size of the stream where it reads. The
     importance is the mean over these norms of the squared gains, scaled to mean 1 and divided by the median of the tokens'
-    squared sizes in the dense model. A block without such a norm counts as one of equal gains. Of `ids`, shape (sequences,
-    tokens), only the first sequence runs: others change the medians little.
+    squared sizes in the dense model. A block without such a norm counts as one of equal gains.
+
+    Only the first sequence of `ids`, shape (sequences, tokens), runs: others change the medians little.
     """
     inputs, blocks = runner.capture(ids[:1], 1), runner.decoder.blocks
     runner.block_forwards += len(blocks)
