@@ -13,6 +13,7 @@ _HOME = {
     "NeuronALConfig": "config.neuronal_config",
     "NeuronALPruner": "pruner",
     "PruningReport": "report",
+    "compare_answers": "evaluation.answers",
     "evaluate_perplexity": "evaluation.perplexity",
     "evaluate_tasks": "evaluation.tasks",
     "compare": "comparing.compare",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .comparing.compare import compare
     from .config.neuronal_config import NeuronALConfig
     from .data.sample_text import sample_text
+    from .evaluation.answers import compare_answers
     from .evaluation.perplexity import evaluate_perplexity
     from .evaluation.tasks import evaluate_tasks
     from .model.architectures import Architecture, register_architecture

@@ -29,7 +29,7 @@ def prune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
 def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     assert_type(neuronal.evaluate_perplexity(model, tokenizer, "wikitext2", max_windows=2), float)
     assert_type(neuronal.evaluate_perplexity("dense", dataset=torch.zeros(1, 8, dtype=torch.int64)), float)
-    assert_type(neuronal.evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].accuracy, float)
+    assert_type(neuronal.evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].score, float)
     comparison = neuronal.compare(
         "dense", saliencies=["wanda"], sparsities=[0.5], evaluate={"mine": folder}, num_samples=8
     )

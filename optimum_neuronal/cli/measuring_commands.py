@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal evaluate`, `speed` and `env`, which measure a model and this machine."""
+"""`optimum-cli neuronal evaluate`, `answers`, `speed` and `env`, which measure a model and this machine."""
 
 import argparse
 import os
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from ..common.display import format_table
+from ..common.validation import check_count
 from ..config.config_fields import DATASETS
 from ..data.known_datasets import check_datasets
+from ..evaluation.answers import MAX_NEW_TOKENS, DenseAnswers
 from ..evaluation.perplexity import load_tests, measure
 from ..evaluation.speed import measure_speed
-from ..evaluation.tasks import load_tasks
+from ..evaluation.tasks import ACCURACY, TaskResult, load_tasks
 from ..model.load_model import load_model
+from ..model.origin import find_tokenizer, read_base_model
 from ..native.library import describe_environment
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify, sparsify
@@ -25,7 +28,7 @@ from .command import Command, write
 
 class EvaluateCommand(Command):
     NAME = "evaluate"
-    HELP = "Measure a model's perplexity and zero-shot accuracy."
+    HELP = "Measure a model's perplexity, and its scores on tasks."
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model qwen-sparse --dataset wikitext2",
@@ -38,6 +41,7 @@ class EvaluateCommand(Command):
         text = f"test text: {DATASETS} (default: wikitext2; none with --tasks)"
         parser.add_argument("--dataset", nargs="+", help=text)
         flags.add_test_flags(parser)
+        flags.add_switch(parser, "--apply-chat-template", "ask each question of a task as a user's turn")
         flags.add_config_flags(parser, ["add_bos"])
         flags.add_memory_flags(parser, prunes=False)
 
@@ -57,18 +61,58 @@ class EvaluateCommand(Command):
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
-                results = tasks.measure(model, tokenizer, memory.batch_size, bos)
-                write("\n" + format_table(["task", "accuracy", "standard error", "questions"], task_rows(results)))
+                results = tasks.measure(model, tokenizer, memory.batch_size, bos, args.apply_chat_template)
+                write(f"\n{task_table(results)}")
 
 
-def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of a table: task, accuracy, its standard error, questions asked. The last row is the mean."""
+def task_table(results: Mapping[str, TaskResult]) -> str:
+    """Return the scores as a table. The last row is the mean accuracy, if all tasks have one."""
+
+    def shown(one: TaskResult, value: float | None) -> str:
+        return "-" if value is None else f"{value:.2%}" if one.metric == ACCURACY else f"{value:.4g}"
+
+    headers = ["task", "metric", "score", "standard error", "questions"]
     rows = [
-        [name, f"{one.accuracy:.2%}", "-" if one.stderr is None else f"{one.stderr:.2%}", str(one.samples)]
+        [name, one.metric, shown(one, one.score), shown(one, one.stderr), str(one.samples)]
         for name, one in results.items()
     ]
-    mean = sum(result.accuracy for result in results.values()) / len(results)
-    return [*rows, ["mean", f"{mean:.2%}", "", ""]]
+    if any(one.mean_length is not None for one in results.values()):
+        headers += ["tokens in an answer", "cut off"]
+        for row, one in zip(rows, results.values()):
+            row += ["", ""] if one.mean_length is None else [f"{one.mean_length:.0f}", f"{one.cut_off:.1%}"]
+    if all(one.metric == ACCURACY for one in results.values()):
+        rows.append(["mean", ACCURACY, f"{sum(one.score for one in results.values()) / len(results):.2%}", "", ""])
+    return format_table(headers, rows)
+
+
+class AnswersCommand(Command):
+    NAME = "answers"
+    HELP = "Compare a sparse model's answers with its dense model's."
+    USAGE = "--model SPARSE [--teacher DENSE] [flags]"
+    EXAMPLES = ("--model qwen-sparse", "--model qwen-sparse --teacher Qwen/Qwen3-0.6B --prompts prompts.jsonl")
+
+    @staticmethod
+    def add_flags(parser: argparse.ArgumentParser) -> None:
+        flags.add_model_flags(parser)
+        teacher = "Hub id or directory of the dense model (default: the one that the sparse model was pruned from)"
+        parser.add_argument("--teacher", help=teacher)
+        prompts = "text lines, or conversations whose last turn is the user's (default: 48 built-in questions)"
+        parser.add_argument("--prompts", metavar="FILE", help=prompts)
+        length = f"tokens in an answer, at most (default: {MAX_NEW_TOKENS})"
+        parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help=length)
+
+    def work(self) -> None:
+        args, device = self.args, flags.device_of(self.args)
+        prompts = args.prompts and read_prompts(args.prompts)
+        check_count("max_new_tokens", args.max_new_tokens, 1)
+        source = flags.source_of(args)
+        teacher = args.teacher or read_base_model(*source)
+        if teacher is None:
+            raise ValueError("`base_model` is missing from `sparsity_config`: pass the dense model as --teacher.")
+        dense = load_model(teacher, **{**source.options, "revision": "main"}).to(device)
+        answers = DenseAnswers(dense, find_tokenizer(source), prompts, args.max_new_tokens)
+        del dense  # before the sparse model is loaded
+        write(f"\n{answers.compare(load_model(source).to(device))}")
 
 
 class SpeedCommand(Command):

@@ -10,7 +10,7 @@ from .command import Command, write
 from .compare_command import CompareCommand
 from .finetune_command import FinetuneCommand
 from .flags import add_overwrite_flag, add_switch, describe
-from .measuring_commands import EnvCommand, EvaluateCommand, SpeedCommand
+from .measuring_commands import AnswersCommand, EnvCommand, EvaluateCommand, SpeedCommand
 from .prune_command import PruneCommand
 from .sample_command import SampleCommand
 
@@ -31,7 +31,7 @@ class DemoCommand(Command):
 
 
 COMMANDS: tuple[type[Command], ...] = (
-    PruneCommand, SampleCommand, FinetuneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
+    PruneCommand, SampleCommand, FinetuneCommand, AnswersCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
 HELP = "NeuronAL: prune language models without retraining."
 EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")

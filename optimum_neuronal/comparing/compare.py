@@ -217,9 +217,12 @@ class CombinationRunner:
     def _measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
         size = self.memory.batch_size
-        accuracy = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
+        scores = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
         perplexity = measure(self.model, self.windows, size)
-        return {"perplexity": perplexity, "accuracy": {name: asdict(one) for name, one in accuracy.items()}}
+        accuracy = {
+            name: {"accuracy": one.score, "stderr": one.stderr, "samples": one.samples} for name, one in scores.items()
+        }
+        return {"perplexity": perplexity, "accuracy": accuracy}
 
     def _calibration_of(self, combination: Combination) -> TokenWindows | None:
         needed = combination.config.methods.needs_calibration

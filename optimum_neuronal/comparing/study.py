@@ -52,7 +52,7 @@ class Study:
         check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
         self.folder = None if self.output is None else Path(self.output)
         self.check_output()
-        self.questions = load_tasks(self.tasks, self.limit, self.include_path)
+        self.questions = load_tasks(self.tasks, self.limit, self.include_path, accuracy_only=True)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "Study":

@@ -1,23 +1,187 @@
-"""Answers of a model to a prompt, to see what pruning did to it."""
+"""Answers: what the dense model says, how closely a sparse model predicts it, and what the sparse model says."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..common.display import format_table
+from ..common.progress import progress
+from ..common.torch_state import inference
+from ..common.validation import check_count
 from ..compat.hf_private import execution_device
 
 
-def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_new_tokens: int = 80) -> str:
-    """Return a model's greedy answer to a prompt, unedited. Without a chat template, the model continues the prompt."""
+MAX_NEW_TOKENS = 64
+EXAMPLES = 3  # prompts whose answers are shown
+PROMPTS = Path(__file__).with_name("prompts.txt")
+
+Prompt = str | list[dict[str, Any]]  # text, or a conversation whose last turn is the user's
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with the answers of both models."""
+
+    prompt: str
+    dense: str
+    sparse: str
+
+
+@dataclass(frozen=True, repr=False)
+class Answers:
+    """How a sparse model compares with the dense model on the dense model's greedy answers.
+
+    Args:
+        kl (`float`): mean KL divergence of the sparse model's predictions from the dense model's, in nats per token.
+        agreement (`float`): share of the dense model's tokens that the sparse model predicts too, in [0, 1].
+        prompts (`int`): number of prompts.
+        tokens (`int`): number of tokens in the dense model's answers.
+        examples (`tuple[Example, ...]`): the first prompts with both models' greedy answers.
+    """
+
+    kl: float
+    agreement: float
+    prompts: int
+    tokens: int
+    examples: tuple[Example, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values, JSON-serializable."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        rows = [
+            ["KL divergence from the dense model", f"{self.kl:.3f} nats per token"],
+            ["same token as the dense model", f"{self.agreement:.1%}"],
+            ["measured on", f"{self.prompts} answers of the dense model, {self.tokens:,} tokens"],
+        ]
+        shown = (f"{one.prompt}\n  dense:  {one.dense}\n  sparse: {one.sparse}" for one in self.examples)
+        return "\n\n".join([format_table(["", "answers"], rows), *shown])
+
+
+def compare_answers(
+    sparse: PreTrainedModel,
+    dense: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt] | None = None,
+    *,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> Answers:
+    """Compare a sparse model with its dense model on the dense model's greedy answers.
+
+    Perplexity and multiple-choice accuracy flatter pruned models: this measures and shows what they say.
+
+    Args:
+        sparse, dense (`PreTrainedModel`): models with one vocabulary.
+        tokenizer (`PreTrainedTokenizerBase`): their tokenizer.
+        prompts (`Sequence[str]` or `Sequence[list[dict]]`, *optional*):
+            Texts, or conversations whose last turn is the user's. A tokenizer without a chat template takes texts, which
+            the model continues. None: 48 built-in questions.
+        max_new_tokens (`int`): tokens in an answer, at most.
+
+    Raises:
+        `ValueError`: there are no prompts, the chat template raises, or the vocabularies differ.
+    """
+    return DenseAnswers(dense, tokenizer, prompts, max_new_tokens).compare(sparse)
+
+
+def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, max_new_tokens: int = 80) -> str:
+    """Return a model's greedy answer to a prompt. Without a chat template, the model continues the prompt."""
+    return decode(tokenizer, _generate(model, encode(tokenizer, prompt), max_new_tokens))
+
+
+class DenseAnswers:
+    """Greedy answers of a dense model with its predictions for each token, kept for any number of sparse models.
+
+    The log-probabilities are kept in float16 on the CPU: 2 bytes for each answer token and entry of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        dense: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt] | None = None,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+    ):
+        check_count("max_new_tokens", max_new_tokens, 1)
+        prompts = built_in_prompts(tokenizer) if prompts is None else prompts
+        if not prompts:
+            raise ValueError("There are no prompts: expected at least one.")
+        self.tokenizer, self.prompts, self.max_new_tokens = tokenizer, prompts, max_new_tokens
+        self.questions = [encode(tokenizer, prompt) for prompt in prompts]
+        self.answers = [
+            _generate(dense, ids, max_new_tokens)
+            for ids in progress(self.questions, "answers of the dense model", "prompt")
+        ]
+        self.log_probabilities = [found.half().cpu() for found in self._predictions(dense)]
+
+    def compare(self, sparse: PreTrainedModel) -> Answers:
+        """Return how closely a sparse model predicts these answers, and its own answers to the first prompts."""
+        divergence, same, tokens = 0.0, 0, sum(map(len, self.answers))
+        for expected, found in zip(self.log_probabilities, self._predictions(sparse)):
+            if found.shape != expected.shape:
+                raise ValueError(f"The sparse model predicts {found.shape[1]} tokens, the dense model {expected.shape[1]}.")
+            expected = expected.to(found.device, torch.float32)
+            terms = torch.where(expected.exp() > 0, expected.exp() * (expected - found), 0)
+            divergence += terms.double().sum().item()
+            same += int((found.argmax(-1) == expected.argmax(-1)).sum())
+        examples = [
+            Example(
+                _last_turn(prompt),
+                decode(self.tokenizer, theirs),
+                decode(self.tokenizer, _generate(sparse, question, self.max_new_tokens)),
+            )
+            for prompt, question, theirs in zip(self.prompts[:EXAMPLES], self.questions, self.answers)
+        ]
+        return Answers(divergence / tokens, same / tokens, len(self.prompts), tokens, tuple(examples))
+
+    def _predictions(self, model: PreTrainedModel) -> Iterator[torch.Tensor]:
+        """Yield the log-probabilities that a model gives before each token of an answer, (tokens, vocabulary)."""
+        device = execution_device(model.get_input_embeddings())
+        for question, given in zip(self.questions, self.answers):
+            with inference(model):
+                logits = model(input_ids=torch.cat([question, given])[None].to(device), use_cache=False).logits[0]
+            yield logits[len(question) - 1 : -1].float().log_softmax(-1)
+
+
+def built_in_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return 48 questions. Without a chat template, each is a text to continue."""
+    questions = PROMPTS.read_text(encoding="utf-8").splitlines()
+    return questions if tokenizer.chat_template else [f"Question: {question}\nAnswer:" for question in questions]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.Tensor:
+    """Return the token ids of a prompt, (tokens,): rendered by the chat template, if the tokenizer has one."""
     if tokenizer.chat_template:
-        chat = [{"role": "user", "content": prompt}]
-        options = {"add_generation_prompt": True, "return_dict": True}
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", **options)
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
         except TemplateError as error:
-            raise ValueError(f"The tokenizer's chat template refuses a single user message: {error}") from error
+            raise ValueError(f"The tokenizer's chat template raised an error for a prompt: {error}") from error
+    elif isinstance(prompt, str):
+        ids = tokenizer(prompt)["input_ids"]
     else:
-        inputs = tokenizer(prompt, return_tensors="pt")
-    inputs = inputs.to(execution_device(model.get_input_embeddings()))
-    inputs.pop("token_type_ids", None)  # decoders have none
-    tokens = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
-    return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        raise ValueError("The tokenizer has no chat template: expected texts as prompts, not conversations.")
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=True).strip()
+
+
+def _last_turn(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
+    """Return the tokens that a model answers a prompt with, greedily, to the end token or the limit."""
+    ids = question[None].to(execution_device(model.get_input_embeddings()))
+    unused = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}  # of one sequence; without them, it warns
+    with inference(model):
+        tokens = model.generate(ids, do_sample=False, max_new_tokens=max_new_tokens, **unused)
+    return tokens[0, len(question) :].cpu()

@@ -1,9 +1,10 @@
-"""Zero-shot accuracy on tasks of the lm-evaluation-harness, which the extra `eval` installs."""
+"""Scores on tasks of the lm-evaluation-harness, which the extra `eval` installs: zero-shot accuracy, or generated answers."""
 
 import copy
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,18 +18,30 @@ from ..common.validation import check_count, did_you_mean, validate_strings
 from .perplexity import check_language_model
 
 
-METRIC = "acc"
+ACCURACY = "acc"
 ACCELERATOR_BATCH = 32  # answers per forward on an accelerator: fewer would leave it idle
 PAPER = ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Result of a model on one task."""
+    """Result of a model on one task.
 
-    accuracy: float  # part of right answers, in [0, 1]
-    stderr: float | None  # standard error of the accuracy; None for a single question
-    samples: int  # number of questions asked
+    Args:
+        score (`float`): of the metric; for `"acc"`, the share of right answers, in [0, 1].
+        stderr (`float`, *optional*): its standard error; None for a single question, or a metric that is not a mean.
+        samples (`int`): number of questions asked.
+        metric (`str`): `"acc"`, or the first metric that the task names.
+        mean_length (`float`, *optional*): tokens in a generated answer, up to the text that ends it.
+        cut_off (`float`, *optional*): share of generated answers that reached the task's limit of tokens, in [0, 1].
+    """
+
+    score: float
+    stderr: float | None
+    samples: int
+    metric: str = ACCURACY
+    mean_length: float | None = None
+    cut_off: float | None = None
 
 
 def evaluate_tasks(
@@ -40,11 +53,15 @@ def evaluate_tasks(
     batch_size: int | None = None,
     include_path: str | Path | None = None,
     add_bos: bool | None = None,
+    apply_chat_template: bool = False,
 ) -> dict[str, TaskResult]:
-    """Return the zero-shot accuracy on each multiple-choice task of the lm-evaluation-harness.
+    """Return the score on each task of the lm-evaluation-harness.
 
-    The model's choice is the answer with the largest log-likelihood after the question, summed over its tokens in
-    float32: the harness's `acc`, not `acc_norm`. The paper's figures for dense models are `acc`.
+    Multiple-choice tasks are asked without examples. The model's choice is the answer with the largest log-likelihood
+    after the question, summed over its tokens in float32: the harness's `acc`, not `acc_norm`. The paper's figures for
+    dense models are `acc`. All other tasks, such as gsm8k and ifeval, have their own examples and their first metric. A
+    result also says how long generated answers are and how many reach the limit, as those of pruned models often do.
+    Tasks that run generated code need the environment variable `HF_ALLOW_CODE_EVAL=1`.
 
     Args:
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): a causal language model and its tokenizer.
@@ -53,17 +70,18 @@ def evaluate_tasks(
         batch_size (`int`): answers per forward. Changes the result by rounding at most. None: 1 on a CPU, else 32.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format.
         add_bos (`bool`): True to begin every question with the BOS token. The harness does so for Gemma models in any case.
+        apply_chat_template (`bool`): True to ask each question as a user's turn.
 
     Raises:
         `ImportError`: the extra `eval` is not installed.
-        `ValueError`, `TypeError`: an unknown task, one without `acc`, or a model that cannot be evaluated.
+        `ValueError`, `TypeError`: an unknown task, or a model that cannot be evaluated.
     """
-    return load_tasks(tasks, limit, include_path).measure(model, tokenizer, batch_size, add_bos)
+    return load_tasks(tasks, limit, include_path).measure(model, tokenizer, batch_size, add_bos, apply_chat_template)
 
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Zero-shot tasks with their questions, which are read once for all models that answer them."""
+    """Tasks with their questions, which are read once for all models that answer them."""
 
     tasks: dict[str, Any]  # name -> the harness's task
     limit: int | None = None  # number of first questions of each task
@@ -75,8 +93,9 @@ class TaskSet:
         tokenizer: PreTrainedTokenizerBase,
         batch_size: int | None = None,
         add_bos: bool | None = None,
+        apply_chat_template: bool = False,
     ) -> dict[str, TaskResult]:
-        """Return a model's accuracy on each task, see [`evaluate_tasks`]."""
+        """Return a model's score on each task, see [`evaluate_tasks`]."""
         if not self.tasks:
             return {}
         if batch_size is not None:
@@ -84,11 +103,11 @@ class TaskSet:
         check_language_model(model)
         if model.device.type == "meta":  # the harness sends questions to the device of the embeddings
             raise ValueError(
-                "Zero-shot tasks need the embeddings in memory, not offloaded: change device_map or --stream."
+                "Tasks need the embeddings in memory, not offloaded: change device_map or --stream."
             )
         if all(getattr(tokenizer, name, None) is None for name in ("eos_token_id", "bos_token_id")):
             raise ValueError(
-                "Zero-shot tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
+                "Tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
             )
         from lm_eval import evaluate
         from lm_eval.models.huggingface import HFLM
@@ -104,14 +123,23 @@ class TaskSet:
                 wrapped = HFLM(model, backend="causal", **options)
             if own is not None and head.weight is not own:
                 head.weight = own  # the harness ties weights, even a head of its own if only the config ties it
-            # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of acc has a formula.
-            quick = {"bootstrap_iters": 0, "log_samples": False}
-            results = evaluate(lm=wrapped, task_dict={"tasks": self.tasks}, limit=self.limit, **quick)
-        return {name: _result(name, task, results) for name, task in self.tasks.items()}
+            # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of a mean has a formula.
+            how = {"bootstrap_iters": 1, "log_samples": False, "apply_chat_template": apply_chat_template}
+            how["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
+            results = evaluate(lm=wrapped, task_dict={"tasks": self.tasks}, limit=self.limit, **how)
+        return {name: _result(name, task, results, wrapped) for name, task in self.tasks.items()}
 
 
-def load_tasks(tasks: Sequence[str], limit: int | None = None, include_path: str | Path | None = None) -> TaskSet:
-    """Return tasks with their questions, for zero shots. Raise for unknown tasks and tasks without `acc`."""
+def load_tasks(
+    tasks: Sequence[str],
+    limit: int | None = None,
+    include_path: str | Path | None = None,
+    accuracy_only: bool = False,
+) -> TaskSet:
+    """Return tasks with their questions. Those with `acc` are asked without examples.
+
+    Raise for unknown tasks and, with `accuracy_only`, for those without `acc`.
+    """
     names = [tasks] if isinstance(tasks, str) else validate_strings("tasks", tasks, "['boolq']")
     names = list(dict.fromkeys(task for name in names for task in (PAPER if name == "paper" else (name,))))
     if limit is not None:
@@ -131,9 +159,10 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None, include_path: str
     with _errors_only():
         loaded = manager.load(names)["tasks"]
     for name, task in loaded.items():
-        if METRIC not in task.aggregation():
-            raise ValueError(f"The task {name!r} has no metric {METRIC!r}: choose multiple-choice tasks.")
-        task.set_config(key="num_fewshot", value=0)
+        if ACCURACY in task.aggregation():
+            task.set_config(key="num_fewshot", value=0)
+        elif accuracy_only:
+            raise ValueError(f"The task {name!r} has no metric {ACCURACY!r}: choose multiple-choice tasks.")
     files = sorted(Path(path).rglob("*.yaml")) if path else []
     return TaskSet(loaded, limit, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
 
@@ -154,17 +183,32 @@ def _task_manager(**options: Any) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install 'optimum-neuronal[eval]'") from error
+        raise ImportError(f"Tasks need lm-eval ({error}): pip install 'optimum-neuronal[eval]'") from error
     return TaskManager(**options)
 
 
-def _result(name: str, task: Any, results: dict) -> TaskResult:
+def _result(name: str, task: Any, results: dict, harness: Any) -> TaskResult:
     for instance in task.instances:
         # a response is (log-likelihood, True if greedy decoding gives this answer)
         if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):
             raise ValueError(f"A log-likelihood in the task {name!r} is NaN: load the model in bfloat16 or float32.")
-    # Metrics are called "acc,none", where "none" is the filter of the answers.
-    metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
-    accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]
-    stderr = math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None
-    return TaskResult(accuracy, stderr, samples)
+    metric = ACCURACY if ACCURACY in task.aggregation() else next(iter(task.aggregation()))
+    # Values are called "acc,none" and "acc_stderr,none", where "none" is the first filter of the answers.
+    values = {key.partition(",")[0]: value for key, value in reversed(results["results"][name].items())}
+    score, samples = float(values[metric]), results["n-samples"][name]["effective"]
+    is_mean = task.aggregation()[metric].__name__ == "mean"
+    stderr = float(values[f"{metric}_stderr"]) if is_mean and samples > 1 else None
+    lengths = [(length, length >= limit) for length, limit in _lengths(task, harness)]
+    mean_length, cut_off = (sum(column) / len(lengths) for column in zip(*lengths)) if lengths else (None, None)
+    return TaskResult(score, stderr, samples, metric, mean_length, cut_off)
+
+
+def _lengths(task: Any, harness: Any) -> Iterator[tuple[int, int]]:
+    """Yield the tokens of each generated answer, up to the text that ends it, and the limit of its tokens."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    for instance in task.instances:
+        if instance.request_type == "generate_until":
+            limit = normalize_gen_kwargs(instance.args[1], harness.max_gen_toks)["max_gen_toks"]
+            for response in instance.resps:
+                yield len(harness.tok_encode(response, add_special_tokens=False)), limit

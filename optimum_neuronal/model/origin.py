@@ -2,15 +2,17 @@
 
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sources import Source, locate
+from .sparsity_config import read_sparsity_config
 
 
 # A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
@@ -41,6 +43,13 @@ def public_name(model: PreTrainedModel) -> str:
 TOKENIZER_KWARGS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token", "trust_remote_code",
 )  # fmt: skip
+
+
+def read_base_model(model: str | Path, options: Mapping[str, Any]) -> str | None:
+    """Return the id of the dense model that the config of a sparse one names, or None. Only config.json is read."""
+    where = {key: value for key, value in options.items() if key in TOKENIZER_KWARGS}
+    in_file, _ = PreTrainedConfig.get_config_dict(model, **where)
+    return (read_sparsity_config(in_file) or {}).get("base_model")
 
 
 def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
@@ -31,8 +31,7 @@ from ..data.token_windows import (
 )
 from ..files.records import Records, checksum, versions
 from ..model.load_model import load_model
-from ..model.origin import TOKENIZER_KWARGS, find_tokenizer
-from ..model.sparsity_config import read_sparsity_config
+from ..model.origin import find_tokenizer, read_base_model
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
@@ -100,9 +99,7 @@ def find_teacher(
     if config.kl_weight == 0:
         return None
     if name is None:
-        where = {key: value for key, value in model_kwargs.items() if key in TOKENIZER_KWARGS}
-        in_file, _ = PreTrainedConfig.get_config_dict(model, **where)
-        name = (read_sparsity_config(in_file) or {}).get("base_model")
+        name = read_base_model(model, model_kwargs)
     if name is None:
         raise ValueError(
             "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher), or set "

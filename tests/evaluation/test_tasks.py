@@ -5,6 +5,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+import yaml
 from accelerate import disk_offload
 from conftest import make_model
 from packed_models import make_zeroed
@@ -63,7 +64,7 @@ class TestResult:
         model = make_model("llama")
         model.config.tie_word_embeddings = True
         head, expected = model.lm_head.weight, by_hand(model, QUESTIONS)
-        assert evaluate(model, tokenizer)["neuronal_words"].accuracy == expected and model.lm_head.weight is head
+        assert evaluate(model, tokenizer)["neuronal_words"].score == expected and model.lm_head.weight is head
 
     def test_equals_the_accuracy_by_hand(self, tokenizer):
         for family, batch_size, count in (("llama", 7, len(QUESTIONS)), ("gpt2", 3, 8), ("qwen3", 1, 5)):
@@ -75,7 +76,7 @@ class TestResult:
         assert 0 < by_hand(make_model("llama"), QUESTIONS) < 1
         for model in (make_model("llama").bfloat16(), sparsify(make_zeroed())):
             found = evaluate(model, tokenizer, batch_size=100)["neuronal_words"]
-            assert found.accuracy == pytest.approx(by_hand(model, QUESTIONS))
+            assert found.score == pytest.approx(by_hand(model, QUESTIONS))
 
     def test_modes_generators_and_tokenizer_are_left_alone(self, llama, tokenizer, caplog):
         """Without the harness's warnings of what users cannot change."""
@@ -107,7 +108,7 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="a tokenizer with an eos_token or a bos_token"):
         evaluate(llama, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer))
     with pytest.raises(ValueError, match="'neuronal_prose' has no metric 'acc'"):
-        evaluate(llama, tokenizer, ["neuronal_words", "neuronal_prose"])
+        tasks.load_tasks(["neuronal_words", "neuronal_prose"], include_path=TASKS, accuracy_only=True)
     index = tasks._task_manager  # without the harness's own tasks, which take long to read
     monkeypatch.setattr(tasks, "_task_manager", lambda **options: index(**options | {"include_defaults": False}))
     with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
@@ -115,6 +116,35 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[eval\]'"):
         evaluate(llama, tokenizer)
+
+
+def test_generated_answers(harness, tokenizer, tmp_path):
+    """They end before a word that the model says second, or after four tokens; the harness scores them."""
+    model = make_model("llama")
+    model.lm_head.weight.data[63] = 0  # the end token is never the likeliest
+
+    def written(question):
+        ids = [int(word[1:]) for word in question.split()]
+        for _ in range(4):
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        return [f"w{i}" for i in ids[-4:]]
+
+    said = [written(row["question"]) for row in QUESTIONS]
+    first, end = next(words[:2] for words in said if words[0] != words[1])
+    lengths = [words.index(end, 1) if end in words[1:] else 4 for words in said]
+    task = yaml.safe_load((TASKS / "prose.yaml").read_text()) | {
+        "task": "neuronal_next",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": first,
+        "generation_kwargs": {"until": [f" {end}"], "max_gen_toks": 4},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (tmp_path / "next.yaml").write_text(yaml.safe_dump(task))
+    (found,) = evaluate_tasks(model, tokenizer, "neuronal_next", include_path=tmp_path).values()
+    assert found.metric == "exact_match" and found.samples == len(QUESTIONS) and found.stderr is not None
+    assert found.mean_length == sum(lengths) / len(lengths) and found.cut_off == lengths.count(4) / len(lengths) < 1
+    assert found.score == sum(words[:2] == [first, end] for words in said) / len(said) > 0
 
 
 def test_questions_are_read_once(harness, llama, tokenizer, monkeypatch):
