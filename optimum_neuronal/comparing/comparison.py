@@ -121,9 +121,12 @@ class Comparison:
         write_atomically(folder / JSON, f"{json.dumps(values, indent=2)}\n".encode())
         write_atomically(folder / PAGE, self.to_markdown().encode())
 
-    def plot(self, directory: str | Path) -> list[Path]:
-        """Draw all figures that the results allow into a directory; return their paths."""
-        return draw_figures(Path(directory), self.model, self.dense, self.results)
+    def plot(self, directory: str | Path, lines: Sequence[str] = ()) -> list[Path]:
+        """Draw all figures that the results allow into a directory; return their paths.
+
+        A figure has at most eight lines: the `lines` that are named, such as `"wanda+owl"`, and the best.
+        """
+        return draw_figures(Path(directory), self.model, self.dense, self.results, lines)
 
 
 def merge(directories: Sequence[str | Path], output: str | Path) -> str:

@@ -3,11 +3,14 @@
 matplotlib, of the extra `report`, is imported for the first figure.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, cycle
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean, median_low, stdev
 from typing import Any
 
 from .results import PRESET, Result, group_by
@@ -24,6 +27,7 @@ SHEET = {  # a style sheet of matplotlib
     "axes.spines.right": False,
     "grid.color": "#dddddd",
     "legend.frameon": False,
+    "xtick.minor.size": 3.5,  # as the major ones
     "savefig.dpi": 150,
     "savefig.bbox": "tight",  # legends below the axes are in the picture
 }
@@ -32,152 +36,200 @@ COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933", "#332288", "#661100",
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (8, 3)))
+MOST_LINES = 8  # in a figure
+CLIPPED = 10  # times the median of the lines' highest perplexities: what is higher is an arrow at the edge
 
 PERPLEXITY, MEAN = "Perplexity (lower is better)", "Geometric mean of perplexities"
+SHARE = "Sparsity"  # of this axis and of the x axis "Sparsity of ...", in percent
 DENSE_LINE = {"color": "black", "ls": (0, (5, 2)), "lw": 1.4}
-POINT = {"ls": "none", "ms": 8, "alpha": 0.8}
+SECONDS = {"value": "symlog", "linthresh": 1, "subs": (2, 5)}  # uniform sparsity takes no time to decide
 BLOCK_LAMBDA = "block lambda"
 
-Lines = Mapping[str, Sequence[tuple[float, float]]]
-Styles = Mapping[str, Mapping[str, Any]]  # label -> options of its line
+Points = Iterable[tuple[str, float, float]]  # a line's name, x and y; several y at one x are those of several seeds
+Styles = Mapping[str, Mapping[str, Any]]  # name -> options of the line
 
 
-def draw_figures(folder: Path, model: str, dense: Result, results: Sequence[Result]) -> list[Path]:
-    """Draw all figures that the results of a comparison allow; return their paths. Failed results are left out."""
-    # also of failed ones, so that a later run keeps them
-    styles = make_styles(result.label for result in results)
-    results = [result for result in results if result.error is None]
-    if not results:
-        return []
-    paths = []
-    names = ", ".join(sorted(dense.perplexity))
-    title = f"{model}: {'geometric mean of perplexities' if len(dense.perplexity) > 1 else 'perplexity'} on {names}"
-    if dense.perplexity and len(styles) <= len(COLORS):  # more would be hard to distinguish
-        paths.append(plot_by_seconds(folder, title, dense, results, styles))
-    if dense.perplexity and len({result.sparsity for result in results}) > 2:
-        lines = _lines((f"{run.saliency} + {run.topup}", run.sparsity, run.mean_perplexity) for run in results)
-        xlabel = "Sparsity of the pruned projections"
-        paths.append(plot_lines(folder / "perplexity-by-sparsity.png", title, lines, xlabel, dense=dense))
-    for (saliency, sparsity), members in group_by(results, "saliency", "sparsity").items():
+def draw_figures(
+    folder: Path, model: str, dense: Result, results: Sequence[Result], asked: Sequence[str] = ()
+) -> list[Path]:
+    """Draw all figures that the results of a comparison allow; return their paths. Failed results are left out.
+
+    Each has at most eight lines, see [`best_lines`].
+    """
+    check_lines(asked, results)
+    found, paths = [result for result in results if result.error is None], []
+    if found and dense.perplexity:
+        drawn, left_out = best_lines(found, asked)
+        measure = "geometric mean of perplexities" if len(dense.perplexity) > 1 else "perplexity"
+        title = f"{model}: {measure} on {', '.join(sorted(dense.perplexity))}{left_out}"
+        styles = make_styles(results)  # also of failed ones, so that a later run keeps them
+        paths.append(plot_by_seconds(folder / "perplexity-by-seconds.png", title, drawn, styles, dense))
+        if len({run.sparsity for run in drawn}) > 2:
+            points = [(run.methods, run.sparsity, run.mean_perplexity) for run in drawn]
+            labels = f"{SHARE} of the pruned projections", PERPLEXITY
+            paths.append(plot(folder / "perplexity-by-sparsity.png", title, {"": points}, styles, *labels, dense))
+    for (saliency, sparsity), members in group_by(found, "saliency", "sparsity").items():
         name = re.sub(r"[^\w-]+", "_", f"{saliency}-{100 * sparsity:g}")[:100] + ".png"
-        title = f"{model}, {saliency}, {members[0].target}"
-        lines = _lines((run.label, i, y) for run in members for i, y in enumerate(run.block_sparsity) if y is not None)
-        labels = ("Decoder block", "Sparsity")
-        paths.append(plot_lines(folder / f"block-sparsity-{name}", title, lines, *labels, styles=styles))
-        for across, *drawn in _by_parameters(members) if dense.perplexity else ():
-            paths.append(plot_lines(folder / f"perplexity-by-{across}-{name}", title, *drawn))
+        title, (drawn, left_out) = f"{model}, {saliency}, {members[0].target}", best_lines(members, asked)
+        points = [(run.methods, i, y) for run in drawn for i, y in enumerate(run.block_sparsity) if y is not None]
+        given = {"": points}, make_styles(members), "Decoder block", SHARE
+        paths.append(plot(folder / f"block-sparsity-{name}", title + left_out, *given))
+        for topup, runs in group_by(members, "topup_name").items() if dense.perplexity else ():
+            if across := find_swept(runs):
+                path = folder / f"perplexity-by-{topup}-{across.replace(' ', '-')}-{name}"
+                paths.append(plot_swept(path, title, runs, across))
     return paths
 
 
-def plot_by_seconds(folder: Path, title: str, dense: Result, results: Sequence[Result], styles: Styles) -> Path:
-    """Draw mean perplexity by seconds: a panel per sparsity. Colors show the top-up, markers the saliency.
+def check_lines(asked: Sequence[str], results: Sequence[Result]) -> None:
+    """Raise `ValueError` for a line that no result belongs to, see [`Result.is_called`]."""
+    for text in asked:
+        if not any(run.is_called(text) for run in results):
+            raise ValueError(
+                f"No method is called {text!r}: expected a saliency, a top-up, or a pair such as wanda+owl."
+            )
+
+
+def best_lines(
+    results: Sequence[Result], asked: Sequence[str] = (), name: Callable[[Result], str] = attrgetter("methods")
+) -> tuple[list[Result], str]:
+    """Return the results of at most eight lines, and the words for a title if others are left out.
+
+    Those `asked` for come first, then those with the most results, then those with the lowest perplexity.
+    """
+    lines: dict[str, list[Result]] = {}
+    for run in results:
+        lines.setdefault(name(run), []).append(run)
+
+    def rank(line: str) -> tuple:
+        logs = [math.log(run.mean_perplexity) for run in lines[line] if run.perplexity]
+        return not any(map(lines[line][0].is_called, asked)), -len(lines[line]), fmean(logs or [0.0])
+
+    kept = sorted(lines, key=rank)[:MOST_LINES]
+    left_out = f" ({MOST_LINES} of {len(lines)} lines)" if len(lines) > MOST_LINES else ""
+    return [run for run in results if name(run) in kept], left_out
+
+
+def plot_by_seconds(path: Path, title: str, results: Sequence[Result], styles: Styles, dense: Result) -> Path:
+    """Draw mean perplexity by mean seconds: a panel per sparsity.
 
     With a single saliency, the seconds are the top-up's alone, as in the paper's Figure 1.
     """
-    panels = list(group_by(sorted(results, key=lambda result: result.sparsity), "sparsity").values())
-    markers = dict(zip(dict.fromkeys(result.saliency for result in results), cycle(MARKERS)))
-    path, together = folder / "perplexity-by-seconds.png", len(markers) > 1 or PRESET in markers
-    xlabel = "Seconds: allocation and pruning" if together else "Seconds of the top-up"
+    alone = {run.saliency for run in results} == {results[0].saliency} != {PRESET}
+    xlabel = "Seconds of the top-up" if alone else "Seconds: allocation and pruning"
+    panels: dict[str, list[tuple[str, float, float]]] = {}
+    for runs in group_by(sorted(results, key=attrgetter("sparsity")), "sparsity", "methods").values():
+        seconds = fmean(run.allocation_seconds if alone else run.seconds for run in runs)
+        panels.setdefault(runs[0].target, []).extend((run.methods, seconds, run.mean_perplexity) for run in runs)
+    styles = {name: {**style, "ls": "none"} for name, style in styles.items()}
+    return plot(path, title, panels, styles, xlabel, PERPLEXITY, dense, xscale=SECONDS)
+
+
+def find_swept(results: Sequence[Result]) -> str:
+    """Return the hyperparameter or swept field with the most numbers among a top-up's results; "" below three numbers."""
+    numbers: dict[str, set[float]] = {}
+    for key, value in chain.from_iterable(parameters(run).items() for run in results):
+        if key != "seed" and type(value) in (int, float):
+            numbers.setdefault(key, set()).add(value)
+    across = max(numbers, key=lambda key: len(numbers[key]), default="")
+    return across if len(numbers.get(across, ())) > 2 else ""
+
+
+def parameters(result: Result) -> dict[str, Any]:
+    """Return hyperparameters and swept fields of a result, and its block lambda if only one was allowed."""
+    values = result.config.get("topup_args", {}) | result.setting
+    if len(values.get("block_lambdas") or ()) == 1:
+        (values[BLOCK_LAMBDA],) = values.pop("block_lambdas")
+    return values
+
+
+def plot_swept(path: Path, title: str, results: Sequence[Result], across: str) -> Path:
+    """Draw perplexity by a number: a line per value of what else differs, or per test set if nothing does.
+
+    Each seed has a line of its own for lambdas, and circles mark those that were chosen from several.
+    """
+    swept = [run for run in results if across in parameters(run)]
+    keys = dict.fromkeys(chain.from_iterable(map(parameters, swept)))
+    keys = [key for key in keys if key != across and (key != "seed" or across == BLOCK_LAMBDA)]
+    differing = [key for key in keys if len({repr(parameters(run).get(key)) for run in swept}) > 1]
+
+    def name(run: Result) -> str:
+        return ", ".join(f"{key} {parameters(run).get(key)}" for key in differing)
+
+    def values(run: Result) -> Mapping[str, float]:
+        return {name(run): run.mean_perplexity} if differing else run.perplexity
+
+    drawn, left_out = best_lines(swept, name=name)
+    points = [(line, parameters(run)[across], y) for run in drawn for line, y in values(run).items()]
+    circled: dict[str, list[tuple[float, float]]] = {}
+    for run in results if across == BLOCK_LAMBDA else ():
+        if across not in parameters(run) and run.block_lambda is not None and run.row_lambda is None:
+            by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
+            circled.setdefault(f"chosen by the {by}", []).extend((run.block_lambda, y) for y in values(run).values())
+    styles = {line: look(index, index) for index, line in enumerate(dict.fromkeys(line for line, _, _ in points))}
+    labels = f"{across} of {results[0].topup_name}", MEAN if differing else PERPLEXITY
+    return plot(path, title + left_out, {"": points}, styles, *labels, circled=circled)
+
+
+def plot(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Points],
+    styles: Styles,
+    xlabel: str,
+    ylabel: str,
+    dense: Result | None = None,
+    circled: Mapping[str, Sequence[tuple[float, float]]] = {},
+    xscale: Mapping[str, Any] = {"value": "linear"},
+) -> Path:
+    """Draw the lines of each panel, see [`draw_lines`], and circles."""
     with new_figure(path, 1 + 3.2 * len(panels), title) as figure:
+        from matplotlib.ticker import PercentFormatter
+
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, members in zip(all_axes, panels):
-            for run in members:
-                look = styles[run.label] | POINT | {"marker": markers[run.saliency]}
-                axes.plot(run.seconds if together else run.allocation_seconds, run.mean_perplexity, **look)
-            axes.set_title(members[0].target, loc="left")
-            axes.axhline(dense.mean_perplexity, **DENSE_LINE)
-            axes.set(xlabel=xlabel, yscale="log", ylabel=PERPLEXITY)
-            axes.set_xscale("symlog", linthresh=1)  # uniform sparsity takes no time to decide
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.margins(0.06, 0.12)
-            axes.label_outer()
+        for axes, (name, points) in zip(all_axes, panels.items()):
+            axes.set_title(name, loc="left")
+            axes.set(xlabel=xlabel, ylabel=ylabel, yscale="linear" if ylabel == SHARE else "log")
+            axes.set_xscale(**xscale)
+            axes.margins(0.05, 0.1)
+            draw_lines(axes, points, styles, dense)
+            for color, (label, places) in zip(COLORS[1:], circled.items()):
+                axes.plot(*zip(*places), "o", label=label, color=color, ms=15, mfc="none", mew=2.5)
+            show_round_numbers(axes.xaxis)
             show_round_numbers(axes.yaxis)
-        shown = {run.label: styles[run.label] | POINT | {"marker": "o"} for run in results}
-        if len(markers) > 1:
-            gray = POINT | {"color": "#666666"}
-            shown |= {f"saliency {name}": gray | {"marker": marker} for name, marker in markers.items()}
-        shown[f"dense model: {dense.mean_perplexity:.4g}"] = DENSE_LINE
-        add_legend(figure, [axes.plot([], [], label=name, **look)[0] for name, look in shown.items()])
+            for text, axis in ((xlabel, axes.xaxis), (ylabel, axes.yaxis)):
+                if text.startswith(SHARE):
+                    axis.set_major_formatter(PercentFormatter(1, 0))
+            axes.label_outer()
+        add_legend(figure)
     return path
 
 
-def _lines(points: Iterable[tuple[str, float, float]]) -> Lines:
-    """Return a line per name from (name, x, y), with the mean over points of the same x, for example of several seeds."""
+def draw_lines(axes, points: Points, styles: Styles, dense: Result | None) -> None:
+    """Draw means with standard deviations over seeds.
+
+    With a dense model, its perplexity is a line, and what is far above the other lines is an arrow at the edge, named there.
+    """
     lines: dict[str, dict[float, list[float]]] = {}
     for name, x, y in points:
         lines.setdefault(name, {}).setdefault(x, []).append(y)
-    return {name: [(x, sum(ys) / len(ys)) for x, ys in sorted(line.items())] for name, line in lines.items()}
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    """Return the hyperparameters and swept fields of a result that are numbers, and the lambda of the block step alone."""
-    values = result.config.get("topup_args", {}) | result.setting
-    numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and key != "seed"}
-    if result.block_lambda is not None and result.row_lambda is None:
-        numbers[BLOCK_LAMBDA] = result.block_lambda
-    return numbers
-
-
-def _by_parameters(results: Sequence[Result]) -> Iterator[tuple[str, Lines, str, str, Lines]]:
-    """Yield a name, lines, labels of the axes and marks for every top-up with three values of a number or more."""
-    for name, runs in group_by(results, "topup_name").items():
-        values: dict[str, set[float]] = {}
-        for key, value in chain(*(_numbers(run).items() for run in runs)):
-            values.setdefault(key, set()).add(value)
-        across = max(values, key=lambda key: len(values[key]), default="")
-        if len(values.get(across, ())) > 2:
-            lines, ylabel, marks = _across([run for run in runs if across in _numbers(run)], across)
-            yield f"{name}-{across}".replace(" ", "-"), lines, f"{across} of {name}", ylabel, marks
-
-
-def _across(runs: Sequence[Result], across: str) -> tuple[Lines, str, Lines]:
-    """Return a line per value of the other numbers, or per test set without any, a label, and marks of chosen lambdas."""
-    points: list[tuple[str, float, float]] = []
-    chosen: dict[str, list[tuple[float, float]]] = {}
-    ylabel = PERPLEXITY
-    for run in runs:
-        numbers = _numbers(run)
-        x = numbers.pop(across)
-        own = run.perplexity
-        if numbers:
-            own, ylabel = {", ".join(f"{key}={value:g}" for key, value in numbers.items()): run.mean_perplexity}, MEAN
-        points += [(line, x, y) for line, y in own.items()]
-        if across == BLOCK_LAMBDA and len(run.decisions["block"]["candidates"]) > 1:
-            by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
-            chosen.setdefault(f"chosen by the {by}", []).extend((x, y) for y in own.values())
-    return _lines(points), ylabel, chosen
-
-
-def plot_lines(
-    path: Path,
-    title: str,
-    lines: Lines,
-    xlabel: str,
-    ylabel: str = PERPLEXITY,
-    marks: Lines | None = None,
-    dense: Result | None = None,
-    styles: Styles | None = None,
-) -> Path:
-    """Draw a line per name, the dense model's perplexity, and circles around points. Shares are shown in percent."""
+    means = {name: {x: fmean(line[x]) for x in sorted(line)} for name, line in lines.items()}
+    limit, named = math.inf, []
+    if dense is not None:
+        limit = CLIPPED * median_low(max(line.values()) for line in means.values())
+        axes.axhline(dense.mean_perplexity, label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)
     step = 1 + max(map(len, lines.values())) // 16
-    styles = styles or make_styles(lines)
-    with new_figure(path, 4.2, title) as figure:
-        from matplotlib.ticker import PercentFormatter
-
-        axes = figure.subplots()
-        for index, (name, points) in enumerate(lines.items()):  # lines get markers at different points
-            axes.plot(*zip(*points), label=name, ms=6, markevery=(index % step, step), **styles[name])
-        for color, (name, points) in zip(COLORS[1:], (marks or {}).items()):
-            axes.plot(*zip(*points), label=name, color=color, ls="none", marker="o", ms=15, mfc="none", mew=2.5)
-        if dense is not None:
-            axes.axhline(dense.mean_perplexity, label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)
-        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="linear" if ylabel == "Sparsity" else "log")
-        for label, axis in ((xlabel, axes.xaxis), (ylabel, axes.yaxis)):
-            show_round_numbers(axis)
-            if label.startswith("Sparsity"):
-                axis.set_major_formatter(PercentFormatter(1))
-        add_legend(figure, axes.lines)
-    return path
+    for index, (name, line) in enumerate(means.items()):  # lines get markers at different points
+        errors = [stdev(lines[name][x]) if len(lines[name][x]) > 1 and y < math.inf else 0.0 for x, y in line.items()]
+        bars = {"yerr": errors, "capsize": 3, "errorevery": (index % step, step)} if any(errors) else {}
+        axes.errorbar(*zip(*line.items()), label=name, ms=7, markevery=(index % step, step), **bars, **styles[name])
+        if above := {x: y for x, y in line.items() if y > limit}:
+            axes.plot([*above], [limit] * len(above), "^", color=styles[name]["color"], ms=10, clip_on=False)
+            named.append(f"\N{BLACK UP-POINTING TRIANGLE} {name}: {', '.join(f'{y:,.0f}' for y in above.values())}")
+    if named:
+        axes.set_ylim(top=limit)
+        axes.set_title("\n".join(named), loc="right", size="x-small")
 
 
 def check_matplotlib() -> None:
@@ -206,19 +258,28 @@ def new_figure(path: str | Path, height: float, title: str) -> Iterator[Any]:
         figure.savefig(path)
 
 
-def add_legend(figure, handles: Sequence) -> None:
-    """Add a legend of artists with labels below the axes."""
-    columns = max(1, 72 // max(8 + len(handle.get_label()) for handle in handles))
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(columns, 4))
+def add_legend(figure) -> None:
+    """Add a legend of all lines with names below the axes."""
+    handles = {handle.get_label(): handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]}
+    columns = max(1, 72 // max(8 + len(name) for name in handles))
+    figure.legend(handles=handles.values(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(columns, 4))
 
 
-def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the line style of each name, by order of first appearance. Forty differ in color or marker."""
-    looks = zip(cycle(COLORS), cycle(MARKERS), cycle(("-", "--", "-.", ":")))
+def make_styles(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
+    """Return the style of each combination's line: color by saliency, or by top-up if there is one saliency; dashes by top-up."""
+    ways = {run.methods: (run.saliency, run.label) for run in results}
+    saliencies, topups = ([*dict.fromkeys(names)] for names in zip(*ways.values()))
+    colored = {name: index for index, name in enumerate(saliencies if len(saliencies) > 1 else topups)}
     return {
-        name: {"color": color, "marker": marker, "ls": ls}
-        for name, (color, marker, ls) in zip(dict.fromkeys(names), looks)
+        name: look(colored.get(saliency, colored.get(topup, 0)), topups.index(topup))
+        for name, (saliency, topup) in ways.items()
     }
+
+
+def look(color: int, line: int) -> dict[str, Any]:
+    """Return the options of a line. Forty differ in dashes or marker."""
+    options = (COLORS, color), (MARKERS, line), (DASHES, line)
+    return {key: values[index % len(values)] for key, (values, index) in zip(("color", "marker", "ls"), options)}
 
 
 def show_round_numbers(axis) -> None:
@@ -227,6 +288,10 @@ def show_round_numbers(axis) -> None:
 
     low, high = sorted(axis.get_view_interval())
     locator: Any = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
+    if axis.get_scale() == "symlog":
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+        return
     if axis.get_scale() == "log":
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))

@@ -39,8 +39,16 @@ class Result:
         """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset fast (alps + uniform), 70% sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
-        methods = self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
-        return ", ".join([methods, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
+        return ", ".join([self.methods, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
+
+    @property
+    def methods(self) -> str:
+        """Saliency and top-up: `"wanda + owl"`, or `"preset fast (alps + uniform)"`."""
+        return self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
+
+    def is_called(self, text: str) -> bool:
+        """Return True for the name of its saliency, top-up or preset, or a pair: `"wanda"`, `"owl"`, `"wanda+owl"`."""
+        return {*text.replace("-", "_").split("+")} <= {_base(self.saliency), self.topup_name}
 
     @property
     def label(self) -> str:

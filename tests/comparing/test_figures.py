@@ -26,33 +26,46 @@ def result(topup="uniform", saliency="wanda", sparsity=0.7, perplexity=(45.0, 20
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Returns what is written in every figure of a comparison, by the name of its file."""
+    """Returns what is written in every figure of a comparison, by the name of its file; `draw.figures` are the figures."""
 
-    def draw(results, dense=DENSE):
-        written = {}
+    def draw(results, dense=DENSE, asked=()):
+        written, draw.figures = {}, {}
 
         def savefig(figure, path):
             figure.draw_without_rendering()
             written[Path(path).stem] = [text.get_text() for text in figure.findobj(Text) if text.get_visible()]
+            draw.figures[Path(path).stem] = figure
 
         monkeypatch.setattr(Figure, "savefig", savefig)
-        paths = figures.draw_figures(tmp_path, "llama", dense, results)
+        paths = figures.draw_figures(tmp_path, "llama", dense, results, asked)
         assert [path.stem for path in paths] == list(written)
         return written
 
     return draw
 
 
-def test_one_panel_per_sparsity_one_name_per_method(drawn):
-    found = [result(topup, saliency, sparsity) for sparsity in (0.8, 0.625) for saliency, topup in METHODS]
+def lines_of(figure):
+    """Return the lines of a figure: name -> its matplotlib line, points and whether it has error bars."""
+    containers = [container for axes in figure.axes for container in axes.containers]
+    return {
+        one.get_label(): (one.lines[0], [(x, round(float(y), 6)) for x, y in one.lines[0].get_xydata()], one.has_yerr)
+        for one in containers
+    }
+
+
+def test_one_panel_per_sparsity_color_by_saliency_and_marker_by_top_up(drawn):
+    found = [result(topup, saliency, sparsity) for sparsity in (0.8, 0.625) for saliency, topup in METHODS[1:]]
     written = drawn(found)["perplexity-by-seconds"]
     assert [text for text in written if text.endswith("sparsity")] == ["62.5% sparsity", "80% sparsity"]
-    saliencies, topups = zip(*METHODS)
-    for name in {f"saliency {saliency}" for saliency in saliencies} | set(topups):
-        assert written.count(name) == 1
+    assert all(written.count(f"{saliency} + {topup}") == 1 for saliency, topup in METHODS[1:])
     assert "llama: geometric mean of perplexities on c4, wikitext2" in written and "dense model: 10" in written
-    one = drawn([result(), result()])["perplexity-by-seconds"]
-    assert not [text for text in one if "saliency" in text], "one needs no gray marker"
+    lines = lines_of(drawn.figures["perplexity-by-seconds"])
+    looks = {name: (line.get_color(), line.get_marker()) for name, (line, *_) in lines.items()}
+    assert looks["wanda + owl"][0] == looks["wanda + uniform"][0] != looks["multiflow + owl"][0]
+    assert looks["wanda + owl"][1] == looks["multiflow + owl"][1] != looks["wanda + uniform"][1]
+    drawn([result(topup) for topup in ("uniform", "owl")])
+    alone = [line.get_color() for line, *_ in lines_of(drawn.figures["block-sparsity-wanda-70"]).values()]
+    assert len({*alone}) == 2, "a single saliency's top-ups have colors of their own"
 
 
 def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
@@ -64,15 +77,33 @@ def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
         assert label in drawn([result(), result("owl"), *others])["perplexity-by-seconds"]
 
 
-def test_more_methods_than_colors_have_no_figure_by_seconds(drawn):
-    found = [result(f"owl, half_width={index}") for index in range(len(figures.COLORS) + 1)]
-    assert "perplexity-by-seconds" in drawn(found[1:]) and "perplexity-by-seconds" not in drawn(found)
+def test_the_best_eight_lines_and_what_was_asked_for(drawn):
+    ways = [result("owl", f"s{i}", 0.5 + s / 10, (20.0 + i, 20.0 + i)) for i in range(12) for s in range(3)]
+    ways.append(result("owl", "best-at-one", 0.5, (1.0, 1.0)))
+    for asked, last in (((), 8), (["s11+owl"], 7)):
+        written = drawn(ways, asked=asked)
+        names = {f"s{i} + owl" for i in range(last)} | {f"{text.partition('+')[0]} + owl" for text in asked}
+        for figure in ("perplexity-by-sparsity", "perplexity-by-seconds"):
+            assert set(lines_of(drawn.figures[figure])) == names and len(names) == 8
+            assert any(text.endswith("on c4, wikitext2 (8 of 13 lines)") for text in written[figure])
+    with pytest.raises(ValueError, match="No method is called 'alpha': expected a saliency, a top-up, or a pair"):
+        drawn(ways, asked=["alpha"])
+    drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "alpha-pruning"])
+
+
+def test_outliers_are_arrows_at_the_edge_with_their_names(drawn):
+    lines = (("uniform", 50.0), ("owl", 40.0), ("alpha_pruning", 1259.0), ("dlp", float("inf")))
+    found = [result(name, sparsity=s / 10, perplexity=(v, v)) for name, v in lines for s in (6, 7, 8)]
+    written = drawn(found)
+    for figure, values in (("perplexity-by-seconds", "1,259"), ("perplexity-by-sparsity", "1,259, 1,259, 1,259")):
+        assert f"▲ wanda + alpha_pruning: {values}\n▲ wanda + dlp: inf" in "\n".join(written[figure])
+        assert all(axes.get_ylim()[1] == pytest.approx(500) for axes in drawn.figures[figure].axes), "ten medians"
 
 
 def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     failed = Result(0.7, "ria", "uniform", error="no memory")
     found = drawn([result(), result("owl", "ria"), failed])
-    assert {"uniform", "Decoder block", "Sparsity", "70.0%"} < set(found["block-sparsity-wanda-70"])
+    assert {"wanda + uniform", "Decoder block", "Sparsity", "70%"} < set(found["block-sparsity-wanda-70"])
     assert list(found) == ["perplexity-by-seconds", "block-sparsity-wanda-70", "block-sparsity-ria-70"]
     assert "llama, ria, 70% sparsity" in found["block-sparsity-ria-70"]
     assert drawn([failed]) == {}
@@ -81,51 +112,64 @@ def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     untested = drawn([result(perplexity=())], Result(0, "dense", "dense", {}))
     assert list(untested) == ["block-sparsity-wanda-70"]
     found = [result("owl", sparsity=sparsity) for sparsity in (0.1, 0.2, 0.3)]
-    assert {"wanda + owl", "20.0%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
+    assert {"wanda + owl", "20%", "Sparsity of the pruned projections"} < set(drawn(found)["perplexity-by-sparsity"])
     assert "perplexity-by-sparsity" not in drawn(found[:2])
 
 
-def block_step(lam, *candidates, value=30.0, more=""):
-    decisions = {"block": {"lambda": lam, "candidates": [{"lambda": other} for other in candidates or (lam,)]}}
-    topup = f"neuronal, sequence, block step{more}"
-    return result(topup, perplexity=(value, 2 * value), block_lambda=lam, decisions=decisions)
+def block_step(lambdas, chosen, value=30.0, more="", **setting):
+    args = {"steps": "block"} | ({"block_lambdas": lambdas} if lambdas else {})
+    values = (value, 2 * value)
+    config = {"topup_args": args}
+    return result(
+        f"neuronal, block step{more}", perplexity=values, block_lambda=chosen, config=config, setting=setting
+    )
 
 
 def test_lambdas_with_the_chosen_ones(drawn):
-    """A line per test set; a circle where a lambda was chosen from several."""
-    found = [block_step(lam, value=30 + lam) for lam in (0.05, 0.1, 0.2)]
-    found.append(block_step(0.1, 0.05, 0.1, value=30.1))
-    found.append(block_step(0.2, 0.05, 0.2, value=30.2, more=", metric=reconstruction"))
-    written = drawn(found)["perplexity-by-neuronal-block-lambda-wanda-70"]
+    """A line per test set, or per seed; a circle where a lambda was chosen from several. Choices alone make no figure."""
+    name = "perplexity-by-neuronal-block-lambda-wanda-70"
+    found = [block_step([lam], lam, 30 + lam) for lam in (0.05, 0.1, 0.2)]
+    found += [block_step([], 0.1, 30.1), block_step([], 0.2, 30.2, ", metric=reconstruction")]
+    written = drawn(found)[name]
     named = {"c4", "wikitext2", "chosen by the alignment", "chosen by the reconstruction error"}
     assert named | {"block lambda of neuronal"} < set(written)
     assert not [name for name in drawn(found[:2]) if "lambda" in name], "two lambdas make no figure"
+    seeds = [block_step([], lam, seed=seed) for seed, lam in enumerate((0.05, 0.1, 0.2))]
+    assert not [name for name in drawn(seeds) if "lambda" in name], "three seeds chose three lambdas"
+    swept = [block_step([lam], lam, 30 + seed, seed=seed) for seed in (0, 1) for lam in (0.05, 0.1, 0.2)]
+    drawn([*swept, *seeds])
+    lines = lines_of(drawn.figures[name])
+    assert list(lines) == ["seed 0", "seed 1"] and not any(has_bars for *_, has_bars in lines.values())
+    (circles,) = [line for line in drawn.figures[name].axes[0].lines if line.get_label() == "chosen by the alignment"]
+    assert circles.get_xdata().tolist() == [0.05, 0.1, 0.2]
 
 
 def test_grids_and_sweeps(drawn):
-    """A line per value of the second hyperparameter; or per test set, if there is none."""
+    """A line per value of what else differs, words too; or per test set, if nothing does."""
 
     def owl(m, width):
-        hyperparameters = {"outlier_factor": m, "half_width": width}
+        hyperparameters = {"outlier_factor": m, "half_width": width, "variant": "corrected" if m == 5 else "authors"}
         return result(f"owl, outlier_factor={m}, half_width={width}", config={"topup_args": hyperparameters})
 
     grid = [owl(m, width) for m in (3, 5) for width in (0.04, 0.08, 0.2)]
     written = drawn(grid)["perplexity-by-owl-half_width-wanda-70"]
-    assert {"half_width of owl", "outlier_factor=3", "outlier_factor=5"} < set(written)
+    names = {"outlier_factor 3, variant authors", "outlier_factor 5, variant corrected"}
+    assert names | {"half_width of owl", "Geometric mean of perplexities"} < set(written)
     sweep = [result("neuronal", setting={"num_alignment_samples": count, "seed": 3}) for count in (1, 2, 4)]
     written = drawn(sweep)["perplexity-by-neuronal-num_alignment_samples-wanda-70"]
     assert {"num_alignment_samples of neuronal", "c4"} < set(written)
 
 
-def test_seeds_are_averaged(tmp_path, monkeypatch):
-    drawn, seeds = [], []
-    monkeypatch.setattr(figures, "plot_lines", lambda path, title, lines, *_, **__: (drawn.append(lines), path)[1])
+def test_seeds_are_means_with_error_bars(drawn):
+    seeds = []
     for count, values in ((1, (9.0, 5.0)), (2, (6.0, 7.0)), (4, (9.0, 9.0))):
         settings = [{"num_alignment_samples": count, "seed": seed} for seed in range(2)]
         seeds += [result(setting=s, perplexity=(v, v), block_sparsity=[None, v]) for s, v in zip(settings, values)]
-    figures.draw_figures(tmp_path, "model", DENSE, seeds)
-    by_block, by_count = drawn
-    assert by_block == {"uniform": [(1, 7.5)]} and by_count["c4"] == [(1, 7.0), (2, 6.5), (4, 9.0)]
+    drawn(seeds)
+    (_, by_block, has_bars) = lines_of(drawn.figures["block-sparsity-wanda-70"])["wanda + uniform"]
+    assert by_block == [(1, 7.5)] and has_bars
+    by_count = lines_of(drawn.figures["perplexity-by-uniform-num_alignment_samples-wanda-70"])["c4"]
+    assert by_count[1:] == ([(1, 7.0), (2, 6.5), (4, 9.0)], True)
 
 
 def draw_line(path):
