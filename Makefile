@@ -47,6 +47,7 @@ style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero
 	@$(BIN)/ruff format
 	@$(BIN)/clang-format -i $(C_FILES)
+	@$(BIN)/python -m optimum_neuronal.cli.neuronal_command
 
 check: .venv/.installed
 	@$(BIN)/ruff format --check

@@ -18,7 +18,7 @@ from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
-from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
+from .evaluation.perplexity import MAX_WINDOWS, digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
@@ -46,6 +46,7 @@ class PruningJob:
     memory: MemoryLimits = MemoryLimits()
     window: int | None = None
     dataset: Any = None  # calibration data instead of the config's
+    max_windows: int | None = MAX_WINDOWS
 
     def __post_init__(self) -> None:
         drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
@@ -134,6 +135,7 @@ class NeuronALPruner(OptimumQuantizer):
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
         window: int | None = None,
+        max_windows: int | None = MAX_WINDOWS,
         format: str | None = None,
         save_dtype: torch.dtype | None = None,
         batch_size: int | None = None,
@@ -152,6 +154,7 @@ class NeuronALPruner(OptimumQuantizer):
                 perplexities before and after. Without any, a few held-out sequences of the calibration text
                 are used, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
+            max_windows (`int`, *optional*): measure on at most this many windows of each test set. None or 0: all.
             format (`str`, *optional*): `"dense"` or `"packed"`. None: dense.
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, even if `from_pretrained` got another one to compute in.
@@ -164,7 +167,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         output = check_output(save_dir, overwrite, [self.model.config.name_or_path])
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
-        job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset)
+        job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset, max_windows)
         with work_directory(work_dir, save_dir) as folder:
             return prune_and_save(self, self.model, job, folder)
 
@@ -287,7 +290,7 @@ def prune_and_save(
         memory = job.memory
         options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
         context = pruner._prepare(model, job.dataset, folder, memory)
-        sets = load_tests(job.tests, model, context.tokenizer, job.window, None, pruner.config.add_bos)
+        sets = load_tests(job.tests, model, context.tokenizer, job.window, job.max_windows, pruner.config.add_bos)
         calibration = context.calibration
         if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
             sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}

@@ -36,8 +36,8 @@ class PruningReport:
         peak_memory (`dict`): bytes by device.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
-            Dataset -> perplexities, `dense` and `pruned`; `window`, the tokens of a test window; and `bos`, True if all
-            windows begin with the BOS token. The model card shows them. You may fill it in.
+            Dataset -> perplexities, `dense` and `pruned`; `windows`, the number of test windows; `window`, the tokens in
+            each; and `bos`, True if all begin with the BOS token. The model card shows them. You may fill it in.
         divergence (`dict`):
             KL divergence from the dense model in nats per token on held-out calibration text: `pruned`, and, for methods that
             do more, `by_score`: by the saliency's score alone, with the same sparsity everywhere.
@@ -120,7 +120,7 @@ class PruningReport:
             yield ["starved experts", f"{count} projections of experts that received fewer than {least} tokens"]
         for dataset, values in self.evaluation.items():
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
-            tokens = f", windows of {window_text(values, ' tokens')}" if "window" in values else ""
+            tokens = f", {window_text(values)}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
         if self.divergence:
             shown = ", ".join(f"{value:.3f} ({name.replace('_', ' ')})" for name, value in self.divergence.items())
@@ -133,7 +133,7 @@ class PruningReport:
             yield ["fine-tuned", f"{training_text(run)}, {took}"]
             for dataset, values in run["evaluation"].items():
                 shown = f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
-                yield [f"perplexity, {dataset}, windows of {window_text(values, ' tokens')}", shown]
+                yield [f"perplexity, {dataset}, {window_text(values)}", shown]
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:
@@ -153,6 +153,6 @@ def training_text(run: Mapping[str, Any]) -> str:
     return f"{run['tokens']:,} tokens of {run['source']}{taught}, {weights}, learning rate {run['learning_rate']:g}"
 
 
-def window_text(values: Mapping[str, Any], unit: str = "") -> str:
-    """Return the length of the test windows of a report's evaluation: `"2048"`, or `"2048 (BOS first)"`."""
-    return f"{values['window']}{unit}{' (BOS first)' if values.get('bos') else ''}"
+def window_text(values: Mapping[str, Any]) -> str:
+    """Return what a perplexity was measured on: `"16 x 2048 tokens"`, or `"16 x 2048 tokens (BOS first)"`."""
+    return f"{values.get('windows', '?')} x {values['window']} tokens{' (BOS first)' if values.get('bos') else ''}"

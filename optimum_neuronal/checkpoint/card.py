@@ -134,7 +134,7 @@ def _perplexities(report: PruningReport) -> str | None:
     for dataset, values in report.evaluation.items():
         measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
         rows.append([dataset, *measured, window_text(values) if "window" in values else "-"])
-    return format_markdown(["dataset", "dense model", "pruned", "tokens per window"], rows) if rows else None
+    return format_markdown(["dataset", "dense model", "pruned", "measured on"], rows) if rows else None
 
 
 def _training(run: Mapping[str, Any]) -> str:
@@ -144,7 +144,7 @@ def _training(run: Mapping[str, Any]) -> str:
         for dataset, values in run["evaluation"].items()
     ]
     text = f"It was trained on {escaped(training_text(run))}; every zero stayed."
-    header = ["dataset", "perplexity before", "after", "tokens per window"]
+    header = ["dataset", "perplexity before", "after", "measured on"]
     return f"{text}\n\n{format_markdown(header, rows)}" if rows else text
 
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,6 +35,11 @@ def write_saved(model: PreTrainedModel, output: str, format: str, hint: str = ""
     write(f"    {loading_code(model, output)}")
 
 
+def spelled(name: str) -> str:
+    """Return the flag of an argument: `"max_windows"` -> `"--max-windows"`."""
+    return "--" + name.replace("_", "-")
+
+
 class Command(ABC):
     """A command whose expected errors are one line."""
 
@@ -41,6 +47,7 @@ class Command(ABC):
     HELP: ClassVar[str]
     USAGE: ClassVar[str] = "[flags]"  # the arguments that it needs, in a line
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
+    NEEDS: ClassVar[Mapping[str, str]] = {}  # flag -> the flag without which it changes nothing
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
@@ -48,6 +55,7 @@ class Command(ABC):
     def run(self) -> None:
         """Do the work. End the process with one line on an expected error or on Ctrl-C."""
         try:
+            self._check_given()
             self.check()
             if self.args.quiet:
                 logging.set_verbosity_error()
@@ -63,6 +71,27 @@ class Command(ABC):
         except KeyboardInterrupt:
             sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
             sys.exit(130)
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the flags that differ from their defaults."""
+        return {name for name, value in vars(self.args).items() if value != self.args.parser.get_default(name)}
+
+    def _check_given(self) -> None:
+        """Raise for flags that change nothing."""
+        given = self.given
+        for flag, needed in self.NEEDS.items():
+            if flag in given and needed not in given:
+                raise ValueError(
+                    f"{spelled(flag)} changes nothing without {spelled(needed)}: add that, or leave it out."
+                )
+        for flag in ("stream", "device"):
+            if {flag, "device_map"} <= given:
+                raise ValueError(f"{spelled(flag)} and --device-map cannot be combined: leave one of them out.")
+        if "revision" in given and os.path.exists(self.args.model or ""):
+            raise ValueError(
+                f"--revision is for models on the Hub, and {self.args.model} is a local path: leave it out."
+            )
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from ..common.registry import format_method
 from ..comparing.compare import run_study
 from ..comparing.comparison import merge
 from ..comparing.experiments import EXPERIMENTS, experiment
-from ..comparing.figures import check_matplotlib
+from ..comparing.figures import check_lines, check_matplotlib
 from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
@@ -56,7 +56,13 @@ class CompareCommand(Command):
         parser.add_argument("--output", default="comparison", help=output)
         overwrite = "rerun everything, and replace tables of another model or that no comparison wrote"
         flags.add_switch(parser, "--overwrite", overwrite)
-        flags.add_switch(parser, "--plots", "draw figures too; needs the extra [report]")
+        keep = "directory in which to save every pruned model (default: none is saved)"
+        parser.add_argument("--keep", metavar="DIR", help=keep)
+        plots = (
+            "draw figures too, with at most eight lines each: those named, such as wanda+owl, and the best; needs the extra "
+            "[report] (default: no figures)"
+        )
+        parser.add_argument("--plots", metavar="LINE", nargs="*", help=plots)
         flags.add_import_flag(parser)
         flags.add_memory_flags(parser)
         flags.add_config_flags(parser, (name for name in flags.CONFIG_FLAGS if name != "pattern"), SEVERAL | SWEPT)
@@ -64,10 +70,9 @@ class CompareCommand(Command):
     def check(self) -> None:
         if self.args.model is self.args.merge is None:
             raise ValueError("--model is missing: give it, or --merge.")
-        for flag in ("model", "plots", "overwrite"):
-            if self.args.merge and getattr(self.args, flag):
-                raise ValueError(f"--{flag} and --merge cannot be combined: leave one of them out.")
-        if self.args.plots:
+        if self.args.merge and self.given - {"merge", "output", "quiet", "debug"}:
+            raise ValueError("--merge prunes nothing and takes --output alone: leave the other flags out.")
+        if self.args.plots is not None:
             check_matplotlib()
         flags.import_modules(self.args.modules)
 
@@ -77,13 +82,14 @@ class CompareCommand(Command):
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
         device, memory, source = flags.device_of(args), flags.memory_of(args), flags.source_of(args)
-        study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite})
+        study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite, "keep": args.keep})
+        check_lines(args.plots or (), [one.result for one in study.combinations])
         check_unquantized(source)
         with flags.loaded(args, source, device, Path(args.output)) as (model, tokenizer):
             comparison = run_study(study, model, tokenizer, memory)
-        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md and .json")
-        if args.plots:
-            write(", ".join(path.name for path in comparison.plot(args.output)))
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .tex and .json")
+        if args.plots is not None:
+            write(", ".join(path.name for path in comparison.plot(args.output, args.plots)))
         if comparison.failed:
             counts = f"{len(comparison.failed)} of {len(comparison.results)}"
             sys.exit(f"compare: {counts} combinations failed, see the table")

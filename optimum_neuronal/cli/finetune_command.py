@@ -29,6 +29,8 @@ class FinetuneCommand(Command):
         "--model qwen-sparse --teacher Qwen/Qwen3-0.6B --dataset chat.jsonl --tokens 2000000 --output qwen-tuned",
     )
 
+    NEEDS = flags.RESULT_NEEDS
+
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
         main, result, amount, text, method, rare = (
@@ -66,6 +68,7 @@ class FinetuneCommand(Command):
                 teacher=args.teacher,
                 evaluate=args.evaluate,
                 window=args.window,
+                max_windows=args.max_windows,
                 format=args.format,
                 save_dtype=dtype,
                 work_dir=args.work_dir,

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,13 +19,16 @@ from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
+from ..evaluation.perplexity import MAX_WINDOWS
 from ..files.records import run_directory
 from ..model.load_model import load_model, load_streamed
 from ..model.origin import find_tokenizer
 from ..model.sources import Source, locate
+from .command import spelled
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
+RESULT_NEEDS = {"private": "push_to_hub", "window": "evaluate", "max_windows": "evaluate"}  # of [`add_result_flags`]
 DTYPES = ("float32", "bfloat16", "float16")
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 
@@ -32,7 +36,7 @@ CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.met
 def describe(parser: argparse.ArgumentParser, usage: str | None, description: str, examples: Sequence[str]) -> None:
     parser.usage = usage and f"{parser.prog} {usage}"  # argparse names subcommands after the usage of their group
     parser.description = description
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=78)  # as in the pages of `help`
     parser.epilog = "\n".join(["examples:", *(f"  {parser.prog} {example}".rstrip() for example in examples)])
 
 
@@ -47,6 +51,7 @@ def add_config_flags(
         entry = known[name]
         kind, meaning = value_type(entry), entry.metadata["help"]
         unset = several.get(name, entry.metadata.get("unset", entry.default))
+        unset = "required, unless --preset or --config has it" if unset is MISSING else unset
         options: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
         if kind is bool:
             options = {"action": argparse.BooleanOptionalAction}
@@ -58,8 +63,7 @@ def add_config_flags(
             meaning += f": {', '.join(REGISTRIES[name].names())}; with hyperparameters: {entry.metadata['example']}"
         unset = {False: "no", True: "yes"}[unset] if isinstance(unset, bool) else unset
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
+        parser.add_argument(spelled(name), default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
 
 
 def add_import_flag(parser: Flags) -> None:
@@ -120,7 +124,7 @@ def add_result_flags(parser: Flags, dtype: str, measured: str, needed: str = "re
     parser.add_argument("--save-dtype", choices=DTYPES, help=f"dtype of the saved weights (default: {dtype})")
     evaluate = f"test text: measure perplexity before and after (default: {measured})"
     parser.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
-    add_window_flag(parser)
+    add_window_flags(parser, MAX_WINDOWS)
     push = "publish the result as this repository; --overwrite replaces a model there (default: no)"
     parser.add_argument("--push-to-hub", metavar="ID", help=push)
     add_switch(parser, "--private", "make that repository private")
@@ -146,15 +150,16 @@ def add_overwrite_flag(parser: Flags) -> None:
     add_switch(parser, "--overwrite", "replace the model's directory at --output, with all that is in it")
 
 
-def add_window_flag(parser: Flags) -> None:
+def add_window_flags(parser: Flags, most: int = 0) -> None:
     window = "tokens per test window (default: 2048, or the model's limit if that is less)"
     parser.add_argument("--window", type=int, help=window)
+    windows = f"measure on the first N windows of each test set; 0: all, as papers do (default: {most or 'all'})"
+    parser.add_argument("--max-windows", metavar="N", type=int, default=most or None, help=windows)
 
 
 def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
-    add_window_flag(parser)
-    parser.add_argument("--max-windows", type=int, help="measure only on the first N windows (default: all)")
+    add_window_flags(parser)
     tasks = "zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
     parser.add_argument("--tasks", nargs="*", help=tasks)
     parser.add_argument("--limit", type=int, help="ask only the first N questions of each task (default: all)")

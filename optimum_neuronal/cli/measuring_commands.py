@@ -34,6 +34,7 @@ class EvaluateCommand(Command):
         "--model qwen-sparse --dataset wikitext2",
         "--model qwen-sparse --dataset my-text.txt --tasks paper --limit 100",
     )
+    NEEDS = {"include_path": "tasks"}
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,8 @@ class EvaluateCommand(Command):
         args, device = self.args, flags.device_of(self.args)
         memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
         check_datasets(datasets)
+        if not datasets and self.given & {"window", "max_windows"}:
+            raise ValueError("--window and --max-windows change nothing without test text: name it with --dataset.")
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
         with flags.loaded(args, flags.source_of(args), device, scratch) as (model, tokenizer):

@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import __version__
 from ..demo.run import run_demo
@@ -37,7 +38,8 @@ HELP = "NeuronAL: prune language models without retraining."
 EXAMPLES = ("demo", "prune --preset paper --model Qwen/Qwen3-0.6B --sparsity 0.6 --output qwen3-60", "prune --help")
 
 
-def make_parser() -> ArgumentParser:
+def make_parsers() -> dict[str, ArgumentParser]:
+    """Return the parser of each command by its name, and the one of all as "neuronal"."""
     parser = ArgumentParser("optimum-cli neuronal")
     describe(parser, None, HELP, EXAMPLES)
     parser.add_argument("--version", action="version", version=f"optimum-neuronal {__version__}")
@@ -48,15 +50,20 @@ def make_parser() -> ArgumentParser:
         add_switch(subparser, "--quiet", "hide notes and progress bars, except lm-eval's")
         add_switch(subparser, "--debug", "show where an error comes from")
         describe(subparser, command.USAGE, command.HELP, command.EXAMPLES)
-        subparser.set_defaults(command=command)
-    return parser
+        subparser.set_defaults(command=command, parser=subparser)
+    return {"neuronal": parser, **subparsers.choices}
 
 
 def main(words: Sequence[str]) -> None:
     """Run the command that the words after `optimum-cli neuronal` name. Without one, show the help."""
-    parser = make_parser()
+    parser = make_parsers()["neuronal"]
     args = parser.parse_args(words)
     if "command" in args:
         args.command(args).run()
     else:
         parser.print_help()
+
+
+if __name__ == "__main__":  # `make style` renders the pages that `--help` shows without importing anything heavy
+    for name, rendered in make_parsers().items():
+        Path(__file__).with_name("help").joinpath(f"{name}.txt").write_text(rendered.format_help(), encoding="utf-8")

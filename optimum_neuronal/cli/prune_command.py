@@ -12,14 +12,14 @@ from ..common.processes import Processes, process_group
 from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS, replace_fields
 from ..evaluation.answers import answer
-from ..evaluation.perplexity import load_windows, name_test_sets
+from ..evaluation.perplexity import load_tests, name_test_sets
 from ..files.output import check_output
 from ..files.records import hidden_directory, work_directory
 from ..model.load_model import check_unquantized, checkpoint_dtype
 from ..pruner import NeuronALPruner, PruningJob, prune_and_save
 from ..pruning.dry_run import dry_run
 from . import flags
-from .command import Command, write, write_saved
+from .command import Command, spelled, write, write_saved
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
@@ -38,6 +38,8 @@ class PruneCommand(Command):
         "--model Qwen/Qwen3-0.6B --preset paper --sparsity 0.6 --output qwen-paper",
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
     )
+
+    NEEDS = flags.RESULT_NEEDS
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,14 +72,14 @@ class PruneCommand(Command):
         args, config, device = self.args, self.config(), flags.device_of(self.args)
         output = args.output and check_output(args.output, args.overwrite, [args.model])
         options, memory = flags.save_options_of(args), flags.memory_of(args)
-        job = PruningJob(config, output, name_test_sets(args.evaluate), options, memory, args.window)
+        tests, sizes = name_test_sets(args.evaluate), {"window": args.window, "max_windows": args.max_windows}
+        job = PruningJob(config, output, tests, options, memory, **sizes)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
         source = flags.source_of(args)
         if args.dry_run:
             run = dry_run(source, config)
-            for test in job.tests.values():
-                load_windows(run.decoder.model.config, run.tokenizer, test, args.window, add_bos=config.add_bos)
+            load_tests(job.tests, run.decoder.model, run.tokenizer, args.window, args.max_windows, config.add_bos)
             write(f"\n{run}")
             return
         check_unquantized(source)
@@ -94,7 +96,13 @@ class PruneCommand(Command):
         in_file = {} if self.args.config is None else read_config_file(self.args.config)
         for given in (in_file, flags.given_fields(self.args)):
             fields = replace_fields(fields, flags.split_methods(given), self.args.preset)
-        return NeuronALConfig.from_dict(fields)
+        config = NeuronALConfig.from_dict(fields)
+        for name in ("refit_learning_rate", "refit_dtype"):
+            if name in self.args and not config.refit_epochs:
+                raise ValueError(
+                    f"{spelled(name)} changes nothing without a refit: set --refit-epochs, or leave it out."
+                )
+        return config
 
     def _prune(
         self,

@@ -12,7 +12,8 @@ from tabulate import tabulate
 COUNTS = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"))
 BYTES = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
 DURATIONS = ((3600, " hours"), (60, " minutes"))
-NUMBER = re.compile(r"-?[\d,]+(\.\d+)?%?")  # a version, 5.23.0, is text
+VALUE = r"[-+]?[\d,]+(\.\d+)?(e[-+]\d+)?%?"
+NUMBER = re.compile(f"{VALUE}( ± {VALUE})?")  # a version, 5.23.0, is text
 
 
 def escaped(value: Any, longest: int | None = None) -> str:
@@ -50,6 +51,12 @@ def format_markdown(
     """Return a table in Markdown, see [`format_table`]."""
     titles, *cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     return format_table(titles, cells, "pipe", bold)
+
+
+def format_latex(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[tuple[int, int]] = ()) -> str:
+    """Return a table in LaTeX with the rules of booktabs, see [`format_table`]."""
+    table = format_table(header, rows, "latex_booktabs", bold)
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", table).replace("±", "$\\pm$")
 
 
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:

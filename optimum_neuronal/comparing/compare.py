@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -13,18 +14,23 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.offload import changed_weights
+from ..checkpoint.save_options import SaveOptions
+from ..checkpoint.saving import check_saveable, save_pruned
 from ..common.notes import get_logger
 from ..common.progress import progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..data.token_windows import TokenWindows
-from ..evaluation.perplexity import as_model, load_tests, measure
-from ..files.output import write_atomically
+from ..evaluation.perplexity import as_model, load_tests, measure, report_tests
+from ..files.output import check_output, write_atomically
 from ..files.records import versions
+from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
+from ..model.projections import stored_names
 from ..pruning.checks import check_prune
-from ..pruning.prepare import draw_calibration, exclusive, identity, ids_of, prepare
+from ..pruning.prepare import PruneContext, draw_calibration, exclusive, identity, ids_of, prepare
 from ..pruning.prune import find_changes
-from ..pruning.reporting import make_report, packed_size
+from ..pruning.reporting import make_report, make_sparsity_config, packed_size, record_sparsity, replace_config
+from ..report import PruningReport
 from ..trials import Cache
 from .comparison import Comparison
 from .results import DENSE, Result
@@ -61,6 +67,7 @@ def compare(
     accuracy_over: Sequence[str] | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
+    keep: str | Path | None = None,
     batch_size: int | None = None,
     max_hidden_bytes: int | None = None,
     **config: Any,
@@ -87,6 +94,7 @@ def compare(
         accuracy_over (`Sequence[str]`, *optional*): saliencies to compute AccRet over. None: the same as PPLFac.
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables of another model or that no comparison wrote.
+        keep (`str` or `Path`, *optional*): directory in which to save each pruned model. None: none is saved.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
         config: further fields of [`NeuronALConfig`] for all combinations.
 
@@ -96,7 +104,7 @@ def compare(
     """
     grid = saliencies, topups, sparsities, presets, without, sweep, dataset
     evaluation = evaluate, window, max_windows, tasks, limit, include_path, accuracy_over
-    study = Study(*grid, *evaluation, output, overwrite, config)
+    study = Study(*grid, *evaluation, output, overwrite, config, keep)
     return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
@@ -127,7 +135,9 @@ def run_study(
         for combination in progress(study.combinations, "comparing", "combination"):
             method, config = combination.result.method, combination.config.to_dict()
             depends_on = [method, config, runner.depends_on(combination)]
-            result = finished(folder, depends_on, partial(runner.run, combination))
+            name = re.sub(r"[^\w.]+", "-", method)[:80]
+            kept = study.keep and Path(study.keep, f"{name}-{digest(depends_on)[:8]}")
+            result = finished(folder, depends_on, partial(runner.run, combination, kept), kept)
             if result.error is not None:
                 logger.warning(f"{method} failed: {result.error}")
             comparison.results.append(result)
@@ -136,14 +146,20 @@ def run_study(
     return comparison
 
 
-def finished(folder: Path | None, depends_on: Sequence[Any], make: Callable[[], Result]) -> Result:
-    """Return the result that an earlier run has finished, or make it. Failures are not kept."""
+def digest(depends_on: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def finished(
+    folder: Path | None, depends_on: Sequence[Any], make: Callable[[], Result], kept: Path | None = None
+) -> Result:
+    """Return the result that an earlier run has finished, and whose model it has kept, or make it. Failures are not kept."""
     if folder is None:
         return make()
-    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
-    path = folder / f"{digest}.json"
-    with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
-        return Result(**json.loads(path.read_bytes()))
+    path = folder / f"{digest(depends_on)}.json"
+    if kept is None or kept.exists():
+        with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
+            return Result(**json.loads(path.read_bytes()))
     result = make()
     if result.error is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,8 +193,8 @@ class CombinationRunner:
         self.windows = load_tests(study.test_sets, model, tokenizer, *sizes)
         self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
 
-    def run(self, combination: Combination) -> Result:
-        """Prune the model, measure it, and undo the pruning. Return the figures, or the error."""
+    def run(self, combination: Combination, kept: Path | None = None) -> Result:
+        """Prune the model, measure it, save it if it is kept, and undo the pruning. Return the figures, or the error."""
         cache, config = self._cache_of(combination), combination.config
         try:
             calibration = self._calibration_of(combination)
@@ -189,6 +205,12 @@ class CombinationRunner:
             report = make_report(context, outcome)
             with changed_weights(context.decoder, outcome.changes):
                 figures = self._measure()
+                if kept is not None:
+                    self._save(
+                        context,
+                        replace(report, evaluation=report_tests(self.windows, pruned=figures["perplexity"])),
+                        kept,
+                    )
         except EXPECTED as error:
             return replace(combination.result, error=" ".join(f"{error}".split()) or type(error).__name__)
         return replace(
@@ -196,9 +218,20 @@ class CombinationRunner:
             **figures,
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
+            projection_sparsity={name: shares["sparsity"] for name, shares in report.projections.items()},
             allocation_seconds=report.seconds["allocation"] + cache.saved,
             pruning_seconds=report.seconds["pruning"],
         )
+
+    def _save(self, context: PruneContext, report: PruningReport, kept: Path) -> None:
+        """Save the model with its present weights as a pruned one."""
+        model, dense = self.model, self.model.config
+        record_sparsity(model, make_sparsity_config(context.decoder, report, stored_names(model, context.decoder)))
+        try:
+            options = check_saveable(model, SaveOptions(dtype=checkpoint_dtype(model)))
+            save_pruned(model, check_output(kept, overwrite=True), report, self.tokenizer, options)
+        finally:
+            replace_config(model, dense)
 
     def measure_dense(self) -> Result:
         size = packed_size(self.decoder, lambda projection: 0)

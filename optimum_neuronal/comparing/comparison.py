@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.display import format_markdown, format_table
+from ..common.display import format_latex, format_markdown, format_table
 from ..files.output import check_writable, write_atomically
 from ..report import calibration_text
 from .figures import draw_figures
@@ -15,7 +15,7 @@ from .results import Aggregate, Result, aggregate
 from .tables import aggregate_caption, aggregate_table, result_table
 
 
-JSON, PAGE = TABLES = ("comparison.json", "comparison.md")
+JSON, PAGE, LATEX = TABLES = ("comparison.json", "comparison.md", "comparison.tex")
 MEANS_PAGE = "means.md"
 
 
@@ -109,17 +109,23 @@ class Comparison:
         made_by = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"# {self.model}\n\n{self._shown(format_markdown)}\n\nVersions: {made_by}.\n"
 
-    def _shown(self, show: Callable[..., str]) -> str:
+    def to_latex(self) -> str:
+        """Return both tables in LaTeX (booktabs), with what they were measured on as comments."""
+        return self._shown(format_latex, note="% {}".format) + "\n"
+
+    def _shown(self, show: Callable[..., str], note: Callable[[str], str] = str) -> str:
         means, table = self.aggregates(), show(*result_table(self.dense, self.results))
-        return "\n\n".join([*self.notes(), table, aggregate_caption(means), show(*aggregate_table(means))])
+        caption = note(aggregate_caption(means))
+        return "\n\n".join([*map(note, self.notes()), table, caption, show(*aggregate_table(means))])
 
     def save(self, directory: str | Path, overwrite: bool = False) -> None:
-        """Write `comparison.json` and `.md` into a directory, see [`check_tables_directory`]."""
+        """Write `comparison.json`, `.md` and `.tex` into a directory, see [`check_tables_directory`]."""
         folder = check_tables_directory(directory, overwrite, self.model)
         folder.mkdir(parents=True, exist_ok=True)
         values = {**asdict(self), "aggregates": [asdict(one) for one in self.aggregates()]}
         write_atomically(folder / JSON, f"{json.dumps(values, indent=2)}\n".encode())
         write_atomically(folder / PAGE, self.to_markdown().encode())
+        write_atomically(folder / LATEX, self.to_latex().encode())
 
     def plot(self, directory: str | Path, lines: Sequence[str] = ()) -> list[Path]:
         """Draw all figures that the results allow into a directory; return their paths.

@@ -23,6 +23,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: accuracy, stderr, samples
     achieved_sparsity: float = 0.0  # share of zeros, counted in the weights
     block_sparsity: list[float | None] = field(default_factory=list)  # share of zeros by block; None: left out
+    projection_sparsity: dict[str, float] = field(default_factory=dict)  # share of zeros by projection
     allocation_seconds: float = 0.0  # these two count what the combination needs, even if another one computed it
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes by device while pruning, with the model

@@ -14,6 +14,7 @@ from ..config.presets import PRESETS
 from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import load_tasks
+from ..files.output import check_writable
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .comparison import check_tables_directory
@@ -44,6 +45,7 @@ class Study:
     output: str | Path | None = None
     overwrite: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)  # further fields of all combinations
+    keep: str | Path | None = None
 
     def __post_init__(self) -> None:
         self.config, self.accuracy_over = as_json(self.config), as_json(self.accuracy_over)
@@ -52,6 +54,8 @@ class Study:
         check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
         self.folder = None if self.output is None else Path(self.output)
         self.check_output()
+        if self.keep is not None:
+            check_writable(self.keep, "keep models in")
         self.questions = load_tasks(self.tasks, self.limit, self.include_path, accuracy_only=True)
 
     @classmethod

@@ -32,6 +32,7 @@ from ..model.origin import find_tokenizer
 
 
 TestWindows = Mapping[str, TokenWindows]  # by the name of the test set
+MAX_WINDOWS = 16  # of each test set, before and after pruning or training: a small part of the time
 
 
 def evaluate_perplexity(
@@ -56,7 +57,7 @@ def evaluate_perplexity(
         dataset: any kind that [`load_documents`] takes, token ids of shape (N, L), which are the windows, or the result of
             [`load_windows`]. A Hub dataset without a split gives its test split.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
-        max_windows (`int`): measure only the first windows, at most this many. None: all (c4: 256).
+        max_windows (`int`): measure only the first windows, at most this many. None or 0: all (c4: 256).
         batch_size (`int`): windows per forward. Changes the result by rounding at most. None: of about 2048 tokens.
         add_bos (`bool`):
             True to begin every window of text with the BOS token, which counts as one of its tokens and is not predicted.
@@ -94,11 +95,11 @@ def load_windows(
     if isinstance(dataset, TokenWindows):
         return dataset
     check_count("The length of test windows", 2 if seq_length is None else seq_length, 2)
-    check_count("max_windows", 1 if max_windows is None else max_windows, 1)
+    check_count("max_windows", 0 if max_windows is None else max_windows, 0)
     ids = as_token_ids(dataset, seq_length, padding_ids(config, tokenizer))
     seq_length = resolve_seq_length(config, seq_length if ids is None else ids.shape[1])
     if ids is not None:
-        return TokenWindows(ids[:max_windows], "token ids", "token ids", tokenizer=tokenizer)
+        return TokenWindows(ids[: max_windows or None], "token ids", "token ids", tokenizer=tokenizer)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
     documents, bos = load_documents(dataset, "test", tokenizer), resolve_bos(config, tokenizer, add_bos)
@@ -169,9 +170,9 @@ def measure(model: PreTrainedModel, tests: TestWindows, batch_size: int | None =
 
 
 def report_tests(tests: TestWindows, **measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return what a report holds: test set -> its `window`, `bos`, and perplexities by when they were measured."""
+    """Return what a report holds: test set -> `windows`, `window`, `bos`, and perplexities by when they were measured."""
     return {
-        name: {"window": test.ids.shape[1], "bos": test.begin_with_bos}
+        name: {"windows": len(test.ids), "window": test.ids.shape[1], "bos": test.begin_with_bos}
         | {when: values[name] for when, values in measured.items() if name in values}
         for name, test in tests.items()
     }

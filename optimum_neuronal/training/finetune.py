@@ -21,7 +21,15 @@ from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
 from ..data.known_datasets import check_datasets
-from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
+from ..evaluation.perplexity import (
+    MAX_WINDOWS,
+    as_perplexity,
+    digest,
+    load_tests,
+    measure,
+    name_test_sets,
+    report_tests,
+)
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
@@ -48,6 +56,7 @@ def finetune(
     dataset: Any = None,
     evaluate: Iterable[Any] | Mapping[str, Any] = (),
     window: int | None = None,
+    max_windows: int | None = MAX_WINDOWS,
     format: str = "dense",
     save_dtype: torch.dtype | None = None,
     work_dir: str | Path | None = None,
@@ -72,7 +81,7 @@ def finetune(
             The dense model. None: the one that the sparse model's config names. It is not needed with `kl_weight=0`.
         dataset (*optional*): text in memory instead of the config's: a list of strings or conversations, a `datasets.Dataset`.
         evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
-        window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
+        window, max_windows (`int`, *optional*): tokens per test window, and windows of each test set, as for `quantize`.
         format (`str`): `"dense"` or `"packed"`.
         save_dtype (`torch.dtype`, *optional*): to save in. None: the dtype of the sparse model's checkpoint.
         work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, next to the output.
@@ -99,7 +108,7 @@ def finetune(
     dense = None if teacher is None else load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_dir or hidden_directory(target.path), target.path) as folder, preserve_rng_state():
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
-        sets = load_tests(tests, student, tokenizer, window, None, config.add_bos)
+        sets = load_tests(tests, student, tokenizer, window, max_windows, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
         training = _train(setup)
         if dataset is not None:

@@ -19,7 +19,7 @@ class Sample(Command):
 
 
 def run(error, debug=False):
-    command = Sample(argparse.Namespace(debug=debug, quiet=False))
+    command = Sample(argparse.Namespace(debug=debug, quiet=False, parser=argparse.ArgumentParser()))
     command.error = error
     command.run()
 

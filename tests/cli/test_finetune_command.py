@@ -6,7 +6,7 @@ import pytest
 
 from optimum_neuronal import FinetuneConfig
 from optimum_neuronal.cli.finetune_command import FinetuneCommand
-from optimum_neuronal.cli.neuronal_command import make_parser
+from optimum_neuronal.cli.neuronal_command import make_parsers
 from optimum_neuronal.training import finetune as module
 
 
@@ -50,5 +50,5 @@ def test_an_interrupt_says_how_to_go_on(run, dense, sparse, tmp_path, monkeypatc
 
 def test_flags_are_the_fields_of_the_config():
     words = "finetune --model m --output o --minutes 5 --lora 8 --no-bf16 --kl-weight 0.5"
-    config = FinetuneCommand(make_parser().parse_args(words.split())).config()
+    config = FinetuneCommand(make_parsers()["neuronal"].parse_args(words.split())).config()
     assert config == FinetuneConfig(minutes=5.0, lora=8, bf16=False, kl_weight=0.5)

@@ -16,11 +16,12 @@ import sys
 from optimum.commands import optimum_cli
 from optimum.commands.register.register_neuronal import NeuronalCommand
 optimum_cli.load_optimum_namespace_cli_commands = lambda: [(NeuronalCommand, None)]
-sys.argv = ["optimum-cli", "--help"]
-try:
-    optimum_cli.main()
-except SystemExit:
-    pass
+for words in ("--help", "neuronal", "neuronal --help", "neuronal prune --help", "neuronal compare -h"):
+    sys.argv = ["optimum-cli", *words.split()]
+    try:
+        optimum_cli.main()
+    except SystemExit:
+        pass
 assert not {"torch", "transformers", "optimum_neuronal"} & sys.modules.keys()
 import optimum_neuronal
 from transformers import AutoModelForCausalLM
@@ -47,9 +48,6 @@ def optimum(monkeypatch):
     ("words", "code", "shown"),
     [
         ("--help", 0, "neuronal            NeuronAL: prune language models"),
-        ("neuronal --help", 0, "usage: optimum-cli neuronal [-h] [--version]"),
-        ("neuronal -h", 0, "optimum-cli neuronal demo"),
-        ("neuronal prune --help", 0, "usage: optimum-cli neuronal prune --model MODEL"),
         ("neuronal --version", 0, "optimum-neuronal "),
         ("neuronal bogus", 2, "invalid choice: 'bogus'"),
         ("neuronal prune --model x", "prune: error: --output is missing", ""),
@@ -62,12 +60,23 @@ def test_all_words_reach_the_parser(optimum, capsys, words, code, shown):
     assert str(stop.value.code).startswith(str(code)) and shown in "".join(capsys.readouterr())
 
 
-def test_without_a_command_the_help_is_shown(optimum, capsys):
-    optimum("neuronal")
-    assert "optimum-cli neuronal prune --help" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("neuronal", "optimum-cli neuronal prune --help"),
+        ("neuronal --help", "usage: optimum-cli neuronal [-h] [--version]"),
+        ("neuronal -h", "optimum-cli neuronal demo"),
+        ("neuronal prune --help", "usage: optimum-cli neuronal prune --model MODEL"),
+        ("neuronal prune --model x --help", "usage: optimum-cli neuronal prune --model MODEL"),
+    ],
+)
+def test_help_is_shown(optimum, capsys, words, shown):
+    optimum(*words.split())
+    assert shown in capsys.readouterr().out
 
 
 def test_the_package_is_imported_when_a_command_runs_and_registers_its_quantizers_then(tmp_path):
+    """Not to show help, which would take seconds."""
     save_pretrained(make_zeroed("llama"), tmp_path, format="packed")
     code = f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -12,7 +12,7 @@ import torch
 from sparse_checkpoints import same, tensors_of
 from transformers import AutoTokenizer
 
-from optimum_neuronal.cli.neuronal_command import make_parser
+from optimum_neuronal.cli.neuronal_command import make_parsers
 from optimum_neuronal.cli.prune_command import PruneCommand
 from optimum_neuronal.evaluation import perplexity
 
@@ -131,7 +131,7 @@ def test_flags_override_the_file_and_the_file_the_preset(flags, in_file, methods
     """A method that stays keeps its hyperparameters. Another one has the paper's variant, if there is one."""
     (tmp_path / "own.json").write_text(json.dumps(in_file))
     words = ["prune", "--model", "x", "--sparsity", "0.5", "--preset", "paper", "--config", str(tmp_path / "own.json")]
-    config = PruneCommand(make_parser().parse_args([*words, *flags])).config()
+    config = PruneCommand(make_parsers()["neuronal"].parse_args([*words, *flags])).config()
     assert (config.saliency, config.saliency_args, config.topup, config.topup_args) == methods
     assert config.sparsity == 0.5 and config.dataset == "c4"
 

@@ -4,8 +4,13 @@ No folder under `optimum/` may hold an `__init__.py`: it would hide optimum's ow
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+
+PAGES = Path(__file__).parents[3] / "optimum_neuronal" / "cli" / "help"  # as the package's parser renders them
 
 
 class NeuronalCommand(BaseOptimumCLICommand):
@@ -17,9 +22,14 @@ class NeuronalCommand(BaseOptimumCLICommand):
         parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def run(self) -> None:
+        words = self.args.words
+        name = next((word for word in words[:1] if not word.startswith("-")), "neuronal")
+        if (not words or {"-h", "--help"} & {*words}) and (page := PAGES / f"{name}.txt").is_file():
+            sys.stdout.write(page.read_text(encoding="utf-8"))
+            return
         from optimum_neuronal.cli.neuronal_command import main
 
-        main(self.args.words)
+        main(words)
 
 
 REGISTER_COMMANDS = [NeuronalCommand]
