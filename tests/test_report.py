@@ -56,8 +56,8 @@ CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}
             "KL divergence, held-out calibration text  0.500 (pruned), 0.750 (by score)",
         ),
         (
-            {"evaluation": {"c4": {"window": 8, "bos": True, "dense": 10}}},
-            "perplexity, c4, windows of 8 tokens (BOS first)  10.00 (dense)",
+            {"evaluation": {"c4": {"windows": 4, "window": 8, "bos": True, "dense": 10}}},
+            "perplexity, c4, 4 x 8 tokens (BOS first)  10.00 (dense)",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from ..common.connection import TIMEOUT
-from ..common.display import escaped, format_markdown
+from ..common.display import escaped, fold_rows, format_markdown
 from ..common.notes import get_logger
 from ..common.registry import Registry
 from ..data.known_datasets import FILE_SUFFIXES
@@ -48,13 +48,20 @@ def make_card(
 ) -> str:
     """Return the card of a pruned model.
 
-    Without a tokenizer, the example loads the dense model's. If the model `chats`, it has a chat template.
+    The title is a repository, `owner/name`, or the name of a directory, whose place the reader fills in. Without a tokenizer,
+    the example loads the dense model's. If the model `chats`, it has a chat template.
     """
-    title, loader = escaped(title), loading_class(model)
+    title, loader, methods = escaped(title), loading_class(model), _methods(report)
+    place, folder = title if "/" in title else f"path/to/{title}", title.rpartition("/")[2]
     base = (getattr(model.config, KEY, None) or {}).get("base_model")
-    tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    methods, folder = _methods(report), title.rpartition("/")[2]
-    blocks = [[f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items()]
+    tokenizer = (place if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
+    blocks = fold_rows([f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items())
+    outputs = [f"{folder}-step-{number}" for number in range(1, 1 + len(report.training))] + [folder]
+    commands = [_prune_command(model, report, base, options)]
+    commands += [_tuning_command(run, base, model) for run, model in zip(report.training, outputs)]
+    written = [
+        [*command, "--format", str(options.format), "--output", name] for command, name in zip(commands, outputs)
+    ]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
@@ -70,16 +77,16 @@ def make_card(
         report=report,
         format=options.format,
         loader=loader,
-        call=loading_code(model, title),
+        call=loading_code(model, place),
         part=" text decoder" if model.config.get_text_config(decoder=True) is not model.config else "",
         chats=chats,
         tokenizer=tokenizer and json.dumps(tokenizer, ensure_ascii=False),
+        place=shlex.quote(place),
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
         training=[_training(run) for run in report.training],
-        tuning_commands="\n".join(shlex.join(_tuning_command(run, folder)) for run in report.training),
-        command=shlex.join(_command(model, report, base, options, folder)),
+        commands=[*map(shlex.join, written)],
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
         papers=[method.paper for method in methods if method.paper],
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
@@ -102,18 +109,15 @@ def _methods(report: PruningReport) -> list[type]:
     return classes
 
 
-def _command(
-    model: PreTrainedModel, report: PruningReport, base: str | None, options: SaveOptions, folder: str
-) -> list[str]:
-    """Return the command that prunes the same way."""
+def _prune_command(model: PreTrainedModel, report: PruningReport, base: str | None, options: SaveOptions) -> list[str]:
+    """Return the command that prunes the same way, without its output."""
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
     text, saved = _calibration_text(report), str(options.dtype or model.dtype).removeprefix("torch.")
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
     command += ["--dataset", *text] if text else []
     command += [word for module in _own_modules(report) for word in ("--import", module)]
     command += ["--trust-remote-code"] if model.is_remote_code() else []
-    command += ["--save-dtype", saved, "--format", str(options.format), "--dtype", report.dtype or saved]
-    return [*command, "--output", folder]
+    return [*command, "--save-dtype", saved, "--dtype", report.dtype or saved]
 
 
 def _own_modules(report: PruningReport) -> list[str]:
@@ -148,19 +152,26 @@ def _training(run: Mapping[str, Any]) -> str:
     return f"{text}\n\n{format_markdown(header, rows)}" if rows else text
 
 
-def _tuning_command(run: Mapping[str, Any], folder: str) -> list[str]:
-    """Return the command that repeats a fine-tuning run."""
+def _tuning_command(run: Mapping[str, Any], base: str | None, model: str) -> list[str]:
+    """Return the command that repeats a fine-tuning run of a model, without its output."""
     given = {name: value for name, value in run["config"].items() if value not in (None, False)}
     given |= {"steps": run["steps"]}
-    command = ["optimum-cli", "neuronal", "finetune", "--model", "path/to/pruned-model"]
-    command += ["--teacher", run["teacher"]] if run["teacher"] else []
-    command += [] if "dataset" in given else ["--dataset", TEXT]
+    given["dataset"] = _places(given.get("dataset") or [TEXT])
+    command = ["optimum-cli", "neuronal", "finetune", "--model", model]
+    if teacher := run["teacher"]:
+        command += ["--teacher", teacher if teacher == base or "/" in teacher else f"path/to/{teacher}"]
     for name, value in given.items():
         if name not in ("tokens", "minutes"):
             flag = f"--{name.replace('_', '-')}"
             values = value if isinstance(value, list) else [value]
             command += [flag] if value is True else [flag, *map(str, values)]
-    return [*command, "--output", folder]
+    return command
+
+
+def _places(names: Sequence[str]) -> list[str]:
+    """Return datasets as the reader of a card names them: files are somewhere."""
+    is_file = (name.partition(":")[0].lower().endswith(FILE_SUFFIXES) and "/" not in name for name in names)
+    return [f"path/to/{name}" if own else name for name, own in zip(names, is_file)]
 
 
 def _calibration_text(report: PruningReport) -> list[str]:
@@ -173,8 +184,8 @@ def _calibration_text(report: PruningReport) -> list[str]:
         names[0].partition(":")[0]
     ):  # it was passed to prune()
         return [TEXT]
-    is_file = [name.partition(":")[0].lower().endswith(FILE_SUFFIXES) for name in names]
-    return [f"path/to/{name}" if own else name for name, own in zip(names, is_file)] if any(is_file) else []
+    places = _places(names)
+    return places if places != list(names) else []
 
 
 def _inherited(base: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ..common.display import escaped, format_bytes, format_table
+from ..common.display import escaped, fold_rows, format_bytes, format_table
 from ..model.projections import with_stars
 from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
 from ..packed.packed_weight import PackedWeight, swapped
@@ -195,6 +195,7 @@ def _table(title: str, shares: Mapping[str, Share]) -> str:
     for name, share in shares.items():
         recorded = "-" if share.recorded is None else f"{share.recorded:.2%}"
         rows.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
+    rows = fold_rows(rows) if title == "block" else rows
     return format_table([title, "weights", "recorded", "counted"], rows)
 
 

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def format_latex(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Col
     """Return a table in LaTeX with the rules of booktabs, see [`format_table`]."""
     table = format_table(header, rows, "latex_booktabs", bold)
     return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", table).replace("±", "$\\pm$")
+
+
+def fold_rows(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Return rows with each run of rows that are equal but for their first cell as one: `"blocks.0 to blocks.29"`."""
+    runs = ([*run] for _, run in groupby(rows, key=lambda row: list(row[1:])))
+    return [[f"{run[0][0]} to {run[-1][0]}" if len(run) > 1 else run[0][0], *run[0][1:]] for run in runs]
 
 
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:

@@ -1,6 +1,7 @@
 import ast
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from huggingface_hub import ModelCard
 from sparse_checkpoints import same, save_pruned
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
 from optimum_neuronal.checkpoint.card import make_card
 from optimum_neuronal.checkpoint.save_options import SaveOptions
@@ -25,10 +26,9 @@ def python(card):
     return code
 
 
-def command(card):
-    """The words of the command that makes the model again."""
-    (line,) = re.findall(r"^optimum-cli neuronal prune .*$", card, re.M)
-    return shlex.split(line)
+def commands(card):
+    """The words of the commands that make the model again."""
+    return [shlex.split(line) for line in re.findall(r"^optimum-cli neuronal (?:prune|finetune) .*$", card, re.M)]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_example_generates(template, tmp_path, capsys, monkeypatch):
         assert ("apply_chat_template(messages, add_generation_prompt=True" in code) == bool(template)
         assert ("Once upon" in code) == (template is None)
         capsys.readouterr()
-        exec(code.replace("50", "2"), {})
+        exec(code.replace("50", "2").replace("path/to/", ""), {})
         assert capsys.readouterr().out.strip()
 
 
@@ -90,7 +90,7 @@ def test_what_it_says(pruned, monkeypatch):
     body = re.sub(" +", " ", text)
     assert "70.0% of the weights" in body
     assert "`optimum_neuronal`: magnitude + uniform.\n\nEvery projection has" in body
-    assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.2` |" in body
+    assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.0` to `model.layers.2` | 70.00% |" in body
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
     assert "## Cite" not in text, "magnitude and uniform have no paper"
 
@@ -104,7 +104,7 @@ def test_the_command_makes_the_same_model(tmp_path, monkeypatch):
     config = NeuronALConfig(0.6, saliency="wanda", topup="uniform", seed=3, dataset="text.txt", **sizes)
     pruner = NeuronALPruner.from_pretrained("dense", config=config, dtype=torch.float32)
     pruner.quantize("pruned", format="packed", save_dtype=torch.float16)
-    words = command((tmp_path / "pruned" / "README.md").read_text())
+    (words,) = commands((tmp_path / "pruned" / "README.md").read_text())
     places = {"path/to/the-dense-model": "dense", "config.json": "pruned/config.json", "path/to/text.txt": "text.txt"}
     words = [places.get(word, word) for word in words]
     words[words.index("--output") + 1] = "again"
@@ -118,6 +118,32 @@ def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     pruner, model = pruned
     card = make_card(model, pruner.report, title, SaveOptions("packed"))
     shown = title.replace("\n", "\\n")
-    assert f"# {shown}\n" in card and command(card)[-1] == shown.rpartition("/")[2]
+    assert f"# {shown}\n" in card and commands(card)[0][-1] == shown
     (name,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", card, re.M)
-    assert ast.literal_eval(name) == shown
+    assert ast.literal_eval(name) == f"path/to/{shown}"
+
+
+def test_commands_of_a_model_that_was_tuned_twice_are_a_chain(pruned):
+    pruner, model = pruned
+    config = FinetuneConfig(steps=3, dataset=("c4", "chat.jsonl")).to_dict()
+    run = {
+        "config": config,
+        "teacher": "dense",
+        "steps": 3,
+        "source": "c4",
+        "tokens": 9,
+        "learning_rate": 1,
+        "evaluation": {},
+    }
+    report = replace(pruner.report, training=[run, {**run, "teacher": "me/dense"}])
+    for title, place in (("me/llama-70", "me/llama-70"), ("llama-70", "path/to/llama-70")):
+        card = make_card(model, report, title, SaveOptions("packed"))
+        prune, first, second = commands(card)
+        models = [words[words.index("--model") + 1] for words in (first, second)]
+        outputs = [words[words.index("--output") + 1] for words in (prune, first, second)]
+        assert models == outputs[:2] == ["llama-70-step-1", "llama-70-step-2"] and outputs[2] == "llama-70"
+        assert [words[words.index("--teacher") + 1] for words in (first, second)] == ["path/to/dense", "me/dense"]
+        assert " --dataset c4 path/to/chat.jsonl " in card and all(
+            "packed" in words for words in (prune, first, second)
+        )
+        assert f'from_pretrained("{place}")' in card and f"neuronal convert {place} --format dense" in card

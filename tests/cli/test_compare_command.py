@@ -22,14 +22,15 @@ def test_tables_files_and_figures(run, arguments, tmp_path):
     pytest.importorskip("matplotlib")
     ways = ("--saliency", "wanda", "magnitude", "--topup", "uniform", TUNED)
     ways += ("--config-presets", "fast", "--sparsity", 0.5, 0.7)
-    shown = run(*arguments, *ways, "--plots")
+    shown = run(*arguments, *ways, "--plots", "wanda+uniform", "--keep", tmp_path / "kept")
+    assert len([*(tmp_path / "kept").iterdir()]) == 10
     assert "PPLFac, 70%" in shown and "preset fast" in shown
     out = tmp_path / "out"
     results = json.loads((out / "comparison.json").read_text())["results"]
     assert len(results) == 8 + 2
     assert (out / "perplexity-by-seconds.png").exists() and "perplexity-by-seconds.png" in shown
     names = {path.name for path in out.iterdir() if path.suffix != ".png"}
-    assert names == {"comparison.json", "comparison.md", "finished"}
+    assert names == {"comparison.json", "comparison.md", "comparison.tex", "finished"}
     assert run(*arguments, *ways, "--plots") == shown, "resumed, seconds included"
 
 
@@ -74,8 +75,8 @@ def test_weights_on_disk_and_spread_by_accelerate(run, arguments, tmp_path):
 
 def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for flags in (("--plots",), ("--overwrite",), ("--model", "me/mine")):
-        with pytest.raises(SystemExit, match=f"{flags[0]} and --merge cannot be combined"):
+    for flags in (("--plots",), ("--overwrite",), ("--model", "me/mine"), ("--revision", "v2")):
+        with pytest.raises(SystemExit, match="--merge prunes nothing and takes --output alone"):
             run("compare", "--merge", tmp_path, *flags)
     (tmp_path / "comparison.md").write_text("mine")
     (tmp_path / "own.json").write_text('{"dataset": ["c4", "ptb"]}')
@@ -84,6 +85,8 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch)
         (("--sparsity", "70"), "sparsities is 70"),
         (("--config", "own.json"), "compare calibrates on one dataset at a time"),
         (("--output", "."), "something else than a comp.* --overwrite"),
+        (("--keep", "own.json"), "Cannot keep models in own.json"),
+        (("--plots", "wanda+alpha"), r"No method is called 'wanda\+alpha'"),
     ):
         with pytest.raises(SystemExit, match=message):
             run("compare", "--model", "me/never-looked-at", *arguments)

@@ -35,8 +35,8 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     printed = run("prune", *given, *TUNED)
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
-    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "window", "bos"}
-    assert "perplexity, text.txt, windows of " in printed
+    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "windows", "window", "bos"}
+    assert "perplexity, text.txt, 16 x 32 tokens" in printed
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert f"Saved to {output} in float32 (--save-dtype bfloat16 halves it). Load it with:" in printed
@@ -62,7 +62,7 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     given = ("--model", dense, "--dataset", tmp_path / "words.txt", *WANDA)
     shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
     assert len(measured) == 2 and measured[0].shape[1] == 16
-    assert "perplexity, held-out calibration text, windows of 16 tokens" in shown
+    assert "perplexity, held-out calibration text, 4 x 16 tokens" in shown
     assert ("lost most of its ability; try --sparsity 0.3 or --preset best" in shown) == (dense_value < 2)
     answers = shown.split("Answer to 'w1 w2 w3' (")
     assert [answer.partition(")")[0] for answer in answers[1:]] == ["dense", "pruned"]

@@ -34,6 +34,18 @@ def test_markdown():
     ]
 
 
+def test_latex():
+    rows = [["wanda & ria", "39.08 ± 0.10"], ["a_b", "1.5e+05"]]
+    table = " ".join(display.format_latex(["method", "perplexity"], rows, bold={(0, 1)}).split())
+    assert table.startswith(r"\begin{tabular}{lr} \toprule method & perplexity \\ \midrule")
+    assert r"wanda \& ria & \textbf{39.08 $\pm$ 0.10} \\ a\_b & 1.5e+05 \\ \bottomrule" in table
+
+
+def test_equal_rows_are_one():
+    rows = [["0", "60%"], ["1", "60%"], ["2", "61%"], ["3", "60%"]]
+    assert display.fold_rows(rows) == [["0 to 1", "60%"], ["2", "61%"], ["3", "60%"]]
+
+
 def test_quantities():
     for value, count, size in (
         (0, "0", "0 bytes"),

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -8,14 +9,16 @@ from conftest import make_model, make_tokenizer
 from profiles import by_day
 from trial_helpers import same_state, state
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, PruningReport, compare, evaluate_perplexity
 from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.checkpoint.inspecting import inspect_checkpoint
 from optimum_neuronal.comparing import compare as comparing
 from optimum_neuronal.comparing import study
 from optimum_neuronal.comparing.compare import CombinationRunner
 from optimum_neuronal.comparing.experiments import experiment
 from optimum_neuronal.evaluation.tasks import TaskSet
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.load_model import load_model
 from optimum_neuronal.saliency import SALIENCIES
 
 from .conftest import SMALL
@@ -37,6 +40,7 @@ def assert_alone(result, family, ids):
     assert (result.block_lambda, result.row_lambda) == (report.block_lambda, report.row_lambda)
     names = [block.name for block in find_decoder(model).blocks]
     assert result.block_sparsity == [report.blocks.get(name) for name in names]
+    assert result.projection_sparsity == {name: one["sparsity"] for name, one in report.projections.items()}
 
 
 @pytest.mark.usefixtures("quick_alps")
@@ -85,11 +89,11 @@ def test_given_methods_of_the_papers_experiment_are_the_presets(tokenizer, other
 def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
     started, run = [], CombinationRunner.run
 
-    def interrupted(self, combination):
+    def interrupted(self, combination, kept):
         started.append(combination)
         if len(started) == 3:
             raise KeyboardInterrupt
-        return run(self, combination)
+        return run(self, combination, kept)
 
     monkeypatch.setattr(CombinationRunner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -107,6 +111,26 @@ def test_it_resumes_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(started) == 13, "damaged results are made again"
     with pytest.raises(FileExistsError, match="holds tables of LlamaForCausalLM: choose another"):
         compare(make_model("qwen3"), **METHODS, **others, output=tmp_path)
+
+
+def test_pruned_models_are_kept(tmp_path, others):
+    """Each with the weights that pruning alone gives. One that is gone is pruned again; the dense model is as before."""
+    model, ways = make_model("llama"), {"saliencies": ["wanda"], "topups": ["uniform", "owl"], **others}
+    before, config = state(model), model.config
+    comparison = compare(model, **ways, output=tmp_path / "out", keep=tmp_path / "kept")
+    assert same_state(model, before) and model.config is config and not hasattr(config, "sparsity_config")
+    kept = sorted((tmp_path / "kept").iterdir())
+    assert [folder.name[:-9] for folder in kept] == ["wanda-owl-50-sparsity", "wanda-uniform-50-sparsity"]
+    pruner, alone = NeuronALPruner(NeuronALConfig(0.5, "wanda", topup="uniform", **SMALL)), make_model("llama")
+    pruner.prune(alone, others["dataset"])
+    assert same_state(load_model(kept[1]), state(alone)) and inspect_checkpoint(kept[1]).problems == []
+    evaluation = PruningReport.load(kept[1]).evaluation["test"]
+    assert evaluation["pruned"] == comparison.results[0].perplexity["test"]
+    shutil.rmtree(kept[0])
+    compare(model, **ways, output=tmp_path / "out", keep=tmp_path / "kept")
+    assert sorted((tmp_path / "kept").iterdir()) == kept
+    with pytest.raises(NotADirectoryError, match="Cannot keep models in"):
+        compare("./never-looked-at", **ways, keep=kept[0] / "config.json")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,23 @@ def test_tables(comparison):
     assert "Versions: torch 2." in markdown
 
 
+def test_latex(comparison):
+    table = squeezed(comparison.to_latex())
+    assert "% Calibration: 8 x 16 tokens of c4, seed 3.\n\n% All with" in table
+    assert r"50.00\% & wanda & owl & - & \textbf{20.00} & 80.00 & \textbf{80.00\% $\pm$ 1.00\%}" in table
+    assert table.count(r"\begin{tabular}") == table.count(r"\bottomrule") == 2 and r"PPLFac, 50\%" in table
+
+
+def test_a_top_up_far_above_uniform_sparsity_is_named(comparison):
+    """Over the same saliency, at the same sparsity and in the same setting."""
+    far = [result(0.5, "wanda", "alpha_pruning", 20.0 * factor, 40.0 * factor) for factor in (1.4, 1.6)]
+    other = result(0.6, "wanda", "alpha_pruning", 900.0, 900.0)
+    comparison.results += [*far, other]
+    (note,) = [note for note in comparison.notes() if note.startswith("Warning")]
+    listed = "wanda + alpha_pruning, 50% sparsity (45 instead of 28)"
+    assert note == f"Warning: perplexity far above that of uniform sparsity: {listed}."
+
+
 def test_the_error_of_a_mean_accuracy_is_that_of_independent_tasks():
     """Half of the square root of 0.03^2 + 0.04^2; a task of one question has none."""
     tasks = {name: {"accuracy": 0.5, "stderr": error} for name, error in (("a", 0.03), ("b", 0.04))}
@@ -138,12 +155,13 @@ def test_tables_of_others_are_not_replaced(comparison, tmp_path):
     comparison.save(tmp_path, overwrite=True)
     comparison.save(tmp_path)
     values = json.loads((tmp_path / "comparison.json").read_text())
+    assert (tmp_path / "comparison.tex").read_text() == comparison.to_latex()
     assert values["results"][2]["block_lambda"] == 0.1 and values["aggregates"][0]["saliencies"] == ["wanda"]
     check_tables_directory(tmp_path, False, "a-model")
     with pytest.raises(FileExistsError, match="holds tables of a-model: choose another"):
         check_tables_directory(tmp_path, False, "b-model")
     check_tables_directory(tmp_path, True, "b-model")
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def saved(folder, model, dense, **perplexities):
