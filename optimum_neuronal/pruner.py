@@ -17,8 +17,8 @@ from .common.processes import Processes
 from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
-from .data.known_datasets import check_datasets
-from .evaluation.perplexity import MAX_WINDOWS, digest, load_tests, measure, name_test_sets, report_tests
+from .data.known_datasets import MAX_WINDOWS, check_datasets
+from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed

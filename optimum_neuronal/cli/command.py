@@ -80,18 +80,13 @@ class Command(ABC):
     def _check_given(self) -> None:
         """Raise for flags that change nothing."""
         given = self.given
-        for flag, needed in self.NEEDS.items():
-            if flag in given and needed not in given:
-                raise ValueError(
-                    f"{spelled(flag)} changes nothing without {spelled(needed)}: add that, or leave it out."
-                )
-        for flag in ("stream", "device"):
-            if {flag, "device_map"} <= given:
-                raise ValueError(f"{spelled(flag)} and --device-map cannot be combined: leave one of them out.")
+        idle = {flag: f"without {spelled(needed)}" for flag, needed in self.NEEDS.items() if needed not in given}
+        if "device_map" in given:
+            idle |= dict.fromkeys(("device", "stream"), "with --device-map")
         if "revision" in given and os.path.exists(self.args.model or ""):
-            raise ValueError(
-                f"--revision is for models on the Hub, and {self.args.model} is a local path: leave it out."
-            )
+            idle["revision"] = "for a model that is not on the Hub"
+        for flag in sorted(given & idle.keys()):
+            raise ValueError(f"{spelled(flag)} changes nothing {idle[flag]}: leave it out.")
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
-from ..evaluation.perplexity import MAX_WINDOWS
+from ..data.known_datasets import MAX_WINDOWS
 from ..files.records import run_directory
 from ..model.load_model import load_model, load_streamed
 from ..model.origin import find_tokenizer

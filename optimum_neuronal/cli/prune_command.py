@@ -19,7 +19,7 @@ from ..model.load_model import check_unquantized, checkpoint_dtype
 from ..pruner import NeuronALPruner, PruningJob, prune_and_save
 from ..pruning.dry_run import dry_run
 from . import flags
-from .command import Command, spelled, write, write_saved
+from .command import Command, write, write_saved
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
@@ -97,11 +97,10 @@ class PruneCommand(Command):
         for given in (in_file, flags.given_fields(self.args)):
             fields = replace_fields(fields, flags.split_methods(given), self.args.preset)
         config = NeuronALConfig.from_dict(fields)
-        for name in ("refit_learning_rate", "refit_dtype"):
-            if name in self.args and not config.refit_epochs:
-                raise ValueError(
-                    f"{spelled(name)} changes nothing without a refit: set --refit-epochs, or leave it out."
-                )
+        if not config.refit_epochs and self.given & {"refit_learning_rate", "refit_dtype"}:
+            raise ValueError(
+                "The flags of the refit change nothing without one: set --refit-epochs, or leave them out."
+            )
         return config
 
     def _prune(

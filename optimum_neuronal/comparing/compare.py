@@ -26,10 +26,11 @@ from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
 from ..model.projections import stored_names
+from ..model.sparsity_config import KEY
 from ..pruning.checks import check_prune
 from ..pruning.prepare import PruneContext, draw_calibration, exclusive, identity, ids_of, prepare
 from ..pruning.prune import find_changes
-from ..pruning.reporting import make_report, make_sparsity_config, packed_size, record_sparsity, replace_config
+from ..pruning.reporting import make_report, make_sparsity_config, packed_size
 from ..report import PruningReport
 from ..trials import Cache
 from .comparison import Comparison
@@ -224,14 +225,14 @@ class CombinationRunner:
         )
 
     def _save(self, context: PruneContext, report: PruningReport, kept: Path) -> None:
-        """Save the model with its present weights as a pruned one."""
-        model, dense = self.model, self.model.config
-        record_sparsity(model, make_sparsity_config(context.decoder, report, stored_names(model, context.decoder)))
+        """Save the model, whose weights are sparse now, as a pruned one."""
+        model, names = self.model, stored_names(self.model, context.decoder)
+        setattr(model.config, KEY, make_sparsity_config(context.decoder, report, names))
         try:
             options = check_saveable(model, SaveOptions(dtype=checkpoint_dtype(model)))
             save_pruned(model, check_output(kept, overwrite=True), report, self.tokenizer, options)
         finally:
-            replace_config(model, dense)
+            delattr(model.config, KEY)
 
     def measure_dense(self) -> Result:
         size = packed_size(self.decoder, lambda projection: 0)

@@ -11,13 +11,13 @@ from ..common.display import format_latex, format_markdown, format_table
 from ..files.output import check_writable, write_atomically
 from ..report import calibration_text
 from .figures import draw_figures
-from .results import UNIFORM, Aggregate, Result, aggregate, group_by
+from .results import Aggregate, Result, aggregate
 from .tables import aggregate_caption, aggregate_table, result_table
 
 
 JSON, PAGE, LATEX = TABLES = ("comparison.json", "comparison.md", "comparison.tex")
 MEANS_PAGE = "means.md"
-FAR_ABOVE = 1.5  # times the perplexity with uniform sparsity
+FAR_ABOVE = 1.5  # times the perplexity of uniform sparsity
 
 
 def check_tables_directory(directory: str | Path, overwrite: bool, model: str | None = None) -> Path:
@@ -100,19 +100,11 @@ class Comparison:
             asked = [f"{name} ({task['samples']} questions)" for name, task in self.dense.accuracy.items()]
             error = "" if swept else ", ± the standard error"
             notes.append(f"Zero-shot accuracy{error}: {', '.join(asked)}.")
-        if worse := self._far_above_uniform():
-            notes.append(f"Warning: perplexity far above that of uniform sparsity: {'; '.join(worse)}.")
+        for one in self.aggregates():
+            if one.improvement is not None and one.improvement < 1 - FAR_ABOVE:
+                far = f"{one.topup} at {one.sparsity:.4g} has {1 - one.improvement:,.1f} times its perplexity"
+                notes.append(f"Warning: far above uniform sparsity: {far}, on average.")
         return notes
-
-    def _far_above_uniform(self) -> list[str]:
-        """Return the combinations whose perplexity is half again as high as with uniform sparsity, or higher."""
-        groups = group_by((run for run in self.results if run.error is None), "sparsity", "saliency", "setting_text")
-        pairs = ((run, one) for runs in groups.values() for one in runs if one.topup_name == UNIFORM for run in runs)
-        return [
-            f"{run.method} ({run.mean_perplexity:,.0f} instead of {one.mean_perplexity:,.0f})"
-            for run, one in pairs
-            if run.mean_perplexity > FAR_ABOVE * one.mean_perplexity
-        ]
 
     def __repr__(self) -> str:
         return self._shown(lambda header, rows, bold: format_table(header, rows))

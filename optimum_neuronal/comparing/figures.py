@@ -76,9 +76,7 @@ def draw_figures(
         given = {"": points}, make_styles(members), "Decoder block", SHARE
         paths.append(plot(folder / f"block-sparsity-{name}", title + left_out, *given))
         for topup, runs in group_by(members, "topup_name").items() if dense.perplexity else ():
-            if across := find_swept(runs):
-                path = folder / f"perplexity-by-{topup}-{across.replace(' ', '-')}-{name}"
-                paths.append(plot_swept(path, title, runs, across))
+            paths += plot_swept(folder, name, title, topup, runs)
     return paths
 
 
@@ -126,16 +124,6 @@ def plot_by_seconds(path: Path, title: str, results: Sequence[Result], styles: S
     return plot(path, title, panels, styles, xlabel, PERPLEXITY, dense, xscale=SECONDS)
 
 
-def find_swept(results: Sequence[Result]) -> str:
-    """Return the hyperparameter or swept field with the most numbers among a top-up's results; "" below three numbers."""
-    numbers: dict[str, set[float]] = {}
-    for key, value in chain.from_iterable(parameters(run).items() for run in results):
-        if key != "seed" and type(value) in (int, float):
-            numbers.setdefault(key, set()).add(value)
-    across = max(numbers, key=lambda key: len(numbers[key]), default="")
-    return across if len(numbers.get(across, ())) > 2 else ""
-
-
 def parameters(result: Result) -> dict[str, Any]:
     """Return hyperparameters and swept fields of a result, and its block lambda if only one was allowed."""
     values = result.config.get("topup_args", {}) | result.setting
@@ -144,23 +132,32 @@ def parameters(result: Result) -> dict[str, Any]:
     return values
 
 
-def plot_swept(path: Path, title: str, results: Sequence[Result], across: str) -> Path:
-    """Draw perplexity by a number: a line per value of what else differs, or per test set if nothing does.
+def plot_swept(folder: Path, name: str, title: str, topup: str, results: Sequence[Result]) -> list[Path]:
+    """Draw a top-up's perplexity by the parameter that has the most values, if these are three numbers or more.
 
-    Each seed has a line of its own for lambdas, and circles mark those that were chosen from several.
+    There is a line per value of what else differs, or per test set if nothing does. For lambdas, each seed has a line, and
+    circles mark those that were chosen from several.
     """
+    numbers: dict[str, set[float]] = {}
+    for key, value in chain.from_iterable(parameters(run).items() for run in results):
+        if key != "seed" and type(value) in (int, float):
+            numbers.setdefault(key, set()).add(value)
+    across = max(numbers, key=lambda key: len(numbers[key]), default="")
+    if len(numbers.get(across, ())) < 3:
+        return []
     swept = [run for run in results if across in parameters(run)]
     keys = dict.fromkeys(chain.from_iterable(map(parameters, swept)))
-    keys = [key for key in keys if key != across and (key != "seed" or across == BLOCK_LAMBDA)]
+    ignored = {across} if across == BLOCK_LAMBDA else {across, "seed"}
     differing = [key for key in keys if len({repr(parameters(run).get(key)) for run in swept}) > 1]
+    differing = [key for key in differing if key not in ignored]
 
-    def name(run: Result) -> str:
+    def line_of(run: Result) -> str:
         return ", ".join(f"{key} {parameters(run).get(key)}" for key in differing)
 
     def values(run: Result) -> Mapping[str, float]:
-        return {name(run): run.mean_perplexity} if differing else run.perplexity
+        return {line_of(run): run.mean_perplexity} if differing else run.perplexity
 
-    drawn, left_out = best_lines(swept, name=name)
+    drawn, left_out = best_lines(swept, name=line_of)
     points = [(line, parameters(run)[across], y) for run in drawn for line, y in values(run).items()]
     circled: dict[str, list[tuple[float, float]]] = {}
     for run in results if across == BLOCK_LAMBDA else ():
@@ -168,8 +165,11 @@ def plot_swept(path: Path, title: str, results: Sequence[Result], across: str) -
             by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
             circled.setdefault(f"chosen by the {by}", []).extend((run.block_lambda, y) for y in values(run).values())
     styles = {line: look(index, index) for index, line in enumerate(dict.fromkeys(line for line, _, _ in points))}
-    labels = f"{across} of {results[0].topup_name}", MEAN if differing else PERPLEXITY
-    return plot(path, title + left_out, {"": points}, styles, *labels, circled=circled)
+    path, ylabel = (
+        folder / f"perplexity-by-{topup}-{across}-{name}".replace(" ", "-"),
+        MEAN if differing else PERPLEXITY,
+    )
+    return [plot(path, title + left_out, {"": points}, styles, f"{across} of {topup}", ylabel, circled=circled)]
 
 
 def plot(
@@ -265,21 +265,18 @@ def add_legend(figure) -> None:
     figure.legend(handles=handles.values(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(columns, 4))
 
 
-def make_styles(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
+def make_styles(results: Sequence[Result]) -> Styles:
     """Return the style of each combination's line: color by saliency, or by top-up if there is one saliency; dashes by top-up."""
-    ways = {run.methods: (run.saliency, run.label) for run in results}
-    saliencies, topups = ([*dict.fromkeys(names)] for names in zip(*ways.values()))
-    colored = {name: index for index, name in enumerate(saliencies if len(saliencies) > 1 else topups)}
-    return {
-        name: look(colored.get(saliency, colored.get(topup, 0)), topups.index(topup))
-        for name, (saliency, topup) in ways.items()
-    }
+    saliencies = [*dict.fromkeys(run.saliency for run in results)]
+    topups = [*dict.fromkeys(run.label for run in results)]
+    places = {run.methods: (saliencies.index(run.saliency), topups.index(run.label)) for run in results}
+    return {name: look(color if len(saliencies) > 1 else line, line) for name, (color, line) in places.items()}
 
 
 def look(color: int, line: int) -> dict[str, Any]:
     """Return the options of a line. Forty differ in dashes or marker."""
-    options = (COLORS, color), (MARKERS, line), (DASHES, line)
-    return {key: values[index % len(values)] for key, (values, index) in zip(("color", "marker", "ls"), options)}
+    options = ("color", COLORS, color), ("marker", MARKERS, line), ("ls", DASHES, line)
+    return {name: values[index % len(values)] for name, values, index in options}
 
 
 def show_round_numbers(axis) -> None:

@@ -40,11 +40,7 @@ class Result:
         """The combination in a line: `"wanda + owl, 70% sparsity"` or `"preset fast (alps + uniform), 70% sparsity"`."""
         if self.saliency == DENSE:
             return DENSE
-        return f"{self.methods}, {self.target}{self.setting_text}"
-
-    @property
-    def setting_text(self) -> str:
-        return "".join(f", {name} {value}" for name, value in self.setting.items())
+        return ", ".join([self.methods, self.target, *(f"{name} {value}" for name, value in self.setting.items())])
 
     @property
     def methods(self) -> str:
@@ -131,7 +127,7 @@ def aggregate(
     `accuracy_over` are the saliencies to compute AccRet over. If none of them has results: the same as PPLFac.
     """
     entries = [
-        _Entry((number, result.saliency, result.setting_text), dense, result)
+        _Entry((number, result.saliency, repr(result.setting)), dense, result)
         for number, (dense, results) in enumerate(models)
         for result in results
         if result.error is None

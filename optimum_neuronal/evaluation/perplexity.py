@@ -32,7 +32,6 @@ from ..model.origin import find_tokenizer
 
 
 TestWindows = Mapping[str, TokenWindows]  # by the name of the test set
-MAX_WINDOWS = 16  # of each test set, before and after pruning or training: a small part of the time
 
 
 def evaluate_perplexity(

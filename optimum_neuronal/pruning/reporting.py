@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..blocks.runner import BlockRunner
 from ..common.display import display_name
@@ -142,15 +142,9 @@ def _projections_by_kind(
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
     """Write a sparsity_config into a copy of the model's config, which a dense model may share."""
-    config = copy.copy(model.config)
+    before, config = model.config, copy.copy(model.config)
     setattr(config, KEY, sparsity_config)
-    replace_config(model, config)
-
-
-def replace_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Replace the config of a model, and of its blocks, which read how they attend from it."""
-    before = model.config
-    for module in model.modules():
+    for module in model.modules():  # blocks read how they attend from the model's config
         if module.__dict__.get("config") is before:
             module.config = config
 

@@ -20,16 +20,8 @@ from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
-from ..data.known_datasets import check_datasets
-from ..evaluation.perplexity import (
-    MAX_WINDOWS,
-    as_perplexity,
-    digest,
-    load_tests,
-    measure,
-    name_test_sets,
-    report_tests,
-)
+from ..data.known_datasets import MAX_WINDOWS, check_datasets
+from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype

@@ -61,14 +61,17 @@ NEEDLESS = (
     ("finetune --model x --output y --private", "--private changes nothing without --push-to-hub"),
     ("prune --model x --output y --window 8", "--window changes nothing without --evaluate"),
     ("finetune --model x --output y --max-windows 8", "--max-windows changes nothing without --evaluate"),
-    ("prune --model x --output y --sparsity 0.5 --refit-learning-rate 0.1", "--refit-learning-rate .* --refit-epochs"),
-    ("prune --model x --output y --stream --device-map auto", "--stream and --device-map cannot be combined"),
-    ("evaluate --model x --device cpu --device-map auto", "--device and --device-map cannot be combined"),
+    (
+        "prune --model x --output y --sparsity 0.5 --refit-learning-rate 0.1",
+        "flags of the refit change nothing .* --refit-epochs",
+    ),
+    ("prune --model x --output y --stream --device-map auto", "--stream changes nothing with --device-map"),
+    ("evaluate --model x --device cpu --device-map auto", "--device changes nothing with --device-map"),
     ("evaluate --model x --include-path y", "--include-path changes nothing without --tasks"),
     ("evaluate --model x --tasks y --window 8", "change nothing without test text: name it with --dataset"),
     ("compare --merge x --sparsity 0.5", "--merge prunes nothing and takes --output alone"),
     ("finetune --model . --output y --teacher z --kl-weight 0", "teacher z changes nothing with kl_weight=0"),
-    ("inspect . --revision v2", "--revision is for models on the Hub, and . is a local path"),
+    ("inspect . --revision v2", "--revision changes nothing for a model that is not on the Hub"),
 )
 
 
