@@ -17,7 +17,7 @@ from .common.processes import Processes
 from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
-from .data.known_datasets import MAX_WINDOWS, check_datasets
+from .data.known_datasets import check_datasets
 from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
@@ -46,7 +46,7 @@ class PruningJob:
     memory: MemoryLimits = MemoryLimits()
     window: int | None = None
     dataset: Any = None  # calibration data instead of the config's
-    max_windows: int | None = MAX_WINDOWS
+    max_windows: int | None = None
 
     def __post_init__(self) -> None:
         drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
@@ -135,7 +135,7 @@ class NeuronALPruner(OptimumQuantizer):
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
         window: int | None = None,
-        max_windows: int | None = MAX_WINDOWS,
+        max_windows: int | None = None,
         format: str | None = None,
         save_dtype: torch.dtype | None = None,
         batch_size: int | None = None,

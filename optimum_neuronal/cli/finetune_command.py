@@ -54,6 +54,10 @@ class FinetuneCommand(Command):
     def config(self) -> FinetuneConfig:
         return FinetuneConfig(**{name: value for name, value in vars(self.args).items() if name in FIELDS})
 
+    def check(self) -> None:
+        if "teacher" in self.given and self.config().kl_weight == 0:
+            raise ValueError("--teacher changes nothing with --kl-weight 0: leave one of them out.")
+
     def work(self) -> None:
         args, config, device = self.args, self.config(), flags.device_of(self.args)
         options = flags.load_options(args)

@@ -19,7 +19,6 @@ from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
-from ..data.known_datasets import MAX_WINDOWS
 from ..files.records import run_directory
 from ..model.load_model import load_model, load_streamed
 from ..model.origin import find_tokenizer
@@ -29,6 +28,7 @@ from .command import spelled
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 RESULT_NEEDS = {"private": "push_to_hub", "window": "evaluate", "max_windows": "evaluate"}  # of [`add_result_flags`]
+MAX_WINDOWS = 16  # of each test set, to measure a model before and after: a small part of the work
 DTYPES = ("float32", "bfloat16", "float16")
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
 

@@ -16,7 +16,6 @@ from ..common.validation import did_you_mean
 
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
 FILE_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", *BUILDERS)
-MAX_WINDOWS = 16  # of each test set, to measure a model before and after: a small part of the work
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
-from ..data.known_datasets import MAX_WINDOWS, check_datasets
+from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
@@ -48,7 +48,7 @@ def finetune(
     dataset: Any = None,
     evaluate: Iterable[Any] | Mapping[str, Any] = (),
     window: int | None = None,
-    max_windows: int | None = MAX_WINDOWS,
+    max_windows: int | None = None,
     format: str = "dense",
     save_dtype: torch.dtype | None = None,
     work_dir: str | Path | None = None,

@@ -90,7 +90,7 @@ def test_what_it_says(pruned, monkeypatch):
     body = re.sub(" +", " ", text)
     assert "70.0% of the weights" in body
     assert "`optimum_neuronal`: magnitude + uniform.\n\nEvery projection has" in body
-    assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.0` to `model.layers.2` | 70.00% |" in body
+    assert "| wikitext2 | 12.35 | 23.46 |" in body and "| `model.layers.0` to `model.layers.2` | 69.96% |" in body
     assert "[me/dense](https://huggingface.co/me/dense)" in body and "No calibration data were needed." in body
     assert "## Cite" not in text, "magnitude and uniform have no paper"
 

@@ -23,7 +23,20 @@ def sparse(run, dense, tmp_path):
 
 def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
     text, output = tmp_path / "text.txt", tmp_path / "tuned"
-    given = ("--model", sparse, "--teacher", dense, "--dataset", text, "--evaluate", text, "--window", 16)
+    given = (
+        "--model",
+        sparse,
+        "--teacher",
+        dense,
+        "--dataset",
+        text,
+        "--evaluate",
+        text,
+        "--window",
+        16,
+        "--max-windows",
+        0,
+    )
     shown = run("finetune", *given, *SHORT, "--output", output)
     assert "fine-tuned" in shown and "(before)" in shown and "(after)" in shown
     assert f'from_pretrained("{output}")' in shown

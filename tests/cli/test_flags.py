@@ -70,7 +70,7 @@ NEEDLESS = (
     ("evaluate --model x --include-path y", "--include-path changes nothing without --tasks"),
     ("evaluate --model x --tasks y --window 8", "change nothing without test text: name it with --dataset"),
     ("compare --merge x --sparsity 0.5", "--merge prunes nothing and takes --output alone"),
-    ("finetune --model . --output y --teacher z --kl-weight 0", "teacher z changes nothing with kl_weight=0"),
+    ("finetune --model . --output y --teacher z --kl-weight 0", "--teacher changes nothing with --kl-weight 0"),
     ("inspect . --revision v2", "--revision changes nothing for a model that is not on the Hub"),
 )
 

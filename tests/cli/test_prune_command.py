@@ -36,7 +36,7 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
     assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
     assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned", "windows", "window", "bos"}
-    assert "perplexity, text.txt, 16 x 32 tokens" in printed
+    assert "perplexity, text.txt, 16 x 64 tokens" in printed
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert f"Saved to {output} in float32 (--save-dtype bfloat16 halves it). Load it with:" in printed

@@ -90,7 +90,7 @@ class TestResult:
         card = (folders / "tuned" / "README.md").read_text()
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
-        assert "finetune --model path/to/pruned-model --teacher dense --dataset text.txt" in card
+        assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
 
     def test_text_in_memory(self, folders):
         """The card does not name the config's dataset, which was not read."""
@@ -98,14 +98,14 @@ class TestResult:
         (entry,) = report.training
         assert entry["source"] == "a list of 1 strings" and entry["config"]["dataset"] is None
         card = (folders / "tuned" / "README.md").read_text()
-        assert "finetune --model path/to/pruned-model --teacher dense --dataset path/to/text.txt" in card
+        assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
 
     def test_a_second_fine_tune_stands_behind_the_first(self, folders):
         tuned(folders)
         _, report = tuned(folders, "tuned", "again", steps=2, kl_weight=0.0)
         assert [entry["steps"] for entry in report.training] == [10, 2]
         assert [entry["teacher"] for entry in report.training] == ["dense", None]
-        assert "one command after the other:" in (folders / "again" / "README.md").read_text()
+        assert "these commands, one after the other," in (folders / "again" / "README.md").read_text()
 
     def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch, capfd):
         """Not the last one, which a large learning rate spoils until no float holds its perplexity."""
@@ -204,7 +204,7 @@ class TestResult:
         both = [str(folders / "text.txt"), str(folders / "chat.jsonl")]
         _, report = tuned(folders, dataset=both, evaluate=(), overwrite=True)
         assert report.training[0]["source"] == "text.txt and chat.jsonl"
-        assert "--dataset text.txt chat.jsonl" in (folders / "tuned" / "README.md").read_text()
+        assert "--dataset path/to/text.txt path/to/chat.jsonl" in (folders / "tuned" / "README.md").read_text()
 
 
 class TestAmount:
