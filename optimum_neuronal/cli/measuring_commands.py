@@ -34,7 +34,7 @@ class EvaluateCommand(Command):
         "--model qwen-sparse --dataset wikitext2",
         "--model qwen-sparse --dataset my-text.txt --tasks paper --limit 100",
     )
-    NEEDS = {"include_path": "tasks"}
+    NEEDS = {"include_path": "tasks", "apply_chat_template": "tasks"}
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -68,6 +68,7 @@ NEEDLESS = (
     ("prune --model x --output y --stream --device-map auto", "--stream changes nothing with --device-map"),
     ("evaluate --model x --device cpu --device-map auto", "--device changes nothing with --device-map"),
     ("evaluate --model x --include-path y", "--include-path changes nothing without --tasks"),
+    ("evaluate --model x --apply-chat-template", "--apply-chat-template changes nothing without --tasks"),
     ("evaluate --model x --tasks y --window 8", "change nothing without test text: name it with --dataset"),
     ("compare --merge x --sparsity 0.5", "--merge prunes nothing and takes --output alone"),
     ("finetune --model . --output y --teacher z --kl-weight 0", "--teacher changes nothing with --kl-weight 0"),
