@@ -83,14 +83,14 @@ def test_nothing_in_a_checkpoint_is_run(foreign, format, monkeypatch, tmp_path):
 
 
 @FORMATS
-def test_attention_of_a_repository_raises_unless_the_caller_names_it(foreign, format):
+def test_attention_of_a_repository_is_not_run_unless_the_caller_names_it(foreign, format):
     """transformers would run the repository's code."""
     folder, kernel = foreign(format), "kernels-community/evil"
     change_config(folder, lambda config: config.update(attn_implementation={"": kernel}))
-    for read in (load_model, convert_it):
-        with pytest.raises(ValueError, match=f"config.json names the attention '{kernel}'"):
-            read(folder)
-    assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"
+    convert_it(folder)
+    assert load_model(folder).config._attn_implementation == "sdpa"
+    with pytest.raises((ValueError, ImportError, OSError), match="kernel"):
+        load_model(folder, attn_implementation=kernel)
 
 
 @FORMATS

@@ -14,11 +14,11 @@ from typing import Any, get_args
 import torch
 
 from ..checkpoint.save_options import SaveOptions
-from ..common.connection import is_connected
 from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
+from ..data.documents import check_texts
 from ..files.records import run_directory
 from ..model.load_model import load_model, load_streamed
 from ..model.origin import find_tokenizer
@@ -171,9 +171,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {"revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
     if "dtype" in args:
         options["dtype"] = args.dtype
-    # Without a connection, transformers retries for half a minute even if all files are in the cache.
-    only_cached = not os.path.exists(args.model) and not is_connected()
-    return {**options, **({"local_files_only": True} if only_cached else {})}
+    return options
 
 
 def source_of(args: argparse.Namespace) -> Source:
@@ -193,13 +191,20 @@ def save_options_of(args: argparse.Namespace) -> SaveOptions:
 
 @contextmanager
 def loaded(
-    args: argparse.Namespace, source: Source, device: torch.device, place: Path, rank: int = 0
+    args: argparse.Namespace,
+    source: Source,
+    device: torch.device,
+    place: Path,
+    rank: int = 0,
+    datasets: Sequence[str] = (),
+    tests: Iterable[str] = (),
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None.
 
-    Weights that have to be rewritten lie on the disk of `place`, next to it.
+    Weights that have to be rewritten lie on the disk of `place`, next to it. Datasets and tests are checked before.
     """
     tokenizer = find_tokenizer(source)
+    check_texts(tokenizer, datasets, tests)
     if not args.stream and not args.device_map:
         yield load_model(source).to(device), tokenizer
         return

@@ -1,5 +1,9 @@
 """Whether the Hub can be reached."""
 
+import time
+from contextlib import suppress
+from functools import lru_cache
+
 from huggingface_hub import constants, get_session, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -25,9 +29,13 @@ def check_connection() -> None:
 
 
 def is_connected() -> bool:
-    """Return False if the Hub does not answer, True if it does or in offline mode."""
-    try:
+    """Return True if the Hub answers, False without a connection and in offline mode. It is asked once a minute at most."""
+    return not is_offline_mode() and _answers(constants.ENDPOINT, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=1)
+def _answers(endpoint: str, minute: int) -> bool:
+    with suppress(ConnectionError):
         check_connection()
-    except ConnectionError:
-        return False
-    return True
+        return True
+    return False

@@ -38,10 +38,10 @@ def find_file(model: PreTrainedModel, name: str, **options: Any) -> Path | None:
     return None if path is None else Path(path)
 
 
-def attention_names(config: PreTrainedConfig) -> set[str]:
-    """Return the names of a config's attention functions. One with a slash is a repository whose code transformers runs."""
-    parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
-    return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
+def choose_attention(config: PreTrainedConfig, name: Any) -> PreTrainedConfig:
+    """Let a config and its parts name an attention function, or none, so that transformers chooses one."""
+    config._attn_implementation = name
+    return config
 
 
 # Tensors.

@@ -32,7 +32,7 @@ def load_model(
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
     Attributes of the model say what transformers does not keep: `checkpoint_dtype`, see [`checkpoint_dtype`], and
-    `checkpoint_place`, the `revision` and `cache_dir` if given. A GGUF file becomes a dense model, with the name of the file as
+    `checkpoint_place`, the `revision` and others if given. A GGUF file becomes a dense model, with the name of the file as
     its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up. With `whole`, and
     if it is packed, so is one that holds weights without a place.
     """
@@ -44,6 +44,7 @@ def load_model(
         model_kwargs = {"quantization_config": transformers.GgufConfig(dequantize=True), **model_kwargs}
     dtype = _named_dtype(config)
     try:
+        model_kwargs = {**model_kwargs, "config": config}
         model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
     except SafetensorError as error:
         raise ValueError(
@@ -56,7 +57,7 @@ def load_model(
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
         )
     model.checkpoint_dtype = dtype
-    model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir"))
+    model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir", "local_files_only"))
     if gguf_file is not None:
         model.gguf_file = gguf_file
     return model
@@ -108,22 +109,16 @@ def _read_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any
     """Return the config that was given, or that of a checkpoint. Raise `ValueError` if it is damaged or hostile."""
     if kwargs.get("config") is not None:
         return kwargs["config"]
-    attention = _chosen(kwargs, ("attn_implementation",))
     try:
-        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS), **attention)
+        config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
     except (AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"The config of {model_or_path} is damaged: {reason}. Download or save it again.") from error
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     if layers > MAX_LAYERS:
         raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
-    named = hf_private.attention_names(config) - {str(name) for name in attention.values()}
-    if kernels := sorted(name for name in named if "/" in name):
-        raise ValueError(
-            f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and "
-            "pass it as attn_implementation if you trust it."
-        )
-    return config
+    # Not the checkpoint's, which may be missing here, or code on the Hub.
+    return hf_private.choose_attention(config, kwargs.get("attn_implementation"))
 
 
 def _find_loader(config: PreTrainedConfig, kwargs: Mapping[str, Any]) -> type:

@@ -80,4 +80,6 @@ def _load_tokenizer(model_or_path: str | os.PathLike[str], **options: Any) -> Pr
     tokenizer = AutoTokenizer.from_pretrained(model_or_path, **options)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError("its files are missing")
+    if "gguf_file" in options:
+        tokenizer.name_or_path = os.path.join(model_or_path, options["gguf_file"])  # for errors
     return tokenizer

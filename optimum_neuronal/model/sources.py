@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..common.connection import is_connected
+
 
 GGUF = ".gguf"
 LISTED_FILE = re.compile(r"\w[\w.-]*")  # an index names no paths and no hidden files
@@ -73,6 +75,9 @@ def locate(path: str | os.PathLike[str] | Source, options: Mapping[str, Any]) ->
             check_directory(path)
     elif not os.path.exists(path) and (name.startswith((".", "~", os.sep)) or name.lower().endswith(GGUF)):
         raise FileNotFoundError(f"{name} does not exist: name the directory of a model, a {GGUF} file or a Hub id.")
+    elif not os.path.exists(path) and not is_connected():
+        # Otherwise huggingface_hub retries for half a minute for each optional file, even if all are in the cache.
+        options["local_files_only"] = True
     file = None if options.get("gguf_file") else find_gguf(path)
     if file is not None:
         path, options = file.parent, options | {"gguf_file": file.name}

@@ -3,7 +3,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 
@@ -86,10 +85,4 @@ def test_how_a_model_is_loaded():
     assert load_options(parse()) == {"dtype": "auto", "revision": "main", "trust_remote_code": False}
     given = parse("--dtype", "bfloat16", "--revision", "v2", "--trust-remote-code")
     assert load_options(given) == {"dtype": "bfloat16", "revision": "v2", "trust_remote_code": True}
-
-
-def test_without_a_connection_only_cached_files_are_asked_for(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert load_options(parse())["local_files_only"] is True
     assert device_of(parse("--device", "meta")) == torch.device("meta") and device_of(parse()) == default_device()

@@ -238,3 +238,13 @@ def test_tied_weights_are_stored_once_and_a_new_head_is_new(tmp_path):
     without(tmp_path, "embed_tokens")  # both places of the tied weight are empty now
     with pytest.raises(ValueError, match="lacks .*embed_tokens"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_the_attention_is_the_callers_or_transformers_choice_not_the_checkpoints(key, tmp_path):
+    """Which may not be installed here."""
+    make_model("llama").save_pretrained(tmp_path)
+    change_config(tmp_path, lambda config: config.update({key: "flash_attention_2"}))
+    for load in (load_model, load_skeleton):
+        assert load(tmp_path).config._attn_implementation == "sdpa"
+        assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
