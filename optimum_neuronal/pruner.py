@@ -50,7 +50,7 @@ class PruningJob:
 
     def __post_init__(self) -> None:
         drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
-        check_datasets([*drawn_from, *self.tests.values()])
+        check_datasets(drawn_from, self.tests.values())
 
 
 class NeuronALPruner(OptimumQuantizer):

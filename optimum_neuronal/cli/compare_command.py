@@ -85,7 +85,9 @@ class CompareCommand(Command):
         study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite, "keep": args.keep})
         check_lines(args.plots or (), [one.result for one in study.combinations])
         check_unquantized(source)
-        with flags.loaded(args, source, device, Path(args.output)) as (model, tokenizer):
+        needed = {one.dataset for one in study.combinations if one.config.methods.needs_calibration}
+        tests = study.test_sets.values()
+        with flags.loaded(args, source, device, Path(args.output), 0, [*needed], tests) as (model, tokenizer):
             comparison = run_study(study, model, tokenizer, memory)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .tex and .json")
         if args.plots is not None:

@@ -49,12 +49,12 @@ class EvaluateCommand(Command):
     def work(self) -> None:
         args, device = self.args, flags.device_of(self.args)
         memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
-        check_datasets(datasets)
+        check_datasets((), datasets)
         if not datasets and self.given & {"window", "max_windows"}:
             raise ValueError("--window and --max-windows change nothing without test text: name it with --dataset.")
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, flags.source_of(args), device, scratch) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), device, scratch, tests=datasets) as (model, tokenizer):
             bos, named = getattr(args, "add_bos", None), {name: name for name in datasets}
             tests = load_tests(named, model, tokenizer, args.window, args.max_windows, bos)
             rows = [

@@ -93,5 +93,5 @@ def _in_units(value: float, units: Sequence[tuple[float, str]], digits: int) -> 
 def display_name(dataset: str) -> str:
     """Return the name of a dataset for a report, which is published, without folders of this machine."""
     # os.path.exists returns False for names that are too long and for paths that cannot be read.
-    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
+    paths = [os.path.expanduser(dataset.rsplit(":", parts)[0]) for parts in range(3)]  # FILE:COLUMN:SHARE, or less
     return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset

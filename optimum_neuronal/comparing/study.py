@@ -51,7 +51,7 @@ class Study:
         self.config, self.accuracy_over = as_json(self.config), as_json(self.accuracy_over)
         self.combinations = find_combinations(self)
         self.test_sets = name_test_sets(self.evaluate)
-        check_datasets([*(one.dataset for one in self.combinations), *self.test_sets.values()])
+        check_datasets((), [*(one.dataset for one in self.combinations), *self.test_sets.values()])
         self.folder = None if self.output is None else Path(self.output)
         self.check_output()
         if self.keep is not None:

@@ -51,7 +51,8 @@ class ConfigFields:
     topup_args: dict[str, Any] = _hyperparameters("top-up")
     _: KW_ONLY
     dataset: str | Sequence[str] | None = config_field(
-        "c4", f"calibration text, of several datasets in equal parts: {DATASETS}"
+        "c4",
+        f"calibration text, of several datasets in equal parts or with shares, such as c4:0.8 chat.jsonl:0.2: {DATASETS}",
     )
     num_samples: int = config_field(128, "calibration sequences", least=1)
     num_alignment_samples: int = config_field(

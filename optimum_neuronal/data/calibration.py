@@ -45,6 +45,7 @@ def draw_windows(
         windows = draw_as_authors(documents, num_samples + EXTRA_WINDOWS, length, seed, bos)
     else:
         route, windows = _draw_distinct(documents, num_samples, length, seed, bos)
+    documents.note_lost_turns()
     ids = with_bos(torch.tensor(windows), bos)
     check_vocabulary(ids, vocab_size)
     ids, others = ids.split([num_samples, EXTRA_WINDOWS])
@@ -57,28 +58,21 @@ def draw_as_authors(
     documents: Documents, count: int, length: int, seed: int, bos: int | None = None
 ) -> list[list[int]]:
     """Return `count` windows that the code of NeuronAL's authors (lib/data.py) draws. Lines are joined by a space."""
-    rng, total = random.Random(seed), 1 if documents.joined else len(documents)
-    drawn: dict[int, list[int]] = {}  # index -> token ids; none if they are too few for a window
-
-    def draw() -> list[int]:
-        while len(drawn) < total or any(drawn.values()):
-            index = 0 if documents.joined else rng.randint(0, total - 1)
-            if index not in drawn:
-                text = " ".join(documents) if documents.joined else documents[index]
-                ids = documents.tokenize(text, bos)
-                drawn[index] = ids if len(ids) > length else []
-            if drawn[index]:
-                return drawn[index]
-        raise ValueError(
-            f"No text of the dataset ({documents.source}) has more than {length} tokens, as sampling='authors' needs: lower "
-            "seq_length, or set sampling='distinct', which joins documents."
-        )
-
-    windows = []
-    for _ in range(count):
-        ids = draw()
-        start = rng.randint(0, len(ids) - length - 1)  # the last window is never drawn
-        windows.append(ids[start : start + length])
+    rng, texts = random.Random(seed), [" ".join(documents)] if documents.joined else documents
+    windows, drawn = [], dict[int, list[int]]()  # index -> token ids; none if they are too few for a window
+    while len(windows) < count:
+        index = 0 if documents.joined else rng.randint(0, len(texts) - 1)
+        if index not in drawn:
+            ids = documents.tokenize(texts[index], bos)
+            drawn[index] = ids if len(ids) > length else []
+        if ids := drawn[index]:
+            start = rng.randint(0, len(ids) - length - 1)  # the last window is never drawn
+            windows.append(ids[start : start + length])
+        elif len(drawn) == len(texts) and not any(drawn.values()):
+            raise ValueError(
+                f"No text of the dataset ({documents.source}) has more than {length} tokens, as sampling='authors' needs: "
+                "lower seq_length, or set sampling='distinct', which joins documents."
+            )
     return windows
 
 

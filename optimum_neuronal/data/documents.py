@@ -7,32 +7,31 @@ A dataset is one of:
 - a file of text or a .csv, .json, .jsonl or .parquet file: `"PATH"` or `"PATH:column"`;
 - a list of strings or conversations, one split of a `datasets.Dataset`, a column of it, or a `datasets.IterableDataset`.
 
-If no column is named it is `text`, else `messages`, `conversations`, or `prompt` with `completion`, else the only column of
-strings. Conversations are lists of messages, with `role` and `content` or ShareGPT's `from` and `value`. The tokenizer's
-chat template renders them. Nulls count as empty texts.
+If no column is named it is `text`, else `messages`, `conversations`, or `prompt` with `completion`, else the only column.
+Conversations are lists of messages, with `role` and `content` or ShareGPT's `from` and `value`. The tokenizer's chat
+template renders them, with the `tools` in a column beside them. Nulls count as empty texts.
 """
 
 import glob
+import json
 import os
 import random
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import is_offline_mode
-from transformers import ProcessorMixin
-
-from .known_datasets import BUILDERS, KNOWN_DATASETS, parse_name
+from ..common.connection import is_connected
+from ..common.notes import get_logger
+from .conversations import CHATS, PAIR, TOOLS, are_conversations, find_template, render
+from .known_datasets import BUILDERS, KNOWN_DATASETS, parse_name, split_shares
 from .token_windows import text_tokenizer
 
 
+logger = get_logger(__name__)
+
 STREAM_DOCUMENTS = 10_000  # read from a stream, to draw calibration sequences or to test
-PAIR = ("prompt", "completion")  # columns that hold a conversation together
-ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names; others are kept
-MESSAGES = "a list of messages, such as {'role': 'user', 'content': 'Hello'}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Documents:
     max_windows: int | None = None  # of an evaluation
     # The tokenizer or processor whose chat template renders conversations; None: the entries are strings.
     template: Any = field(default=None, repr=False)
+    lost: dict[int, int] = field(default_factory=dict, repr=False)  # document -> turns that the template leaves out
 
     @property
     def is_stream(self) -> bool:
@@ -65,12 +65,21 @@ class Documents:
         if entry is None:
             return ""
         if self.template is not None:
-            return render(entry, self.template, f"document {index} of {self.source}")
+            text, self.lost[index] = render(entry, self.template, f"document {index} of {self.source}")
+            return text
         if not isinstance(entry, str):
             raise TypeError(
                 f"Document {index} of {self.source} is a {type(entry).__name__}: expected a string, or messages."
             )
         return entry
+
+    def note_lost_turns(self) -> None:
+        """Say how many turns the chat template left out of the documents that were read."""
+        if count := sum(self.lost.values()):
+            logger.warning(
+                f"The chat template leaves out {count} turns or lists of tools of {self.source}: those without text, or "
+                "of a kind that it does not know, such as calls of tools."
+            )
 
     def shuffled(self, seed: int) -> Iterator[str]:
         """Yield the texts in an order that the seed decides. Joined ones are one text, and streams keep their order."""
@@ -98,13 +107,9 @@ class Documents:
 def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, streaming: bool = False) -> Documents:
     """Open a text dataset of any kind that this module's docstring lists; raise if it holds no text.
 
-    Args:
-        dataset: what to open.
-        split (`str`): `"train"` or `"test"`, for datasets that do not name one.
-        tokenizer (*optional*): a tokenizer or processor, with a chat template for conversations.
-        streaming (`bool`):
-            True for streams to train on: a `datasets.IterableDataset`, and C4, which is read from the Hub while it is used;
-            in offline mode its first file is read from the cache. False: a stream's first `STREAM_DOCUMENTS` documents.
+    The split, `"train"` or `"test"`, is for datasets that do not name one. With `streaming`, to train on them, a
+    `datasets.IterableDataset` and C4 are read while they are used; without a connection, C4's first file is read from the
+    cache. Otherwise the first `STREAM_DOCUMENTS` documents of a stream are read.
     """
     if isinstance(dataset, (str, os.PathLike)):
         documents = _load_named(os.fspath(dataset), split, streaming)
@@ -124,6 +129,24 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, st
     return documents
 
 
+def check_texts(tokenizer: Any, datasets: Sequence[Any], tests: Iterable[Any] = (), streaming: bool = False) -> None:
+    """Open all that [`check_datasets`] has checked, and raise if one holds no text that the tokenizer can take."""
+    opened = [*((one, "train") for one, _ in split_shares(datasets)), *((one, "test") for one in tests)]
+    for dataset, split in opened:
+        if isinstance(dataset, (str, os.PathLike)):
+            load_documents(dataset, split, tokenizer, streaming and split == "train")
+
+
+def read_prompts(path: str | os.PathLike[str]) -> list[Any]:
+    """Return the prompts of a file that are not empty: its lines if it is text, else its rows."""
+    documents = _load_named(os.fspath(path), "train", streaming=False)
+    prompts = [line for text in documents for line in text.splitlines()] if documents.joined else documents.entries
+    prompts = [prompt for prompt in prompts if prompt is not None and str(prompt).strip()]
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts: expected lines of text, or rows of conversations.")
+    return prompts
+
+
 def _load_named(name: str, split: str, streaming: bool) -> Documents:
     path, config, its_split, column = parse_name(name)
     if path in KNOWN_DATASETS:
@@ -131,7 +154,8 @@ def _load_named(name: str, split: str, streaming: bool) -> Documents:
     if os.path.isfile(path):
         source = Path(path).name
         if Path(path).suffix.lower() not in BUILDERS:  # without `datasets`, which takes seconds to import
-            return Documents([Path(path).read_text(encoding="utf-8-sig")], source, joined=True)
+            text = _read(source, lambda: Path(path).read_text(encoding="utf-8-sig"))
+            return Documents([text], source, joined=True)
         return _column_of(_read_file(path, source), column, source)
     split = its_split or split
     source = f"{name} ({path}, split {split})"
@@ -141,7 +165,7 @@ def _load_named(name: str, split: str, streaming: bool) -> Documents:
 def _load_known(name: str, split: str, streaming: bool) -> Documents:
     known = KNOWN_DATASETS[name]
     source, streaming, windows = f"{name} ({known.path}, split {split})", streaming and known.streamed, None
-    if streaming and not is_offline_mode():
+    if streaming and is_connected():
         data = _load_dataset(source, known.path, name=known.config, split=split, streaming=True)
     else:
         data = _read_file(known.download(split), source, streaming=streaming)
@@ -153,16 +177,30 @@ def _load_known(name: str, split: str, streaming: bool) -> Documents:
 def _read_file(path: str, source: str, **options: Any) -> Any:
     builder = BUILDERS[Path(path.removesuffix(".gz")).suffix.lower()]
     options |= {"keep_default_na": False} if builder == "csv" else {}  # "NA" is a text
-    return _load_dataset(source, builder, data_files=glob.escape(path), split="train", **options)
+    return _load_dataset(source, builder, path, split="train", **options)
 
 
-def _load_dataset(source: str, path: str, **options: Any) -> Any:
+def _load_dataset(source: str, path: str, file: str | None = None, **options: Any) -> Any:
     import datasets
 
+    options |= {} if file is None else {"data_files": glob.escape(file)}
+    return _read(source, lambda: datasets.load_dataset(path, **options), file)
+
+
+def _read(source: str, read: Callable[[], Any], file: str | None = None) -> Any:
+    """Return what a function reads. An error names the dataset, and the first damaged line of a .jsonl file."""
     try:
-        return datasets.load_dataset(path, **options)
+        return read()
     except Exception as error:  # of many kinds: an unknown id or split, a gated dataset, a damaged file
-        raise RuntimeError(f"Could not load the dataset {source}: {error.__cause__ or error}") from error
+        reason = str(error.__cause__ or error) or "it is empty"
+        if file and file.endswith(".jsonl"):
+            for number, line in enumerate(Path(file).read_bytes().splitlines(), start=1):
+                try:
+                    json.loads(line.strip() or b"null")
+                except ValueError as cause:
+                    reason = f"line {number} is not valid JSON: {cause}"
+                    break
+        raise RuntimeError(f"Could not load the dataset {source}: {reason}") from error
 
 
 def _column_of(data: Any, column: str | None = None, source: str | None = None) -> Documents:
@@ -176,9 +214,8 @@ def _column_of(data: Any, column: str | None = None, source: str | None = None) 
         )
     source = source or f"a datasets.{type(data).__name__}"
     features = data.features or datasets.Dataset.from_list(list(data.take(100))).features  # a stream's may be unknown
-    strings = [name for name, kind in features.items() if str(getattr(kind, "dtype", "")).endswith("string")]
-    accepted = [[column]] if column else [["text"], ["messages"], ["conversations"], [*PAIR]]
-    accepted += [strings] if len(strings) == 1 and not column else []
+    accepted = [[column]] if column else [["text"], *([name] for name in CHATS), [*PAIR]]
+    accepted += [[*features]] if len(features) == 1 else []
     columns = next((names for names in accepted if features.keys() >= {*names}), None)
     if columns is None:
         wanted = column or "text, messages, conversations, or prompt with completion"
@@ -186,63 +223,5 @@ def _column_of(data: Any, column: str | None = None, source: str | None = None) 
             f"The dataset ({source}) has no column {wanted}, only {', '.join(features) or 'none'}. Name one after a colon "
             "(NAME:COLUMN), or in Python rename one to text."
         )
+    columns += [TOOLS] if TOOLS in features and columns[0] in (*CHATS, *PAIR) else []
     return Documents(data.select_columns(columns) if len(columns) > 1 else data[columns[0]], source)
-
-
-def are_conversations(entries: Iterable[Any]) -> bool:
-    """Return True if the first entry that is not None is a list of messages, or a row with several columns."""
-    first = next((entry for entry in entries if entry is not None), None)
-    return isinstance(first, Mapping) or isinstance(first, (list, tuple)) and isinstance((*first, {})[0], Mapping)
-
-
-def find_template(tokenizer: Any, source: str) -> Any:
-    """Return the processor or tokenizer that has a chat template, or raise `ValueError`."""
-    for one in (tokenizer, getattr(tokenizer, "tokenizer", None)):
-        if getattr(one, "chat_template", None):
-            return one
-    raise ValueError(
-        f"The dataset ({source}) holds conversations, but there is no tokenizer with a chat template: pass one, set "
-        "tokenizer.chat_template, or pass text."
-    )
-
-
-def render(entry: Any, template: Any, document: str) -> str:
-    """Return a conversation as text, or raise `ValueError` that names the document."""
-    messages = _messages_of(entry, document)
-    if isinstance(template, ProcessorMixin):  # their templates read parts of text and images
-        for message in messages:
-            message["content"] = [{"type": "text", "text": message["content"]}]
-    try:
-        return template.apply_chat_template(messages, tokenize=False) if messages else ""
-    except Exception as error:  # a template may raise anything
-        raise ValueError(
-            f"The chat template does not accept {document}. Change or remove this conversation, or set another "
-            f"tokenizer.chat_template. ({error})"
-        ) from error
-
-
-def _messages_of(entry: Any, document: str) -> list[dict[str, Any]]:
-    if isinstance(entry, Mapping) and entry.keys() >= {*PAIR}:
-        turns = zip(("user", "assistant"), (entry[name] for name in PAIR))
-        parts = [
-            turn if isinstance(turn, (list, tuple)) else [{"role": role, "content": turn}] for role, turn in turns
-        ]
-        entry = [message for part in parts for message in part]
-    if not isinstance(entry, (list, tuple)):
-        raise ValueError(f"Expected {MESSAGES}, but {document} is {textwrap.shorten(repr(entry), 100)}.")
-    return [_message_of(message, f"Message {number} of {document}") for number, message in enumerate(entry)]
-
-
-def _message_of(message: Any, name: str) -> dict[str, Any]:
-    """Return a message with a role and text, without keys whose value is None."""
-    found = dict(message) if isinstance(message, Mapping) else {}
-    if found.get("from") is not None:  # ShareGPT
-        found = {"role": ROLES.get(str(found["from"]), found["from"]), "content": found.get("value")}
-    if found.get("tool_calls"):
-        found["content"] = found.get("content") or ""
-    content = found.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        found["content"] = content = "".join(part.get("text") or "" for part in content)
-    if not isinstance(found.get("role"), str) or not isinstance(content, str):
-        raise ValueError(f"{name} is {textwrap.shorten(repr(message), 100)}: expected a role and content, both text.")
-    return {key: value for key, value in found.items() if value is not None}

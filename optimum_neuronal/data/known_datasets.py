@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..common.validation import did_you_mean
 
 
 BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
+SHARE = re.compile(r"(.+):(0?\.\d*[1-9]\d*)")  # a dataset and its share
 FILE_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", *BUILDERS)
 
 
@@ -75,11 +76,31 @@ KNOWN_DATASETS = {
 }
 
 
-def check_datasets(datasets: Iterable[Any]) -> None:
-    """Raise `FileNotFoundError` or `ValueError` for names and paths of datasets that cannot be right. Open nothing."""
-    for dataset in datasets:
+def check_datasets(datasets: Sequence[Any], tests: Iterable[Any] = ()) -> None:
+    """Raise `FileNotFoundError` or `ValueError` for names and paths of datasets that cannot be right. Open nothing.
+
+    `datasets` are used together, and may have shares. `tests` are used one by one.
+    """
+    for dataset in (*(one for one, _ in split_shares(datasets)), *tests):
         if isinstance(dataset, (str, os.PathLike)):
             parse_name(os.fspath(dataset))
+
+
+def split_shares(datasets: Sequence[Any]) -> list[tuple[Any, float]]:
+    """Return datasets without the shares after their names, such as `c4:0.8`, each with its share; equal ones if none is given.
+
+    Raise `ValueError` unless they sum to 1.
+    """
+    found = [SHARE.fullmatch(one) if isinstance(one, str) else None for one in datasets]
+    if not any(found):
+        return [(one, 1 / len(datasets)) for one in datasets]
+    parts = [(match[1], float(match[2])) for match in found if match]
+    if len(parts) < len(found) or abs(sum(share for _, share in parts) - 1) > 1e-6:
+        raise ValueError(
+            f"The shares of the datasets {', '.join(map(str, datasets))} do not sum to 1: expected one after each name, such as "
+            "c4:0.8 chat.jsonl:0.2."
+        )
+    return parts
 
 
 def parse_name(name: str) -> tuple[str, str | None, str | None, str | None]:

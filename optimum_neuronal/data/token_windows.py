@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from .known_datasets import split_shares
+
 
 # Families (`model_type`) whose position ids start after the padding id.
 POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
+PADDING = 8  # equal tokens at an end of a row that no text has
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class TokenWindows:
     add_bos: bool = False  # True if a BOS token was put at the start of every window
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)  # that made the ids
     held_out: torch.Tensor | None = field(default=None, repr=False, compare=False)  # other windows, (M, L), or None
+    # Dataset, with its share if there are several -> tokens of it.
+    dataset_tokens: Mapping[str, int] | None = field(default=None, compare=False)
 
     @cached_property
     def sha256(self) -> str:
@@ -41,28 +47,38 @@ class TokenWindows:
 
     def to_dict(self) -> dict:
         """Return the origin for a report, in JSON types."""
-        names = ("source", "drawn_from", "seed", "sampling", "add_bos")
+        names = ("source", "drawn_from", "seed", "sampling", "add_bos", "dataset_tokens")
         num_samples, seq_length = self.ids.shape
         sizes = {"num_samples": num_samples, "seq_length": seq_length, "sha256": self.sha256}
         return {name: getattr(self, name) for name in names} | sizes
 
 
-def interleave(parts: Sequence[TokenWindows], count: int, held_out: int) -> TokenWindows:
-    """Return `count` windows of several datasets, in turn. Those of short ones are repeated.
+def mix(datasets: Sequence[Any], count: int, held_out: int, draw: Callable[[Any, int], TokenWindows]) -> TokenWindows:
+    """Return `count` windows of one or more datasets, in turn by their shares, see [`split_shares`].
 
-    Each dataset has the same share, and at least its share of `held_out` windows, if it has so many.
+    `draw` returns up to a number of windows of a dataset, which are repeated if they are fewer, and perhaps others that are
+    held out. Up to `held_out` of these are taken by the same shares.
     """
-    if len(parts) == 1:
-        return parts[0]
-    share, share_held_out = math.ceil(count / len(parts)), math.ceil(held_out / len(parts))
-    rows = [part.ids[torch.arange(share) % len(part.ids)] for part in parts]
-    others = [part.held_out[:share_held_out] for part in parts if part.held_out is not None]
+    names, shares = zip(*split_shares(datasets))
+
+    def turns(most: int) -> list[tuple[int, int]]:
+        """Return dataset and number of each window. Those of a dataset lie at equal distances."""
+        numbers = [(index, n) for index, share in enumerate(shares) for n in range(math.ceil(share * most) + 1)]
+        return sorted(numbers, key=lambda one: ((one[1] + 0.5) / shares[one[0]], one[0]))[:most]
+
+    counts = Counter(index for index, _ in turns(count))
+    parts = [draw(name, max(1, counts[index])) for index, name in enumerate(names)]
+    others = [() if part.held_out is None else part.held_out for part in parts]
+    others = [others[index][n] for index, n in turns(held_out) if n < len(others[index])]
+    labels = [f"{part.source} ({share:.0%})" if share < 1 else part.source for part, share in zip(parts, shares)]
+    tokens = [counts[index] * part.ids.shape[1] for index, part in enumerate(parts)]
     return replace(
         parts[0],
-        ids=torch.stack(rows, dim=1).flatten(0, 1)[:count],
-        source=" and ".join(part.source for part in parts),
+        ids=torch.stack([parts[index].ids[n % len(parts[index].ids)] for index, n in turns(count)]),
+        source=" and ".join(labels),
         drawn_from=" and ".join(dict.fromkeys(part.drawn_from for part in parts)),
-        held_out=torch.cat(others) if others else None,
+        held_out=torch.stack(others) if others else None,
+        dataset_tokens=dict(zip(labels, tokens)),
     )
 
 
@@ -102,7 +118,7 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
         )
 
 
-def resolve_seq_length(model_config: Any, seq_length: int | None = None) -> int:
+def resolve_seq_length(model_config: Any, seq_length: int | None = None, what: str = "Sequences of") -> int:
     """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less."""
     text = model_config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
@@ -112,7 +128,7 @@ def resolve_seq_length(model_config: Any, seq_length: int | None = None) -> int:
         return min(2048, most) if most else 2048
     if seq_length < 2 or (most and seq_length > most):  # one token predicts nothing
         allowed = f"2 to {most}" if most else "at least 2"
-        raise ValueError(f"Sequences of {seq_length} tokens do not fit: this model allows {allowed} tokens.")
+        raise ValueError(f"{what} {seq_length} tokens do not fit: this model allows {allowed} tokens.")
     return seq_length
 
 
@@ -127,8 +143,12 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Toke
 def as_token_ids(dataset: Any, seq_length: int | None = None, padding: Collection[int] = ()) -> torch.Tensor | None:
     """Return a tensor, array or sequence of rows as token ids: int64, shape (N, L), on the CPU; None for other datasets.
 
-    Raise `ValueError` if a row begins or ends with two tokens of `padding`, see [`padding_ids`].
+    Also take what a tokenizer returns. Raise `ValueError` if its attention mask leaves tokens out, or a row begins or ends
+    with eight tokens of `padding`, see [`padding_ids`].
     """
+    mask = None
+    if isinstance(dataset, Mapping) and "input_ids" in dataset:
+        dataset, mask = dataset["input_ids"], dataset.get("attention_mask")
     is_list = isinstance(dataset, Sequence) and not isinstance(dataset, str)  # or a column of a datasets.Dataset
     if not _holds_token_ids(next(iter(dataset), None) if is_list else dataset):
         return None
@@ -141,13 +161,13 @@ def as_token_ids(dataset: Any, seq_length: int | None = None, padding: Collectio
         raise ValueError(f"Token ids need to be integers of shape (N, L), but are {ids.dtype} of {tuple(ids.shape)}.")
     if seq_length not in (None, ids.shape[1]):
         raise ValueError(f"seq_length={seq_length}, but the sequences of token ids have {ids.shape[1]} tokens.")
-    for token in padding:
-        padded = (ids[:, :2] == token).all(dim=1) | (ids[:, -2:] == token).all(dim=1)
-        if bool(padded.any()):
-            raise ValueError(
-                f"{int(padded.sum())} of {len(ids)} rows of token ids are padded with token {token}: pass rows without padding, "
-                "or the text itself."
-            )
+    padded = torch.zeros(len(ids), dtype=torch.bool) if mask is None else (torch.as_tensor(mask) == 0).any(dim=1).cpu()
+    for token in padding if ids.shape[1] >= PADDING else ():
+        padded |= (ids[:, :PADDING] == token).all(dim=1) | (ids[:, -PADDING:] == token).all(dim=1)
+    if bool(padded.any()):
+        raise ValueError(
+            f"{int(padded.sum())} of {len(ids)} rows of token ids are padded: pass rows without padding, or the text itself."
+        )
     return ids.to(torch.int64)
 
 

@@ -103,6 +103,7 @@ def load_windows(
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
     documents, bos = load_documents(dataset, "test", tokenizer), resolve_bos(config, tokenizer, add_bos)
     stream = torch.tensor(documents.tokenize_joined(bos), dtype=torch.int64)
+    documents.note_lost_turns()
     length = seq_length - (bos is not None)
     if len(stream) < length:
         raise ValueError(

@@ -1,6 +1,5 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a pruning run share."""
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from ..data.calibration import EXTRA_WINDOWS, draw_windows
 from ..data.token_windows import (
     TokenWindows,
     as_token_ids,
-    interleave,
+    mix,
     padding_ids,
     resolve_bos,
     resolve_seq_length,
@@ -176,7 +175,7 @@ def draw_calibration(
 ) -> TokenWindows | None:
     """Return the calibration sequences of a config, or of another dataset; None if the methods look at weights alone.
 
-    Several datasets of a config have equal parts, in turn, so that the first sequences hold all of them.
+    Several datasets of a config take turns, so that the first sequences hold all of them.
     """
     if not config.methods.needs_calibration:
         return None
@@ -195,15 +194,14 @@ def draw_calibration(
         return take_sequences(ids, config.num_samples, vocab_size)
     tokenizer = tokenizer or own_tokenizer(model, revision)
     how = {
-        "num_samples": math.ceil(config.num_samples / len(datasets)),
         "seq_length": resolve_seq_length(model.config, config.seq_length),
         "seed": config.seed,
         "vocab_size": vocab_size,
         "sampling": config.sampling,
         "bos": resolve_bos(model.config, tokenizer, config.add_bos),
     }
-    parts = [draw_windows(dataset, tokenizer, **how) for dataset in datasets]
-    return interleave(parts, config.num_samples, EXTRA_WINDOWS)
+    draw = partial(draw_windows, tokenizer=tokenizer, **how)
+    return mix(datasets, config.num_samples, EXTRA_WINDOWS, lambda one, count: draw(one, num_samples=count))
 
 
 @contextmanager

@@ -20,12 +20,13 @@ from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
+from ..data.documents import check_texts
 from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
-from ..model.origin import public_name
+from ..model.origin import find_tokenizer, public_name
 from ..report import REPORT_NAME, PruningReport
 from .finetune_config import FinetuneConfig
 from .finetune_setup import Setup, check_extras, find_teacher, load_student, load_teacher, prepare_training
@@ -91,10 +92,11 @@ def finetune(
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
-    check_datasets([*datasets, *tests.values()])
+    check_datasets(datasets, tests.values())
     check_extras(config)
     options, teacher = SaveOptions(format, save_dtype), find_teacher(teacher, model, config, model_kwargs)
     target = check_output(output, overwrite, [model, teacher, work_dir])
+    check_texts(find_tokenizer(model, **model_kwargs), datasets, tests.values(), streaming=True)
     student, tokenizer = load_student(model, config, options, model_kwargs)
     report = _report_of(model, model_kwargs)
     dense = None if teacher is None else load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
@@ -152,6 +154,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         "config": {**config.to_dict(), "dataset": [*map(display_name, config.dataset)]},
         "teacher": None if setup.teacher is None else public_name(setup.teacher),
         "source": text.source,
+        "dataset_tokens": text.dataset_tokens,
         "sha256": text.sha256,
         "steps": arguments.max_steps,
         "tokens": arguments.max_steps * config.batch_size * config.seq_length,

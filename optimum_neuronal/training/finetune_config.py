@@ -15,7 +15,10 @@ TOKENS = 500_000  # if no amount is given
 class FinetuneConfig:
     """Settings of a fine-tune, see [`finetune`]. At most one of `steps`, `tokens` and `minutes` is given."""
 
-    dataset: tuple[str, ...] = config_field(("c4",), f"training text, of several datasets in equal parts: {DATASETS}")
+    dataset: tuple[str, ...] = config_field(
+        ("c4",),
+        f"training text, of several datasets in equal parts or with shares, such as c4:0.8 chat.jsonl:0.2: {DATASETS}",
+    )
     steps: int | None = config_field(
         None, "steps of the optimizer", unset="as many as tokens or minutes allow", least=1
     )

@@ -23,7 +23,7 @@ from ..data.documents import load_documents
 from ..data.token_windows import (
     TokenWindows,
     check_vocabulary,
-    interleave,
+    mix,
     resolve_bos,
     resolve_seq_length,
     text_tokenizer,
@@ -252,9 +252,8 @@ def seconds_of_pass(
 
 
 def mix_texts(datasets: Sequence[Any], tokenizer: Any, count: int, **how: Any) -> TokenWindows:
-    """Return the windows of [`pack_text`]. Several datasets have equal parts, for which short ones are repeated."""
-    share = math.ceil(count / len(datasets))
-    return interleave([pack_text(dataset, tokenizer, share, **how) for dataset in datasets], count, HELD_OUT)
+    """Return `count` windows of [`pack_text`], of several datasets by their shares."""
+    return mix(datasets, count, HELD_OUT, lambda dataset, windows: pack_text(dataset, tokenizer, windows, **how))
 
 
 def pack_text(
@@ -282,6 +281,7 @@ def pack_text(
             ids.append(end)
         if len(ids) >= max(HELD_OUT + count, 10 * HELD_OUT) * length:
             break
+    documents.note_lost_turns()
     found = len(ids) // length
     if found < 2:
         raise ValueError(

@@ -12,6 +12,7 @@ import torch
 from sparse_checkpoints import same, tensors_of
 from transformers import AutoTokenizer
 
+from optimum_neuronal.cli import flags as cli_flags
 from optimum_neuronal.cli.neuronal_command import make_parsers
 from optimum_neuronal.cli.prune_command import PruneCommand
 from optimum_neuronal.evaluation import perplexity
@@ -158,26 +159,34 @@ def test_a_model_is_replaced_only_on_request(run, dense, tmp_path):
 def test_conversations(run, dense, tmp_path, monkeypatch):
     """A dry run, a prune and an evaluation render them. Without a chat template, an error says so before the work.
 
-    Text in another file makes up half of the calibration sequences.
+    Text in another file makes up a quarter of the calibration sequences.
     """
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     words = [f"w{20 + 2 * i} w{21 + 2 * i}" for i in range(60)]
     chat = [{"messages": [{"role": role, "content": own} for role in ("user", "assistant")]} for own in words]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
     data = ("--model", dense, "--dataset", tmp_path / "chat.jsonl")
-    prune = ("prune", *data, tmp_path / "text.txt", "--sparsity", 0.5, *WANDA)
-    said = r"chat.jsonl\) holds conversations, but there is no tokenizer with a chat template"
-    with pytest.raises(SystemExit, match=said):
-        run(*prune, "--output", tmp_path / "sparse")
+    mixed = (f"{data[-1]}:0.75", f"{tmp_path / 'text.txt'}:.25")
+    prune = ("prune", *data[:-1], *mixed, "--sparsity", 0.5, *WANDA)
+    said = r"chat.jsonl\) holds conversations, but the tokenizer of dense has no chat template"
+    for command in ((*prune, "--output", tmp_path / "sparse"), ("evaluate", *data), ("compare", *data)):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match=said):
+            patch.setattr(cli_flags, "load_model", lambda *_: pytest.fail("the model was loaded"))
+            run(*command)
+    with pytest.raises(SystemExit, match="chat.jsonl:0.75, c4:0.5 do not sum to 1"):
+        run("prune", *data[:-1], mixed[0], "c4:0.5", "--sparsity", 0.5, *WANDA, "--output", tmp_path / "sparse")
     tokenizer = AutoTokenizer.from_pretrained(dense)
     tokenizer.chat_template = "{% for message in messages %}{{ 'w1 ' + message.content + ' ' }}{% endfor %}"
     tokenizer.save_pretrained(dense)
     assert "dry run" in run(*prune, "--evaluate", tmp_path / "chat.jsonl", "--dry-run")
     run(*prune, "--output", tmp_path / "sparse")
     report = json.loads((tmp_path / "sparse" / "neuronal_report.json").read_text())
-    assert report["calibration"]["source"] == "chat.jsonl and text.txt"
-    assert report["config"]["dataset"] == ["chat.jsonl", "text.txt"]
-    assert "--dataset path/to/chat.jsonl path/to/text.txt" in (tmp_path / "sparse" / "README.md").read_text()
+    assert report["calibration"]["source"] == "chat.jsonl (75%) and text.txt (25%)"
+    shares = {"chat.jsonl (75%)": 0.75, "text.txt (25%)": 0.25}
+    tokens = report["calibration"]["num_samples"] * report["calibration"]["seq_length"]
+    assert report["calibration"]["dataset_tokens"] == {name: share * tokens for name, share in shares.items()}
+    assert report["config"]["dataset"] == ["chat.jsonl:0.75", "text.txt:.25"]
+    assert "--dataset path/to/chat.jsonl:0.75 path/to/text.txt:.25" in (tmp_path / "sparse" / "README.md").read_text()
     shown = run("evaluate", *data, "--window", 16).splitlines()[-1].split()
     assert shown[2:4] == [str(60 * 6 // 16), "16"]
 

@@ -10,13 +10,17 @@ from optimum_neuronal.data.documents import load_documents
 from optimum_neuronal.evaluation.perplexity import load_windows
 
 
-# A message is the word of its role (user: w1, assistant: w2, tool: w3), then its own. Each conversation begins with w9.
+# A message is the word of its role (user: w1, assistant: w2, tool: w3), then its own. Each conversation begins with w9, and
+# lists of tools come after it.
 ROLES = "{'user': 'w1', 'assistant': 'w2', 'tool': 'w3'}"
 TEMPLATE = (
-    "{{ 'w9 ' }}{% for message in messages %}"
+    "{{ 'w9 ' }}{% if tools %}{{ tools | tojson + ' ' }}{% endif %}{% for message in messages %}"
     "{% if message.role == 'system' %}{{ raise_exception('No system messages.') }}{% endif %}"
-    "{{ " + ROLES + "[message.role] + ' ' + message.content + ' ' }}{% endfor %}"
+    "{{ " + ROLES + "[message.role] + ' ' + message.content + ' ' }}"
+    "{% for call in message.tool_calls %}{{ call.function.name + call.function.arguments | tojson + ' ' }}{% endfor %}"
+    "{% endfor %}"
 )
+PLAIN = TEMPLATE.replace("tool_calls", "nothing").replace("if tools", "if nothing")
 CHAT = [
     [{"role": "user", "content": "w20 w21"}, {"role": "assistant", "content": "w22"}],
     [{"role": "user", "content": "w30"}, {"role": "assistant", "content": "w31 w32"}],
@@ -108,12 +112,46 @@ def test_processors(chat_tokenizer):
     assert list(load_documents(parts, tokenizer=chat_tokenizer)) == ["w9 w1 w4 w5 "]
 
 
-def test_nulls_are_empty_other_roles_are_kept_and_a_call_of_tools_may_have_no_text(chat_tokenizer):
+def test_nulls_are_empty_and_other_roles_are_kept(chat_tokenizer):
     chat = [None, [], [*SHAREGPT[0], {"from": "tool", "value": "w40"}]]
     assert list(load_documents(chat, tokenizer=chat_tokenizer)) == ["", "", "w9 w1 w20 w21 w2 w22 w3 w40 "]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    chat = [CHAT[0][0], call, {"role": "tool", "content": "w40"}]
-    assert list(load_documents([chat], "test", chat_tokenizer)) == ["w9 w1 w20 w21 w2  w3 w40 "]
+
+
+CALLS = [
+    CHAT[0][0],
+    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1, "unit": "m"}}}]},
+    {"role": "tool", "content": "w40"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "g", "arguments": {}}}]},
+    {"role": "user", "content": None},
+]
+TOOL_ROWS = [{"messages": CALLS, "tools": [{"name": "f"}, {"name": "g", "strict": True}]}, {"messages": CHAT[1]}]
+CALLED = 'w9 [{"name": "f"}, {"name": "g", "strict": true}] w1 w20 w21 w2  f{"x": 1, "unit": "m"} w3 w40 w2  g{} w1  '
+
+
+def test_a_file_a_dataset_and_a_list_of_tool_calls_give_the_same_text(chat_tokenizer, tmp_path, caplog):
+    """And turns and lists of tools that the template leaves out are counted."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TOOL_ROWS))
+    (tmp_path / "b.jsonl").write_text(json.dumps({**TOOL_ROWS[0], "tools": json.dumps(TOOL_ROWS[0]["tools"])}))
+    dataset = datasets.Dataset.from_list(TOOL_ROWS)
+    assert dataset[0]["messages"][3]["tool_calls"][0]["function"]["arguments"] == {"x": None, "unit": None}
+    for given in (TOOL_ROWS, dataset, dataset.to_iterable_dataset(), tmp_path / "a.jsonl", tmp_path / "b.jsonl"):
+        documents = load_documents(given, "test", chat_tokenizer)
+        assert list(documents)[:1] == [CALLED] and sum(documents.lost.values()) == 1, "a turn without text"
+    chat_tokenizer.chat_template = PLAIN
+    assert draw(TOOL_ROWS, chat_tokenizer, num_samples=1, seq_length=4)
+    assert "The chat template leaves out 4 turns or lists of tools of a list of 2 conversations" in caplog.text
+
+
+def test_templates_that_need_tools_or_have_names(chat_tokenizer):
+    chat_tokenizer.chat_template = "{% for tool in tools %}{{ tool.name }}{% endfor %}"
+    assert list(load_documents(TOOL_ROWS[:1], "test", chat_tokenizer)) == ["fg"]
+    with pytest.raises(ValueError, match="does not accept document 0 of .* add `tools` if the template needs them"):
+        load_documents(CHAT, tokenizer=chat_tokenizer)
+    chat_tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "w8"}
+    assert list(load_documents(TOOL_ROWS, "test", chat_tokenizer)) == ["w8", TEXTS[1]]
+    chat_tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": "w8"}
+    with pytest.raises(ValueError, match="templates are named rag, tool_use: save the one to use as chat_template"):
+        load_documents(CHAT, tokenizer=chat_tokenizer)
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
@@ -122,9 +160,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ([{"role": "user"}], r"^Message 0 of document 1 of a list of 2 conversations is {'role': 'user'}: exp"),
+        ([{"role": "user"}], "^Expected a list of messages, .* no message of document 1 of a list of .* has content"),
         ([*CHAT[0], "w1"], r"^Message 2 of document 1 of .* is 'w1': expected a role and content, both text"),
-        ([{"role": "user", "content": None}], "^Message 0 of document 1 .* expected a role and content"),
         (IMAGE, "^Message 0 of document 1 .* expected a role and content, both text"),
         ("w1", r"^Expected a list of messages, such as .*, but document 1 of a list of 2 conversations is 'w1'\.$"),
         ([{"role": "system", "content": "w1"}], "does not accept document 1 of .* .No system messages"),
@@ -136,10 +173,10 @@ def test_malformed_conversations(second, message, chat_tokenizer):
 
 
 def test_other_malformed_data(chat_tokenizer):
-    nothing = datasets.Dataset.from_dict({"prompt": ["w1"], "completion": [None]})
+    nothing = datasets.Dataset.from_dict({"prompt": [None], "completion": [None]})
     for given, message in (
         (CHAT[0], "^Expected a list of messages, "),
-        (nothing, "^Message 1 of document 0 of a dat"),
+        (nothing, "no message of document 0 of a datasets.Dataset has content"),
     ):
         with pytest.raises(ValueError, match=message):
             load_documents(given, tokenizer=chat_tokenizer)

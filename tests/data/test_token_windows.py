@@ -11,7 +11,7 @@ from transformers import Gemma3Config, GemmaConfig, GPT2Config, LlamaConfig, Rob
 from optimum_neuronal.data.token_windows import (
     TokenWindows,
     as_token_ids,
-    interleave,
+    mix,
     padding_ids,
     resolve_bos,
     resolve_seq_length,
@@ -19,19 +19,33 @@ from optimum_neuronal.data.token_windows import (
 )
 
 
-def test_windows_of_several_datasets_take_turns():
-    """Each has an equal part; the first ones have one more if it does not come out even. Short ones are repeated."""
+def test_windows_of_several_datasets_take_turns_by_their_shares():
+    """Equal ones by default; the first datasets have one more if it does not come out even. Short ones are repeated."""
     long, short = (torch.arange(start, start + 2 * count).view(count, 2) for start, count in ((0, 5), (100, 1)))
-    parts = [
-        TokenWindows(long, "a", "documents", 0, held_out=long[3:]),
-        TokenWindows(short, "b", "stream", 0, held_out=short),
-        TokenWindows(long + 50, "c", "documents", 0),
-    ]
-    found = interleave(parts, 5, 4)
-    assert found.ids[:, 0].tolist() == [0, 100, 50, 2, 100]
-    assert torch.equal(found.held_out, torch.cat([long[3:], short]))
-    assert (found.source, found.drawn_from, found.seed) == ("a and b and c", "documents and stream", 0)
-    assert torch.equal(interleave(parts, 3, 4).ids, found.ids[:3]) and interleave(parts[:1], 5, 4) is parts[0]
+    parts = {
+        "a": TokenWindows(long, "a", "documents", 0, held_out=long[3:]),
+        "b": TokenWindows(short, "b", "stream", 0, held_out=short),
+        "c": TokenWindows(long + 50, "c", "documents", 0),
+    }
+    asked = []
+    found = mix([*"abc"], 5, 4, lambda name, count: asked.append((name, count)) or parts[name])
+    assert found.ids[:, 0].tolist() == [0, 100, 50, 2, 100] and asked == [("a", 2), ("b", 2), ("c", 1)]
+    assert torch.equal(found.held_out, torch.cat([long[3:4], short, long[4:]]))
+    assert (found.source, found.drawn_from, found.seed) == (
+        "a (33%) and b (33%) and c (33%)",
+        "documents and stream",
+        0,
+    )
+    draw = lambda name, count: parts[name]  # noqa: E731
+    assert torch.equal(mix([*"abc"], 3, 4, draw).ids, found.ids[:3])
+    alone = mix(["a"], 5, 4, draw)
+    assert torch.equal(alone.ids, long) and (alone.source, alone.dataset_tokens) == ("a", {"a": 10})
+    found = mix(["a:0.8", "b:.2"], 10, 2, draw)
+    assert found.ids[:, 0].tolist() == [0, 2, 100, 4, 6, 8, 0, 100, 2, 4]
+    assert found.to_dict()["dataset_tokens"] == {"a (80%)": 16, "b (20%)": 4} and torch.equal(found.held_out, long[3:])
+    for wrong in (["a:0.8", "b:0.3"], ["a:0.8", "b"], ["a:0.5"], ["a:0.5", ["a text"]]):
+        with pytest.raises(ValueError, match="do not sum to 1: expected one after each name"):
+            mix(wrong, 10, 2, draw)
 
 
 def test_gemma_models_get_bos_unless_told_otherwise():
@@ -85,17 +99,22 @@ def test_token_ids():
 
 
 def test_padded_token_ids_raise():
-    """Two tokens of padding, or of the end of a text, at an end of a row. One ends a text."""
-    row, config = [5, 6, 7, 8], LlamaConfig(pad_token_id=0, eos_token_id=[2, 3])
+    """Eight tokens of padding, or of the end of a text, at an end of a row, or an attention mask. Fewer may be text."""
+    row, config = [5, 6, 7, 8] * 3, LlamaConfig(pad_token_id=0, eos_token_id=[2, 3])
     own = SimpleNamespace(pad_token_id=9, eos_token_id=None)
     assert padding_ids(config) == {0, 2, 3} and padding_ids(config, own) == {0, 2, 3, 9}
-    for padded, token in (([5, 6, 0, 0], 0), ([3, 3, 3, 8], 3), ([9, 9, 5, 6], 9)):
-        said = f"^1 of 2 rows of token ids are padded with token {token}: pass rows without"
+    padding, said = padding_ids(config, own), "^1 of 2 rows of token ids are padded: pass rows without"
+    for padded in ([5, 6, 7, 8] + [0] * 8, [3] * 8 + row[:4], [9] * 12):
         with pytest.raises(ValueError, match=said):
-            as_token_ids([row, padded], padding=padding_ids(config, own))
+            as_token_ids([row, padded], padding=padding)
         assert as_token_ids([row, padded]).tolist() == [row, padded]
-    for good in (row, [5, 6, 7, 2], [0, 6, 0, 0, 7, 8]):
-        assert as_token_ids([good], padding=padding_ids(config, own)).tolist() == [good]
+    for good in (row, row[:5] + [2] * 7, [0] * 7 + row[:5], [5, *[0] * 10, 5]):
+        assert as_token_ids([good], padding=padding).tolist() == [good]
+    encoding = {"input_ids": torch.tensor([row, row]), "attention_mask": torch.ones(2, 12)}
+    assert as_token_ids(encoding, padding=padding).tolist() == [row, row]
+    encoding["attention_mask"][1, -1] = 0
+    with pytest.raises(ValueError, match=said):
+        as_token_ids(encoding)
 
 
 def test_resolve_seq_length():

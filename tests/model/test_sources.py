@@ -1,12 +1,18 @@
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub import constants
 from sparse_checkpoints import save_pruned
+from transformers import AutoTokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.common import connection
+from optimum_neuronal.data.conversations import find_template
 from optimum_neuronal.model import sources
 from optimum_neuronal.model.load_model import load_model
+from optimum_neuronal.model.origin import find_tokenizer
 from optimum_neuronal.model.sources import locate
 from optimum_neuronal.pruning.dry_run import dry_run
 
@@ -67,7 +73,7 @@ def test_what_a_directory_names(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").touch()
     monkeypatch.setattr(sources, "find_spec", lambda name: name)
     assert locate(tmp_path, {"revision": "main"}) == (tmp_path, {"revision": "main", "gguf_file": "a.gguf"})
-    assert locate("owner/name", {}) == ("owner/name", {})
+    assert locate("owner/name", {}) == ("owner/name", {"local_files_only": True}), "in offline mode"
     source = locate(tmp_path, {"revision": "main"})
     with monkeypatch.context() as patch:
         patch.setattr(sources, "check_directory", lambda _: pytest.fail("checked again"))
@@ -105,3 +111,24 @@ def test_a_packed_checkpoint_is_not_called_quantized(tmp_path):
     pruner = NeuronALPruner.from_pretrained(tmp_path / "packed", config=CONFIG)
     with pytest.raises(ValueError, match="packed weights: call optimum_neuronal.densify"):
         pruner.prune(pruner.model)
+
+
+def test_without_a_connection_only_cached_files_are_asked_for(monkeypatch):
+    """The Hub is asked once, whatever is read, and not for what lies here."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for endpoint, options in (("http://127.0.0.1:1", {"local_files_only": True}), ("http://127.0.0.1:2", {})):
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        session = Mock(head=Mock(side_effect=connection.HTTPError("refused") if options else None))
+        monkeypatch.setattr(connection, "get_session", lambda session=session: session)
+        for name in ("me/llama", "me/other"):
+            assert locate(name, {}) == (name, options)
+        assert session.head.call_count == 1
+        assert locate(__file__, {}).options == {}
+        assert session.head.call_count == 1
+
+
+def test_a_tokenizer_of_a_gguf_file_is_called_like_the_file(tokenizer, tmp_path, monkeypatch):
+    (tmp_path / "a.gguf").touch()
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    with pytest.raises(ValueError, match="the tokenizer of a.gguf has no chat template"):
+        find_template(find_tokenizer(tmp_path / "a.gguf"), "The dataset")

@@ -1,5 +1,6 @@
 import json
 
+import datasets
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
@@ -201,10 +202,11 @@ class TestResult:
         (folders / "chat.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for _ in range(8)))
         _, report = tuned(folders, dataset=str(folders / "chat.jsonl"), evaluate=())
         assert report.training[0]["source"] == "chat.jsonl"
-        both = [str(folders / "text.txt"), str(folders / "chat.jsonl")]
+        both = [f"{folders / 'text.txt'}:0.75", f"{folders / 'chat.jsonl'}:0.25"]
         _, report = tuned(folders, dataset=both, evaluate=(), overwrite=True)
-        assert report.training[0]["source"] == "text.txt and chat.jsonl"
-        assert "--dataset path/to/text.txt path/to/chat.jsonl" in (folders / "tuned" / "README.md").read_text()
+        assert report.training[0]["dataset_tokens"] == {"text.txt (75%)": 480, "chat.jsonl (25%)": 160}
+        card = (folders / "tuned" / "README.md").read_text()
+        assert "--dataset path/to/text.txt:0.75 path/to/chat.jsonl:0.25" in card
 
 
 class TestAmount:
@@ -294,6 +296,13 @@ class TestRefused:
         teacher = given.get("teacher", "dense")
         with pytest.raises(ValueError, match=message):
             tuned(folders, **{**given, "teacher": teacher and folders / teacher})
+
+    def test_text_that_the_tokenizer_cannot_render_before_a_model_is_loaded(self, folders, monkeypatch):
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folders / "cache")
+        monkeypatch.setattr(module, "load_student", lambda *_: pytest.fail("a model was loaded"))
+        (folders / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "w1"}]}')
+        with pytest.raises(ValueError, match=r"chat.jsonl\) holds .* the tokenizer of sparse has no chat template"):
+            tuned(folders, dataset=str(folders / "chat.jsonl"))
 
     def test_another_tokenizer_or_none(self, folders):
         make_tokenizer(eos_token="</s>").save_pretrained(folders / "dense")

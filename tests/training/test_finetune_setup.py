@@ -54,12 +54,12 @@ def test_short_texts(caplog):
         pack([words(9)], make_tokenizer(), 3)
 
 
-def test_equal_parts_of_several_datasets():
-    """The short text is repeated to half of the sequences."""
+def test_parts_of_several_datasets():
+    """The short text is repeated to its share of the sequences, half by default."""
     how = {"seq_length": 5, "seed": 0, "vocab_size": 256}
     found = mix_texts([[words(200)], [words(20, 200)]], make_tokenizer(), 12, **how)
     assert found.ids[:, 0].tolist() == [20, 205, 25, 210, 30, 215, 35, 205, 40, 210, 45, 215]
-    assert found.held_out[:, 0].tolist() == [0, 5, 10, 15, 200]
-    assert found.source == "a list of 1 strings and a list of 1 strings"
+    assert found.held_out[:, 0].tolist() == [0, 200, 5, 10, 15]
+    assert found.source == "a list of 1 strings (50%) and a list of 1 strings (50%)"
     alone = mix_texts([[words(200)]], make_tokenizer(), 12, **how)
     assert torch.equal(alone.ids, pack([words(200)], make_tokenizer(), 12).ids)
