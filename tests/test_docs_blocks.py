@@ -40,7 +40,7 @@ QUICK = {  # flags that make commands quick, beside those of the page
     "speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1",
     "evaluate": "--max-windows 2",
     "compare": "--max-windows 2",
-    "sample": "--num-samples 32 --max-length 16",
+    "sample": "--num-samples 32 --max-new-tokens 16",
 }
 
 

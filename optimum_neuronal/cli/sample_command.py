@@ -6,11 +6,13 @@ import json
 import os
 from pathlib import Path
 
-from ..data.sample_text import MAX_LENGTH, NUM_SAMPLES, TEMPERATURE, TOP_P, check_sampling, sample_text
+from ..data.documents import read_prompts
+from ..data.known_datasets import check_datasets
+from ..data.sample_text import MAX_NEW_TOKENS, NUM_SAMPLES, TEMPERATURE, TOP_P, Writer, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
 from ..files.output import write_new_file
 from ..files.records import Records, checksum, hidden_directory, remove_records, work_directory
-from ..model.load_model import load_model
+from ..model.load_model import load_model, load_skeleton
 from ..model.origin import find_tokenizer
 from . import flags
 from .command import Command, write
@@ -20,17 +22,23 @@ class SampleCommand(Command):
     NAME = "sample"
     HELP = "Generate calibration or training text with the dense model."
     USAGE = "--model MODEL --output FILE.jsonl [flags]"
-    EXAMPLES = ("--model Qwen/Qwen3-0.6B --output qwen3.jsonl", "--model gpt2 --num-samples 128 --output gpt2.jsonl")
+    EXAMPLES = (
+        "--model Qwen/Qwen3-0.6B --output qwen3.jsonl",
+        "--model Qwen/Qwen3-0.6B --prompts questions.txt --max-new-tokens 4096 --output answers.jsonl",
+    )
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
         flags.add_model_flags(parser)
         parser.add_argument("--output", required=True, metavar="FILE", help="file to write, .jsonl (required)")
+        prompts = "prompts to answer: lines of text, or rows of conversations (default: the model writes its own)"
+        parser.add_argument("--prompts", metavar="FILE", help=prompts)
         samples = "conversations to write, or documents if the model has no chat template"
-        parser.add_argument("--num-samples", type=int, default=NUM_SAMPLES, help=f"{samples} (default: {NUM_SAMPLES})")
-        length = f"tokens in each, at most (default: {MAX_LENGTH})"
-        parser.add_argument("--max-length", type=int, default=MAX_LENGTH, help=length)
-        temperature = f"above 0; 1 is the model's own distribution (default: {TEMPERATURE:g})"
+        number = f"{samples} (default: one for each prompt, or {NUM_SAMPLES})"
+        parser.add_argument("--num-samples", type=int, help=number)
+        length = f"tokens in each answer or document, at most (default: {MAX_NEW_TOKENS})"
+        parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help=length)
+        temperature = f"from 0.01 to 100; 1 is the model's own distribution (default: {TEMPERATURE:g})"
         parser.add_argument("--temperature", type=float, default=TEMPERATURE, help=temperature)
         top_p = f"draw from the likeliest tokens whose probabilities sum to this (default: {TOP_P})"
         parser.add_argument("--top-p", type=float, default=TOP_P, help=top_p)
@@ -42,7 +50,8 @@ class SampleCommand(Command):
             raise ValueError(f"--output is {args.output}: expected a file whose name ends in .jsonl.")
         if os.path.lexists(output):
             raise FileExistsError(f"{output} exists: choose another --output, or delete it.")
-        check_sampling(args.num_samples, args.temperature, args.top_p)
+        check_datasets((), [args.prompts] if args.prompts else ())
+        check_sampling(args.num_samples, args.max_new_tokens, args.temperature, args.top_p)
 
     def work(self) -> None:
         args, output, device = self.args, Path(self.args.output).absolute(), flags.device_of(self.args)
@@ -51,15 +60,20 @@ class SampleCommand(Command):
             tokenizer = find_tokenizer(source)
             if tokenizer is None:
                 raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
+            prompts = args.prompts and read_prompts(args.prompts)
+            skeleton = load_skeleton(source)  # so that what does not fit is an error before weights are loaded
+            Writer(skeleton, tokenizer, prompts, args.max_new_tokens, {})
             model = load_model(source).to(device)
-            how = {name: getattr(args, name) for name in ("num_samples", "max_length", "temperature", "top_p", "seed")}
+            names = ("num_samples", "max_new_tokens", "temperature", "top_p", "seed")
+            how = {name: getattr(args, name) for name in names}
             made_with = {
                 **how,
+                "prompts": hashlib.sha256(repr(prompts).encode()).hexdigest(),
                 "model": checksum(model),
                 "device": device.type,
                 "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
             }
-            rows = [*sample_text(model, tokenizer, **how, records=Records(folder, made_with))]
+            rows = [*sample_text(model, tokenizer, prompts=prompts, **how, records=Records(folder, made_with))]
             write_new_file(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
             remove_records(folder)
         kind = "conversations" if "messages" in rows[0] else "documents"

@@ -9,10 +9,16 @@ from optimum_neuronal.model.load_model import load_model
 
 def test_sample_prune(run, dense, tmp_path):
     output = tmp_path / "own.jsonl"
-    shown = run("sample", "--model", dense, "--num-samples", 40, "--max-length", 24, "--output", output)
+    shown = run("sample", "--model", dense, "--num-samples", 40, "--max-new-tokens", 24, "--output", output)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert shown == f"Wrote {len(rows)} documents to {output}. Use it as --dataset {output}.\n"
     assert all(row.keys() == {"text"} for row in rows) and not [*tmp_path.glob(".own*")]
+    (tmp_path / "prompts.txt").write_text("w7 w8\nw9\n")
+    answers = tmp_path / "answers.jsonl"
+    given = ("--prompts", tmp_path / "prompts.txt", "--max-new-tokens", 8, "--output", answers)
+    assert run("sample", "--model", dense, *given).startswith("Wrote 2 documents to")
+    texts = [json.loads(line)["text"] for line in answers.read_text().splitlines()]
+    assert texts[0].startswith("w7 w8 w") and texts[1].startswith("w9 w")
     sizes = ("--num-samples", 4, "--seq-length", 8)
     method = ("--sparsity", 0.5, "--saliency", "wanda", "--topup", "uniform")
     run("prune", "--model", dense, *method, "--dataset", output, *sizes, "--output", tmp_path / "m")
@@ -22,14 +28,14 @@ def test_sample_prune(run, dense, tmp_path):
 
 def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsys):
     output, write = tmp_path / "own.jsonl", module.Writer.write
-    given = ("sample", "--model", dense, "--num-samples", 40, "--max-length", 24, "--output", output)
+    given = ("sample", "--model", dense, "--num-samples", 40, "--max-new-tokens", 24, "--output", output)
     counts = []
 
-    def interrupted(self, count):
-        counts.append(count)
+    def interrupted(self, numbers):
+        counts.append(len(numbers))
         if len(counts) == 2:
             raise KeyboardInterrupt
-        return write(self, count)
+        return write(self, numbers)
 
     monkeypatch.setattr(module.Writer, "write", interrupted)
     with pytest.raises(SystemExit) as end:
@@ -56,11 +62,11 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize("kind", OBSTACLES)
 def test_what_lies_at_the_output_or_appears_there_meanwhile_stays(kind, run, dense, tmp_path, monkeypatch):
     output, write = tmp_path / "own.jsonl", module.Writer.write
-    given = ("sample", "--model", dense, "--num-samples", 4, "--max-length", 24, "--output", output)
+    given = ("sample", "--model", dense, "--num-samples", 4, "--max-new-tokens", 24, "--output", output)
 
-    def meanwhile(self, count):
+    def meanwhile(self, numbers):
         OBSTACLES[kind](output)
-        return write(self, count)
+        return write(self, numbers)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="File exists"):
         patch.setattr(module.Writer, "write", meanwhile)
