@@ -191,20 +191,14 @@ def save_options_of(args: argparse.Namespace) -> SaveOptions:
 
 @contextmanager
 def loaded(
-    args: argparse.Namespace,
-    source: Source,
-    device: torch.device,
-    place: Path,
-    rank: int = 0,
-    datasets: Sequence[str] = (),
-    tests: Iterable[str] = (),
+    args: argparse.Namespace, source: Source, device: torch.device, place: Path, texts: Any = ((), ()), rank: int = 0
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None.
 
-    Weights that have to be rewritten lie on the disk of `place`, next to it. Datasets and tests are checked before.
+    Weights that have to be rewritten lie on the disk of `place`, next to it. `texts`: of [`check_texts`].
     """
     tokenizer = find_tokenizer(source)
-    check_texts(tokenizer, datasets, tests)
+    check_texts(tokenizer, *texts)
     if not args.stream and not args.device_map:
         yield load_model(source).to(device), tokenizer
         return

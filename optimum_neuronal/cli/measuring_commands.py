@@ -5,13 +5,13 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..common.display import format_table
 from ..common.validation import check_count
 from ..config.config_fields import DATASETS
+from ..data.documents import read_prompts
 from ..data.known_datasets import check_datasets
 from ..evaluation.answers import MAX_NEW_TOKENS, DenseAnswers
 from ..evaluation.perplexity import load_tests, measure
@@ -54,7 +54,7 @@ class EvaluateCommand(Command):
             raise ValueError("--window and --max-windows change nothing without test text: name it with --dataset.")
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, flags.source_of(args), device, scratch, tests=datasets) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), device, scratch, ((), datasets)) as (model, tokenizer):
             bos, named = getattr(args, "add_bos", None), {name: name for name in datasets}
             tests = load_tests(named, model, tokenizer, args.window, args.max_windows, bos)
             rows = [

@@ -83,12 +83,11 @@ class PruneCommand(Command):
             write(f"\n{run}")
             return
         check_unquantized(source)
-        datasets = config.dataset_names if config.methods.needs_calibration else ()
-        texts = datasets, job.tests.values()
+        texts = config.dataset_names if config.methods.needs_calibration else (), job.tests.values()
         with (
             process_group() as processes,
             work_directory(self.unfinished(), args.output) as folder,
-            flags.loaded(args, source, device, Path(args.output), processes.rank, *texts) as (dense, tokenizer),
+            flags.loaded(args, source, device, Path(args.output), texts, processes.rank) as (dense, tokenizer),
         ):
             self._prune(job, folder, dense, tokenizer)
 

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from ..data.documents import read_prompts
-from ..data.known_datasets import check_datasets
 from ..data.sample_text import MAX_NEW_TOKENS, NUM_SAMPLES, TEMPERATURE, TOP_P, Writer, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
 from ..files.output import write_new_file
@@ -50,7 +49,6 @@ class SampleCommand(Command):
             raise ValueError(f"--output is {args.output}: expected a file whose name ends in .jsonl.")
         if os.path.lexists(output):
             raise FileExistsError(f"{output} exists: choose another --output, or delete it.")
-        check_datasets((), [args.prompts] if args.prompts else ())
         check_sampling(args.num_samples, args.max_new_tokens, args.temperature, args.top_p)
 
     def work(self) -> None:

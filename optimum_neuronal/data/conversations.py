@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import ProcessorMixin
 
+from .token_windows import text_tokenizer
+
 
 CHATS = ("messages", "conversations")  # columns that hold conversations
 PAIR = {"prompt": "user", "completion": "assistant"}  # columns that hold a conversation together -> their roles
@@ -71,6 +73,18 @@ def render(entry: Any, template: Any, document: str, **options: Any) -> tuple[st
         with suppress(Exception):
             lost += apply(*without) == text
     return text, lost
+
+
+def encode_prompt(tokenizer: Any, prompt: Any, name: str = "a prompt") -> list[int]:
+    """Return the token ids that an answer to a text or a conversation follows. Without a chat template, texts are continued."""
+    template = find_template(tokenizer, None if isinstance(prompt, str) else "prompts")
+    if template is None:
+        return text_tokenizer(tokenizer)(prompt)["input_ids"]
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if [message["role"] for message in conversation_of(chat, name)[0]][-1:] in ([], ["assistant"]):
+        raise ValueError(f"The last turn of {name} is the assistant's: expected one that the model can answer.")
+    text, _ = render(chat, template, name, add_generation_prompt=True)
+    return text_tokenizer(tokenizer)(text, add_special_tokens=False)["input_ids"]
 
 
 def conversation_of(entry: Any, document: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -129,7 +129,7 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, st
     return documents
 
 
-def check_texts(tokenizer: Any, datasets: Sequence[Any], tests: Iterable[Any] = (), streaming: bool = False) -> None:
+def check_texts(tokenizer: Any, datasets: Sequence[Any], tests: Iterable[Any], streaming: bool = False) -> None:
     """Open all that [`check_datasets`] has checked, and raise if one holds no text that the tokenizer can take."""
     opened = [*((one, "train") for one, _ in split_shares(datasets)), *((one, "test") for one in tests)]
     for dataset, split in opened:

@@ -12,7 +12,7 @@ from ..common.torch_state import inference, preserve_rng_state
 from ..common.validation import check_count, check_number
 from ..compat.hf_private import execution_device
 from ..files.records import Records
-from .conversations import conversation_of, find_template, render
+from .conversations import conversation_of, encode_prompt, find_template, render
 from .token_windows import resolve_seq_length, text_tokenizer
 
 
@@ -100,12 +100,11 @@ class Writer:
         ends = model.generation_config.eos_token_id
         # Tokens that end a turn or a document.
         self.stops = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        texts_only = all(isinstance(prompt, str) for prompt in prompts or ())
-        self.template = find_template(tokenizer, None if texts_only else "prompts")
+        self.template = find_template(tokenizer)
         if self.template is not None:
             self.before, self.after = self._frame()
             self.stops |= {*self._ids(self.after)[:1]} & {*self.tokenizer.all_special_ids}
-        elif prompts is None:
+        elif not prompts:
             prompts = [""]
         self.first = next(i for i in (self.tokenizer.bos_token_id, *sorted(self.stops), 0) if i is not None)
         self.prompts = [self._prompt(prompt, f"prompt {number}") for number, prompt in enumerate(prompts or ())]
@@ -124,14 +123,12 @@ class Writer:
 
     def _prompt(self, prompt: Any, name: str) -> tuple[Row, list[int]]:
         """Return the row that an answer completes, and the token ids that the answer follows."""
+        ids = encode_prompt(self.template or self.tokenizer, prompt, name) if prompt else [self.first]
         if self.template is None:
-            return {"text": prompt}, [self.first, *self._ids(prompt)]
+            return {"text": prompt}, ids
         chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         messages, tools = conversation_of(chat, name)
-        if not messages or messages[-1]["role"] == "assistant":
-            raise ValueError(f"The last turn of {name} is the assistant's: expected one that the model can answer.")
-        text, _ = render(chat, self.template, name, add_generation_prompt=True)
-        return {"messages": messages, **tools}, self._ids(text)
+        return {"messages": messages, **tools}, ids
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -143,12 +140,12 @@ class Writer:
         """Return the samples of these numbers that are not empty."""
         prompts = [self.prompts[n % len(self.prompts)] for n in numbers] if self.prompts else self._ask(len(numbers))
         rows = []
-        for (row, ids), answer in zip(prompts, self._continue([ids for _, ids in prompts], self.most)):
+        for (row, _), answer in zip(prompts, self._continue([ids for _, ids in prompts], self.most)):
             if self._text(answer) and "messages" in row:
                 answered = {"role": "assistant", "content": self._text(answer)}
                 rows.append({**row, "messages": [*row["messages"], answered]})
             elif self._text(answer):
-                rows.append({"text": self._text([*ids[1:], *answer])})
+                rows.append({"text": self._text([*self._ids(row["text"]), *answer])})
         return rows
 
     def _ask(self, count: int) -> list[tuple[Row, list[int]]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.display import format_table
@@ -14,6 +13,7 @@ from ..common.progress import progress
 from ..common.torch_state import inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
+from ..data.conversations import conversation_of, encode_prompt
 
 
 MAX_NEW_TOKENS = 64
@@ -90,7 +90,9 @@ def compare_answers(
     return DenseAnswers(dense, tokenizer, prompts, max_new_tokens).compare(sparse)
 
 
-def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, max_new_tokens: int = 80) -> str:
+def answer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, max_new_tokens: int = 80
+) -> str:
     """Return a model's greedy answer to a prompt. Without a chat template, the model continues the prompt."""
     return decode(tokenizer, _generate(model, encode(tokenizer, prompt), max_new_tokens))
 
@@ -125,7 +127,9 @@ class DenseAnswers:
         divergence, same, tokens = 0.0, 0, sum(map(len, self.answers))
         for expected, found in zip(self.log_probabilities, self._predictions(sparse)):
             if found.shape != expected.shape:
-                raise ValueError(f"The sparse model predicts {found.shape[1]} tokens, the dense model {expected.shape[1]}.")
+                raise ValueError(
+                    f"The sparse model predicts {found.shape[1]} tokens, the dense model {expected.shape[1]}."
+                )
             expected = expected.to(found.device, torch.float32)
             terms = torch.where(expected.exp() > 0, expected.exp() * (expected - found), 0)
             divergence += terms.double().sum().item()
@@ -156,18 +160,8 @@ def built_in_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.Tensor:
-    """Return the token ids of a prompt, (tokens,): rendered by the chat template, if the tokenizer has one."""
-    if tokenizer.chat_template:
-        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        try:
-            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-        except TemplateError as error:
-            raise ValueError(f"The tokenizer's chat template raised an error for a prompt: {error}") from error
-    elif isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    else:
-        raise ValueError("The tokenizer has no chat template: expected texts as prompts, not conversations.")
-    return torch.tensor(ids, dtype=torch.int64)
+    """Return the token ids of a prompt, (tokens,), see [`encode_prompt`]."""
+    return torch.tensor(encode_prompt(tokenizer, prompt), dtype=torch.int64)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
@@ -175,7 +169,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
 
 
 def _last_turn(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    return prompt if isinstance(prompt, str) else conversation_of(prompt, "a prompt")[0][-1]["content"]
 
 
 def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: int) -> torch.Tensor:

@@ -102,9 +102,7 @@ class TaskSet:
             check_count("batch_size", batch_size, 1)
         check_language_model(model)
         if model.device.type == "meta":  # the harness sends questions to the device of the embeddings
-            raise ValueError(
-                "Tasks need the embeddings in memory, not offloaded: change device_map or --stream."
-            )
+            raise ValueError("Tasks need the embeddings in memory, not offloaded: change device_map or --stream.")
         if all(getattr(tokenizer, name, None) is None for name in ("eos_token_id", "bos_token_id")):
             raise ValueError(
                 "Tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
