@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..common.registry import Registry
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
-from ..model.sparsity_config import KEY
+from ..model.sparsity_config import read_sparsity_config
 from ..report import PruningReport, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
@@ -53,7 +53,7 @@ def make_card(
     """
     title, loader, methods = escaped(title), loading_class(model), _methods(report)
     place, folder = title if "/" in title else f"path/to/{title}", title.rpartition("/")[2]
-    base = (getattr(model.config, KEY, None) or {}).get("base_model")
+    base = (read_sparsity_config(model.config) or {}).get("base_model")
     tokenizer = (place if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     blocks = fold_rows([f"`{block}`", f"{value:.2%}"] for block, value in report.blocks.items())
     outputs = [f"{folder}-step-{number}" for number in range(1, 1 + len(report.training))] + [folder]

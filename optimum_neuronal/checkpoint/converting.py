@@ -11,13 +11,14 @@ from ..common.notes import get_logger
 from ..common.validation import check_choice
 from ..files.output import check_output, leads_out, new_directory
 from ..model.load_model import load_model
-from ..model.sparsity_config import read_sparsity_config
+from ..model.sources import check_directory
+from ..model.unread_formats import quantization_of
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
 from .card import write_card
 from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, WEIGHT_SUFFIXES
-from .packed_files import is_packed, read_json, stored_dtypes, weight_files
+from .packed_files import is_packed, read_headers, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
 from .writing import write_model
@@ -38,13 +39,13 @@ def convert_checkpoint(
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write a pruned checkpoint in the other format, with the same weights bit for bit, or in another dtype.
+    """Write a sparse checkpoint in the other format, with the same weights bit for bit, or in another dtype.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
     files are copied. The model card is rendered again from the report.
 
     Args:
-        directory_or_id (`str` or `Path`): a pruned checkpoint; one on the Hub is downloaded into the cache.
+        directory_or_id (`str` or `Path`): a checkpoint with zeros, pruned by any tool; one on the Hub is downloaded into the cache.
         format (`str`): `"dense"` or `"packed"`.
         output (`str` or `Path`): where to write it: absent, or an empty directory.
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
@@ -58,7 +59,7 @@ def convert_checkpoint(
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is not pruned, is damaged, or has this format already.
+        `ValueError`: the checkpoint is dense, quantized or damaged, or has this format already.
         `FileExistsError`: something lies at the output that may not be replaced.
         `OSError`: it cannot be read, or the output cannot be written.
     """
@@ -76,6 +77,8 @@ def convert_checkpoint(
     check_saveable(model, options)
     with new_directory(target) as folder:
         write_model(model, folder, options)
+        if format == "packed" and not read_headers(weight_files(folder, packed=True)):
+            raise ValueError(f"No weight of {source} has enough zeros to be smaller packed: prune the model first.")
         _copy_others(source, folder, target.path)
         _write_card(model, source, folder, target.path.name, options)
     return target.path
@@ -83,13 +86,12 @@ def convert_checkpoint(
 
 def _check(source: Path, format: str | None) -> bool:
     """Return True if the source is packed. Raise `ValueError` if it cannot be converted, or has the format already."""
+    check_directory(source)
     config = read_json(source / CONFIG)
     packed = is_packed(config)
-    if read_sparsity_config(config) is None and not packed:  # a packed one may hold another tool's zeros
-        raise ValueError(f"{source} is not pruned: prune it first, with optimum-cli neuronal prune.")
     if format == ("packed" if packed else "dense"):
         raise ValueError(f"{source} is already {format}: there is nothing to convert.")
-    if not packed and config.get("quantization_config") is not None:
+    if not packed and quantization_of(config, source) is not None:
         raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
     return packed
 

@@ -10,7 +10,10 @@ from transformers.utils import logging
 
 from ..common.display import escaped, fold_rows, format_bytes, format_table
 from ..model.projections import with_stars
+from ..model.sources import check_directory
 from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
+from ..model.unread_formats import check_formats, quantization_of
+from ..model.zeros import SPARSE, is_zero
 from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint
@@ -72,7 +75,8 @@ class Inspection:
 
     @property
     def pruned(self) -> bool:
-        return bool(self.sparsity_config)
+        """True if the sparsity_config, or the share of zeros without one, says so."""
+        return bool(self.sparsity_config) or self.total.sparsity > SPARSE
 
     @property
     def bits_per_weight(self) -> float | None:
@@ -89,7 +93,7 @@ class Inspection:
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
         verdict = self.verdict + (adapter if self.has_adapter else "")
-        rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
+        rows = _about(self.sparsity_config) if self.sparsity_config else [["pruned", "not recorded in config.json"]]
         rows.append(["zeros counted", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
         sizes = f"{format_bytes(self.stored_bytes)} (dense {format_bytes(self.dense_bytes)})"
@@ -103,8 +107,9 @@ class Inspection:
     @property
     def verdict(self) -> str:
         """Whether the weights agree with the record."""
-        if not self.pruned:
-            return "Not pruned, so there is nothing to verify."
+        if not self.sparsity_config:
+            made = ", not recorded how they were made" if self.total.zeros else ""
+            return f"{self.total.sparsity:.2%} zeros{made}: there is nothing to verify."
         if not self.problems:
             return "Verified: the zeros agree with the sparsity_config."
         return "NOT as recorded: " + "; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ".")
@@ -127,8 +132,10 @@ def inspect_checkpoint(
         `OSError`: the checkpoint cannot be found.
     """
     directory = find_checkpoint(directory_or_id, revision, token)
+    check_directory(directory)
     config = read_json(directory / CONFIG)
     packed, about = is_packed(config), read_sparsity_config(config)
+    quantization = quantization_of(config, directory)
     result = Inspection(
         source=str(directory_or_id),
         model_type=escaped(config.get("model_type", "unknown"), LONGEST),
@@ -148,10 +155,17 @@ def inspect_checkpoint(
         places = PrunedWeights(about)
     weights = read_weights(directory, packed)
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
+        check_formats([name], directory)
         dense = weight
         if header is not None:
             dense = weight.to_dense().view(swapped(header.shape, header.transposed))
-        _count(weight, dense, places.find(name) if places else _guess(name, dense.ndim), result)
+        place = places.find(name) if places else _guess(name, dense.ndim)
+        if place is not None and not dense.is_floating_point():
+            raise ValueError(
+                f"{name} has the dtype {dense.dtype}: the checkpoint is quantized ({quantization}), and its zeros cannot be "
+                "counted. Inspect the model from before it was quantized."
+            )
+        _count(weight, dense, place, result)
     if about is not None:
         shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
@@ -161,10 +175,10 @@ def inspect_checkpoint(
 
 
 def _guess(name: str, dimensions: int) -> StoredProjection | None:
-    """Return the projection of a matrix in a model that was not pruned; the first number in its name is its block's."""
+    """Return the projection of a matrix in a model without a record; the first number in its name is its block's."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    if number is None or dimensions < 2:
+    if number is None or dimensions not in (2, 3):  # old GPT-2s have a causal mask of four
         return None
     kind = with_stars(".".join(parts[number + 1 :]))
     return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))
@@ -182,9 +196,7 @@ def _count(
     result.pruned_numel += dense.numel()
     if place.left_out:
         dense = dense[[index for index in range(len(dense)) if str(index) not in place.left_out]]
-    counted = dense.numel()
-    comparable = dense.float() if dense.itemsize == 1 and dense.is_floating_point() else dense  # of float8
-    zeros = counted - int(torch.count_nonzero(comparable))
+    counted, zeros = dense.numel(), int(is_zero(dense).sum())
     shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
     for share in (result.total, *shares):
         share.zeros, share.weights = share.zeros + zeros, share.weights + counted

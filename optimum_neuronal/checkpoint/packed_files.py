@@ -44,7 +44,7 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 def check_version(quantization: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a `quantization_config` has this format and version."""
     format, version = quantization.get("format"), quantization.get("version")
-    if (format, version) != ("packed", VERSION):
+    if format != "packed" or type(version) is not int or version != VERSION:
         raise ValueError(
             f"The checkpoint has the format {format!r}, version {version!r}: expected 'packed', version {VERSION}. "
             "Install the version of optimum_neuronal that wrote it, or a later one."
@@ -103,7 +103,9 @@ def _damaged(what: str | Path, why: object) -> ValueError:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Any]:
-    """Open a file of safetensors. Raise `ValueError` if it is damaged."""
+    """Open a file of safetensors. Raise `ValueError` if it is damaged, or a pipe, which would block."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is not a regular file: download or save the checkpoint again.")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -114,7 +116,7 @@ def opened(path: str | Path) -> Iterator[Any]:
 def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict[str, dict[str, Any]]:
     try:
         about = json.loads((metadata or {})[METADATA])
-        if about["version"] != VERSION:
+        if type(about["version"]) is not int or about["version"] != VERSION:
             raise ValueError(f"it has version {about['version']!r}, expected {VERSION}")
         if hidden := [name for name in about["weights"] if not str(name).isprintable()]:
             raise ValueError(f"it names a weight {escaped(hidden[0], 80)!r}")

@@ -15,6 +15,8 @@ from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
+from ..model.sparsity_config import put_sparsity_config
+from ..model.zeros import find_sparsity_config
 from ..packed.packed_module import dense_state, describe_weight, packed_modules
 from ..packed.packed_weight import DTYPES, PREFIX
 from ..packed.replacing import find_packable
@@ -47,6 +49,7 @@ def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> N
         _write_dense(model, folder, options.max_shard_size, convert)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
+    put_sparsity_config(config, find_sparsity_config(model))
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
     write_configs(model, config, folder)

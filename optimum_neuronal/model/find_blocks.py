@@ -12,6 +12,7 @@ from .architectures import MLP_ENTRIES, Architecture, find_architecture
 from .experts import expert_projections
 from .projections import Block, Decoder, Experts, Projection, pattern_of
 from .sparsity_config import PrunedWeights
+from .unread_formats import check_formats
 
 
 class Patterns:
@@ -106,6 +107,7 @@ def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, An
 
 def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
     """Return the decoder. `select` maps the name of the list of blocks to the selection of projections."""
+    check_formats((name for name, _ in model.named_parameters()), type(model).__name__)
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = block_list(model)

@@ -19,6 +19,8 @@ from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind, count_packed
 from .origin import TOKENIZER_KWARGS
 from .sources import Source, locate
+from .sparsity_config import read_sparsity_config
+from .unread_formats import check_formats, quantization_of
 
 
 MAX_LAYERS = 2000  # more come from a damaged or hostile config, and would take hours
@@ -50,8 +52,11 @@ def load_model(
         raise ValueError(
             f"A weights file of {model_or_path} is damaged: {error}. Download or save it again."
         ) from error
-    check_complete(info["missing_keys"], model_or_path)
+    except NameError as error:  # of transformers, without the package for a quantization
+        raise ImportError(f"A package that reads the weights of {model_or_path} is missing: {error}.") from error
     left = info["unexpected_keys"]
+    check_formats(left, model_or_path)
+    check_complete(info["missing_keys"], model_or_path)
     if left and (whole or count_packed(model)):
         raise ValueError(
             f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
@@ -95,10 +100,8 @@ def check_unquantized(model_or_path: str | os.PathLike[str] | Source) -> None:
     model_or_path, kwargs = locate(model_or_path, {})
     if "gguf_file" in kwargs or "quantization_config" in kwargs:
         return
-    config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
-    quantized = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-    if quantized and method not in DENSE_WHEN_LOADED:
+    method = _check_format(model_or_path, kwargs)
+    if method and method not in DENSE_WHEN_LOADED:
         raise ValueError(
             f"{model_or_path} is already quantized ({method}): prune the original model in 16 or 32 bits, and "
             "quantize the result."
@@ -110,6 +113,8 @@ def _read_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any
     if kwargs.get("config") is not None:
         return kwargs["config"]
     try:
+        if "gguf_file" not in kwargs:
+            _check_format(model_or_path, kwargs)
         config = AutoConfig.from_pretrained(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
     except (AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
@@ -119,6 +124,13 @@ def _read_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any
         raise ValueError(f"config.json names {layers:,} layers, expected at most {MAX_LAYERS:,}: it is damaged.")
     # Not the checkpoint's, which may be missing here, or code on the Hub.
     return hf_private.choose_attention(config, kwargs.get("attn_implementation"))
+
+
+def _check_format(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> Any:
+    """Return the quantization method that config.json names. Raise `ValueError` for what is not read."""
+    config, _ = PreTrainedConfig.get_config_dict(model_or_path, **_chosen(kwargs, CONFIG_KWARGS))
+    read_sparsity_config(config)  # transformers takes minutes for a huge one
+    return quantization_of(config, model_or_path)
 
 
 def _find_loader(config: PreTrainedConfig, kwargs: Mapping[str, Any]) -> type:

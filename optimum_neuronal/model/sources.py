@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..common.connection import is_connected
+from .unread_formats import check_formats
 
 
 GGUF = ".gguf"
+READ = (".safetensors", ".bin", GGUF)  # endings of files of weights
 LISTED_FILE = re.compile(r"\w[\w.-]*")  # an index names no paths and no hidden files
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
-    """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model."""
+    """Raise `FileNotFoundError` or `ValueError` for a directory that holds no model, or one that is not read."""
+    entries = [entry for entry in Path(path).iterdir() if entry.exists()]
+    if odd := [entry for entry in entries if not (entry.is_file() or entry.is_dir())]:
+        raise ValueError(f"{odd[0]} is not a regular file: remove it.")
+    if not any(entry.suffix in READ for entry in entries):
+        check_formats([entry.name for entry in entries], path)
     if (Path(path) / "config.json").is_file():
         for index in Path(path).glob("*.index.json"):
             listed_files(index)

@@ -1,21 +1,36 @@
 """The `sparsity_config` in config.json (docs/format.md), checked when it is read, and the weights that it names."""
 
+import copy
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from .projections import with_stars
+from ..common.display import escaped
+from ..common.notes import get_logger
+from .projections import Decoder, Projection, every_projection, kind_of, with_stars
 
+
+logger = get_logger(__name__)
 
 KEY = "sparsity_config"
+METHOD = "neuronal"  # its quant_method, by which this package knows its own
 VERSION = 1
+MOST = 5000  # blocks, kinds of projections and names of weights; more come from a damaged or hostile config
 
 Number = int | float
+
+
+class Sparsity(NamedTuple):
+    """Shares of zeros in pruned projections."""
+
+    achieved: float  # in all of them
+    blocks: Mapping[str, float]
+    projections: Mapping[str, Mapping[str, float]]  # `sparsity`, `smallest_row` and `largest_row` of each
 
 
 class _SparsityConfig(TypedDict, total=False):
@@ -39,31 +54,88 @@ class _Projection(TypedDict):
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the checked sparsity_config of a config, or of the content of config.json; None if it was not pruned."""
+    """Return the checked sparsity_config of a config, or of the content of config.json; None without one of this package."""
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
-    if value is None:
+    if not isinstance(value, Mapping) or value.get("quant_method") != METHOD:
+        if value is not None:
+            logger.warning_once(f"The {KEY} of another tool is ignored: {escaped(value, 80)}")
         return None
-    if not isinstance(value, dict) or value.get("version") != VERSION:
+    version = value.get("version")
+    if type(version) is not int or version != VERSION:  # neither true nor 1.0
         raise ValueError(
-            f"{KEY} is {textwrap.shorten(str(value), 80)}: expected an object with version {VERSION}. If another tool wrote it, "
-            f"remove it from config.json, or in Python del model.config.{KEY}."
+            f"{KEY} has the version {escaped(version, 80)}: expected {VERSION}. Save the model with this release again."
         )
     if missing := {"sparsity", "achieved_sparsity"} - value.keys():
         raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
-    projections = value.get("projections", {})
+    blocks, projections = value.get("block_sparsity", {}), value.get("projections", {})
     try:
         validate_typed_dict(
             _SparsityConfig, {key: value[key] for key in _SparsityConfig.__annotations__ if key in value}
         )
-        for entry in projections.values():
+        entries = list(projections.values())[: MOST + 1]
+        for entry in entries:
             validate_typed_dict(_Projection, {key: entry.get(key) for key in _Projection.__annotations__})
     except StrictDataclassError as error:
         raise ValueError(f"{KEY} is damaged: {textwrap.shorten(str(error), 300)}. Save the model again.") from error
-    shares = [value["sparsity"], value["achieved_sparsity"], *value.get("block_sparsity", {}).values()]
-    shares += [entry["sparsity"] for entry in projections.values()]
+    if len(blocks) + sum(1 + len(entry["weights"]) for entry in entries) > MOST:
+        raise ValueError(f"{KEY} names more than {MOST:,} blocks, projections and weights: it is damaged.")
+    shares = [
+        value["sparsity"],
+        value["achieved_sparsity"],
+        *blocks.values(),
+        *(entry["sparsity"] for entry in entries),
+    ]
     if wrong := [share for share in shares if not 0 <= share <= 1]:
         raise ValueError(f"{KEY} is damaged: it has the sparsity {wrong[0]}, expected 0 to 1. Save the model again.")
     return value
+
+
+def describe_sparsity(
+    decoder: Decoder, found: Sparsity, weight_names: Mapping[str, list[str]], **how: Any
+) -> dict[str, Any]:
+    """Return the sparsity_config of a sparse model. `weight_names` are those of [`stored_names`], `how` says how it was made."""
+    kinds: dict[str, list[Projection]] = {}
+    for block, projection in every_projection(decoder):
+        if projection.pruned:
+            kinds.setdefault(kind_of(block, projection), []).append(projection)
+    entries: dict[str, dict[str, Any]] = {}
+    for kind, pruned in kinds.items():
+        zeros = sum(round(found.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+        numel = sum(p.numel for p in pruned)
+        entries[kind] = {"sparsity": zeros / numel, "numel": numel, "weights": weight_names[kind]}
+        if pruned[0].transposed:
+            entries[kind]["transposed"] = True
+    return {
+        "version": VERSION,
+        "quant_method": METHOD,
+        "method": "unknown",
+        "sparsity": found.achieved,
+        "achieved_sparsity": found.achieved,
+        "block_sparsity": dict(found.blocks),
+        "projections": entries,
+        "left_out": [
+            projection.name
+            for block, projection in every_projection(decoder)
+            if not projection.pruned and block.name in found.blocks and kind_of(block, projection) in kinds
+        ],
+        **how,
+    }
+
+
+def put_sparsity_config(config: PreTrainedConfig, value: Mapping[str, Any] | None) -> None:
+    """Replace the sparsity_config of a config; None: remove it."""
+    vars(config).pop(KEY, None)
+    if value is not None:
+        setattr(config, KEY, value)
+
+
+def record_sparsity(model: PreTrainedModel, value: Mapping[str, Any] | None) -> None:
+    """Put a sparsity_config into a copy of the model's config, which a dense model may share."""
+    before, config = model.config, copy.copy(model.config)
+    put_sparsity_config(config, value)
+    for module in model.modules():  # blocks read how they attend from the model's config
+        if module.__dict__.get("config") is before:
+            module.config = config
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:

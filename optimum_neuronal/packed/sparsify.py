@@ -14,6 +14,8 @@ from ..common.torch_state import may_use_triton, trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from ..model.change import packed_bytes
+from ..model.sparsity_config import record_sparsity
+from ..model.zeros import find_sparsity_config, is_zero
 from .grouped_weight import grouped_bytes
 from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept
@@ -48,6 +50,7 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
         `ValueError`: it is quantized, offloaded or has adapters, or no weight would become smaller.
     """
     _check_packable(model)
+    record_sparsity(model, find_sparsity_config(model))
     places = {name: p.data_ptr() for name, p in model.named_parameters(remove_duplicate=False)}
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
@@ -142,8 +145,13 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     """Pack a weight (out, in) or (experts, out, in), `transposed` (..., in, out); None if that saves no memory."""
     matrix = (weight.mT if transposed else weight).detach()
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
-    offsets = 8 * (shape[0] + 1)  # in memory, not in files
-    if packed_bytes(shape, count_kept(weight), weight.element_size()) + offsets >= weight.nbytes:
+    offsets, kept = 8 * (shape[0] + 1), count_kept(weight)  # offsets: in memory, not in files
+    if kept + int(is_zero(weight).sum()) > (1 + NOTABLE) * weight.numel():
+        logger.warning_once(
+            "Weights of -0.0, which torch.nn.utils.prune makes, stay stored in packed weights: weight.data.add_(0.0) makes "
+            "them 0.0."
+        )
+    if packed_bytes(shape, kept, weight.element_size()) + offsets >= weight.nbytes:
         return None
     return PackedWeight.pack(matrix.reshape(shape))
 

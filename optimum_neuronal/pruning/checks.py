@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..common.torch_state import multiplies_bfloat16
@@ -12,7 +11,8 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
 from ..model.find_blocks import check_kind, count_packed, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
-from ..model.sparsity_config import KEY
+from ..model.sparsity_config import read_sparsity_config
+from ..model.zeros import SPARSE, measure_sparsity
 from ..saliency.plan import ColumnPattern
 from ..topup import TopUp
 
@@ -20,9 +20,12 @@ from ..topup import TopUp
 BFLOAT16_WIDTH = 512  # hidden size from which a CPU runs a block about twice as fast with bfloat16 products
 
 
-def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = True) -> Decoder:
-    """Return the decoder of a model. Raise if the config does not fit it; `loaded=False`: weights may be on meta."""
-    check_prunable(model)
+def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = True, further: bool = False) -> Decoder:
+    """Return the decoder of a model. Raise if the config does not fit it, or if the model is sparse already.
+
+    `loaded=False`: weights may be on meta. `further`: a model that this package has pruned may be pruned further.
+    """
+    check_prunable(model, further)
     decoder = find_decoder(model, config.targets, config.ignore)
     _check_topup(decoder, config.methods.topup)
     _check_pattern(decoder.projections, config.methods.pattern)
@@ -30,10 +33,18 @@ def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = T
         resolve_seq_length(model.config, config.seq_length)
     if loaded:
         check_weights(model, decoder.projections)
+        recorded = read_sparsity_config(model.config)
+        if recorded is None and (zeros := measure_sparsity(decoder).achieved) > SPARSE:
+            raise _already_sparse(model, f"{zeros:.2%} of the weights of its projections are zero")
     return decoder
 
 
-def check_prunable(model: PreTrainedModel) -> None:
+def _already_sparse(model: PreTrainedModel, why: str) -> ValueError:
+    name = model.config.name_or_path or "The model"
+    return ValueError(f"{name} is already sparse: {why}. Prune the dense model, or fine-tune this one.")
+
+
+def check_prunable(model: PreTrainedModel, further: bool = False) -> None:
     """Raise `TypeError` or `ValueError` for a model that cannot be pruned, whatever its weights are."""
     inner = hf_private.uncompiled(model)
     if not isinstance(inner, PreTrainedModel):
@@ -44,23 +55,13 @@ def check_prunable(model: PreTrainedModel) -> None:
         raise ValueError(
             "The model has PEFT layers: merge them first with merge_and_unload(), or load it again without."
         )
-    check_dense(model, "to prune it")
+    if count_packed(model):
+        raise _already_sparse(model, "its weights are packed")
     if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
-    if getattr(model.config, KEY, None) is not None:
-        raise ValueError(
-            f"{model.config.name_or_path or 'The model'} is already sparse: its config has a sparsity_config. Load the dense "
-            "model; or, to prune further in Python, del model.config.sparsity_config first."
-        )
-
-
-def check_dense(model: nn.Module, purpose: str) -> None:
-    """Raise `ValueError` if a model holds packed modules. `purpose`, such as `"to prune it"`, ends the message."""
-    if count := count_packed(model):
-        raise ValueError(
-            f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first {purpose}."
-        )
+    if not further and read_sparsity_config(model.config) is not None:
+        raise _already_sparse(model, "its config has a sparsity_config")
 
 
 def _check_topup(decoder: Decoder, topup: TopUp) -> None:

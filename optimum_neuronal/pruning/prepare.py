@@ -99,6 +99,7 @@ def prepare(
     folder: Path | None = None,
     cache: Cache | None = None,
     memory: MemoryLimits = UNLIMITED,
+    further: bool = False,
 ) -> PruneContext:
     """Check model, config and data, and return the context of a pruning run. No weight is changed.
 
@@ -110,13 +111,14 @@ def prepare(
         folder (`Path`, *optional*): where finished steps and blocks are recorded, so that the run can resume.
         cache ([`Cache`], *optional*): measurements of other runs with the same calibration sequences.
         memory ([`MemoryLimits`]): for sequences that run through the blocks.
+        further (`bool`): True to prune a model further that this package has pruned.
 
     Raises:
         `ValueError`, `TypeError`: model, data and config do not fit together, or the records belong to another run.
     """
     reset_peak_memory()
     clock = Clock()
-    decoder = check_prune(model, config)
+    decoder = check_prune(model, config, further=further)
     refit_dtype = find_refit_dtype(config, decoder)
     calibration = draw_calibration(model, config, tokenizer, dataset)
     tokenizer = tokenizer or (calibration and calibration.tokenizer)

@@ -18,6 +18,7 @@ from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
 from ..model.change import Change, NewWeight, PackedChange
 from ..model.projections import Block, Decoder, stored_names, trial_weights
+from ..model.sparsity_config import record_sparsity
 from ..report import PruningReport
 from ..saliency import Inputs
 from ..saliency.base import check_finite
@@ -28,7 +29,7 @@ from ..trials.output_errors import compare_outputs, divergence
 from .importance import feature_importance
 from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
-from .reporting import PruneOutcome, make_report, make_sparsity_config, record_sparsity
+from .reporting import PruneOutcome, make_report, make_sparsity_config
 
 
 logger = get_logger(__name__)

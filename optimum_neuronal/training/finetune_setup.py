@@ -30,8 +30,11 @@ from ..data.token_windows import (
     with_bos,
 )
 from ..files.records import Records, checksum, versions
+from ..model.find_blocks import find_pruned_decoder
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer, read_base_model
+from ..model.sparsity_config import read_sparsity_config
+from ..model.zeros import SPARSE, measure_sparsity
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
@@ -42,7 +45,6 @@ from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 logger = get_logger(__name__)
 
-SPARSE = 0.25  # the matrices of a dense model have a smaller share of zeros, even if they were once quantized
 LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
 WARMUP = 0.05  # share of the steps
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
@@ -121,11 +123,9 @@ def load_teacher(
     dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
     teacher = densify(load_model(name, dtype=dtype, **options))
     expected = "expected the dense model that the sparse one was pruned from."
-    tables = [layer.weight for layer in (teacher.get_input_embeddings(), teacher.get_output_embeddings()) if layer]
-    matrices = [w for w in teacher.parameters() if w.ndim > 1 and not any(w is table for table in tables)]
-    share = sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
-    if share > SPARSE:
-        raise ValueError(f"{share:.0%} of the weights of the teacher {name} are zero: {expected}")
+    decoder = find_pruned_decoder(teacher, read_sparsity_config(student.config))  # as the student's
+    if (zeros := measure_sparsity(decoder).achieved) > SPARSE:
+        raise ValueError(f"{zeros:.0%} of the weights of the teacher {name} are zero: {expected}")
     check_vocabularies(student, teacher)
     theirs = find_tokenizer(name, **options)
     if theirs is not None and theirs.get_vocab() != tokenizer.get_vocab():

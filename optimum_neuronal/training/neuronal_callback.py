@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,18 +11,19 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from ..blocks.runner import BlockRunner
 from ..common.notes import get_logger
 from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
 from ..model.projections import stored_names
-from ..model.sparsity_config import KEY
-from ..pruner import NeuronALPruner
+from ..model.sparsity_config import KEY, read_sparsity_config, record_sparsity
+from ..model.zeros import measure_sparsity
 from ..pruning.checks import check_prune
-from ..pruning.reporting import make_sparsity_config, measure_sparsity, record_sparsity
+from ..pruning.prepare import exclusive, prepare
+from ..pruning.prune import prune_model
+from ..pruning.reporting import make_sparsity_config
 from .keeping import SparsityCallback
-from .sparse_weights import DenseModelError, SparseWeight, find_sparse_decoder, unwrap
+from .sparse_weights import SparseWeight, find_sparse_decoder, unwrap
 
 
 logger = get_logger(__name__)
@@ -67,18 +67,15 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         self._check_loaded(model, state)
         if late := next((step for step in self.schedule if step > state.max_steps), None):
             raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
-        self.sparsity_config = getattr(model.config, KEY, None)
+        self.sparsity_config = read_sparsity_config(model.config)
         if state.global_step:  # resumed: the model in memory may have been pruned after the checkpoint
             self.sparsity_config = self._saved_config(state)
-            model.config.__dict__.pop(KEY, None)
-        if self.sparsity_config is not None:
-            record_sparsity(model, self.sparsity_config)
-        with hide_sparsity_config(model):  # raises errors now, not at a later step
-            for stage in self.stages.values():
-                check_prune(model, stage)
+        record_sparsity(model, self.sparsity_config)
+        for stage in self.stages.values():  # raises errors now, not at a later step
+            check_prune(model, stage, further=True)
         if self.config.methods.needs_calibration:
             self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
-        with suppress(DenseModelError):
+        if self.sparsity_config is not None:
             self._keep(model)
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
@@ -98,28 +95,16 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         stage = self.stages.get(state.global_step)
         if stage is None:
             return
-        pruner = NeuronALPruner(stage)
-        with hide_sparsity_config(model), preserve_rng_state():
-            pruner.prune(model, self.ids)
+        with preserve_rng_state(), exclusive(model):
+            report = prune_model(prepare(model, stage, self.ids, further=True))
         if self.keeper.weights:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
-            _record_all_zeros(model, pruner.report)
+            _record_all_zeros(model, report)
         self.sparsity_config = getattr(model.config, KEY)
         self._keep(model)
         _clear_state(optimizer, self.keeper.weights)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         logger.warning(f"Pruned after step {state.global_step}: {self.keeper.sparsity:.2%} of the weights are zero.")
-
-
-@contextmanager
-def hide_sparsity_config(model: PreTrainedModel) -> Iterator[None]:
-    """Remove the sparsity_config, since sparse models cannot be pruned; restore it unless there is a new one."""
-    recorded = model.config.__dict__.pop(KEY, None)
-    try:
-        yield
-    finally:
-        if recorded is not None and getattr(model.config, KEY, None) is None:
-            setattr(model.config, KEY, recorded)
 
 
 def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) -> None:
@@ -133,7 +118,7 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
 def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
     """Record the zeros of the last pruning run and of earlier ones in the model's config."""
     decoder, _ = find_sparse_decoder(model)
-    achieved, blocks, projections = measure_sparsity(BlockRunner(decoder))
+    achieved, blocks, projections = measure_sparsity(decoder)
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
     record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 

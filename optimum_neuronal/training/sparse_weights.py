@@ -10,18 +10,11 @@ from transformers import PreTrainedModel
 
 from ..compat import hf_private, peft
 from ..model.change import PackedMask
-from ..model.find_blocks import find_pruned_decoder
+from ..model.find_blocks import count_packed, find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..model.sparsity_config import read_sparsity_config
+from ..model.zeros import SPARSE
 from ..packed.packed_weight import INTEGERS
-from ..pruning.checks import check_dense
-
-
-NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance
-
-
-class DenseModelError(ValueError):
-    """The model has no sparsity to keep."""
 
 
 @dataclass(eq=False)
@@ -111,7 +104,10 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
 
 def find_sparse_decoder(model: PreTrainedModel) -> tuple[Decoder, Mapping[str, Any] | None]:
     """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
-    check_dense(model, "to train it")
+    if count := count_packed(model):
+        raise ValueError(
+            f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first to train it."
+        )
     recorded = read_sparsity_config(model.config)
     copied = {part for module in peft.copied_modules(model).values() for part in module.modules()}
     with peft.without_adapters(model):
@@ -147,11 +143,12 @@ def _weights_of(block: Block) -> list[SparseWeight]:
 
 def _check_agreement(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
     """Raise `ValueError` if the model is dense, or fewer weights are zero than pruning recorded."""
-    sparsity, expected = zeros / weights, 0 if recorded is None else recorded["achieved_sparsity"]
-    if max(sparsity, expected) < NEGLIGIBLE:
-        raise DenseModelError(
+    sparsity = zeros / weights
+    if recorded is None and sparsity <= SPARSE:
+        raise ValueError(
             f"The model is dense: only {sparsity:.2%} of the weights of its projections are zero. Prune it first."
         )
+    expected = 0 if recorded is None else recorded["achieved_sparsity"]
     if (lost := round(expected * weights) - zeros) > 0:
         raise ValueError(
             f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {sparsity:.4%} are: {lost} "

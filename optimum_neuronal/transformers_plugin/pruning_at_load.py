@@ -6,7 +6,7 @@ The module is imported with the package, so what only pruning needs is imported 
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -38,17 +38,6 @@ class PruningQuantizer(hf_private.PlainQuantizer):
                 "config.json has a NeuronALConfig as its quantization_config. Remove it there, and pass it as "
                 "from_pretrained(..., quantization_config=NeuronALConfig(...))."
             )
-
-    def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        """Raise `ValueError` for a model that is pruned already."""
-        from ..model.sparsity_config import read_sparsity_config
-
-        if read_sparsity_config(config) is not None:
-            raise ValueError(
-                f"{config.name_or_path or 'The model'} is pruned already: its config has a sparsity_config. Load the dense "
-                "model, or pass sparsity_config=None to from_pretrained to prune it further."
-            )
-        return config
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""

@@ -16,7 +16,7 @@ from packed_models import make_zeroed
 from peft import LoraConfig
 from profiles import by_day
 from safetensors.torch import save_file
-from sparse_checkpoints import all_files, change_config, same, save_pruned, tensors_of
+from sparse_checkpoints import all_files, same, save_pruned, tensors_of
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -25,7 +25,6 @@ from optimum_neuronal.checkpoint import converting, saving
 from optimum_neuronal.model.load_model import load_model, load_streamed
 
 
-SPARSE = {"version": 1, "sparsity": 0.7, "achieved_sparsity": 0.7}
 CONFIG = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
 RELOAD = """
 import sys, warnings
@@ -96,7 +95,6 @@ def test_a_head_of_its_own_that_the_config_ties(way, tmp_path):
             model = load_model(tmp_path / "source")
         save_pretrained(sparsify(model) if way == "sparsified" else model, tmp_path / format, format)
     if way == "converted":
-        change_config(tmp_path / "dense", lambda config: config.update(sparsity_config=SPARSE))
         convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed", overwrite=True)
         convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "dense", overwrite=True)
     for format in ("dense", "packed"):

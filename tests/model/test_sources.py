@@ -109,7 +109,7 @@ def test_quantized_checkpoints_are_named_before_they_are_loaded(tmp_path):
 def test_a_packed_checkpoint_is_not_called_quantized(tmp_path):
     save_pruned(tmp_path / "packed", format="packed")
     pruner = NeuronALPruner.from_pretrained(tmp_path / "packed", config=CONFIG)
-    with pytest.raises(ValueError, match="packed weights: call optimum_neuronal.densify"):
+    with pytest.raises(ValueError, match="packed is already sparse: its weights are packed. Prune the dense model"):
         pruner.prune(pruner.model)
 
 

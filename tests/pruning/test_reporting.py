@@ -8,32 +8,23 @@ import torch
 from by_hand import make_block
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.display import display_name
 from optimum_neuronal.data.token_windows import TokenWindows
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.model.change import NewWeight, Zeros, packed_bytes
-from optimum_neuronal.model.projections import Block
+from optimum_neuronal.model.change import packed_bytes
 from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import Clock
-from optimum_neuronal.pruning.reporting import PruneOutcome, make_report, measure_sparsity
+from optimum_neuronal.pruning.reporting import PruneOutcome, make_report
 from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.topup import Allocation
 
 
-def runner_of(*blocks) -> BlockRunner:
-    projections = {name: p for block in blocks for name, p in block.projections.items()}
-    model = SimpleNamespace(dtype=torch.bfloat16)
-    return BlockRunner(SimpleNamespace(blocks=blocks, projections=projections, model=model))
-
-
 def report_of(decisions, calibration=None, dataset="c4"):
-    runner, clock = runner_of(make_block([[0.0, 1.0, 2.0, 3.0]])), Clock()
+    block, model, clock = make_block([[0.0, 1.0, 2.0, 3.0]]), SimpleNamespace(dtype=torch.bfloat16), Clock()
     clock.lap("pruning")
     context = SimpleNamespace(
-        decoder=runner.decoder,
-        model=runner.decoder.model,
-        runner=runner,
+        decoder=SimpleNamespace(blocks=[block], projections=block.projections, model=model),
+        model=model,
         config=(config := NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")),
         methods=config.methods,
         calibration=calibration,
@@ -69,28 +60,6 @@ def test_what_is_published_names_no_folder(tmp_path):
         assert display_name(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
     for dataset in ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000]:
         assert display_name(dataset) == dataset
-
-
-def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
-    """3 of 4, 0 of 2 and 1 of 4 weights; a block without pruned projections is left out."""
-    first = make_block([[0.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]], name="first")
-    last = make_block([[0.0, -1.0, 5.0, 2.0]], name="last")
-    whole, blocks, projections = measure_sparsity(runner_of(first, Block("left out", first.module, {}), last))
-    assert whole == pytest.approx(4 / 10) and blocks == {"first": 3 / 6, "last": 1 / 4}
-    assert projections == {
-        "first.0": {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0},
-        "first.1": {"sparsity": 0.0, "smallest_row": 0.0, "largest_row": 0.0},
-        "last.0": {"sparsity": 0.25, "smallest_row": 0.25, "largest_row": 0.25},
-    }
-
-
-def test_what_weights_will_be_is_counted_before_they_are():
-    block = make_block([[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]])
-    zeros, update = Zeros(torch.tensor([[True, False], [False, True]])), NewWeight(torch.tensor([[0.0], [7.0]]))
-    whole, blocks, projections = measure_sparsity(runner_of(block), {"block.0": zeros, "block.1": update})
-    assert whole == blocks["block"] == pytest.approx(4 / 6)
-    assert projections["block.0"] == {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0}
-    assert [p.weight.tolist() for p in block.pruned] == [[[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]]]
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (64, 128), (7, 65), (4, 3, 100)])

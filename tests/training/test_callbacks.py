@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model
+from packed_models import make_zeroed
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from several_processes import in_processes
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback
+from optimum_neuronal.pruning.prepare import prepare
+from optimum_neuronal.pruning.prune import prune_model
 from optimum_neuronal.training.keeping import SparsityLostError, read_stored_names
 
 
@@ -162,8 +165,9 @@ def test_what_was_zero_stays_zero_when_pruned_further(saliency, ids):
     """The saliency of a zero is the smallest, and SparseGPT, which updates weights, leaves pruned ones."""
     model = make_sparse(sparsity=0.5)
     zeros = zeros_of(model)
-    del model.config.sparsity_config
-    NeuronALPruner(NeuronALConfig(0.7, saliency=saliency, topup="uniform", num_samples=12)).prune(model, ids)
+    prune_model(
+        prepare(model, NeuronALConfig(0.7, saliency=saliency, topup="uniform", num_samples=12), ids, further=True)
+    )
     assert all(zeros_of(model)[name][zero].all() for name, zero in zeros.items())
 
 
@@ -241,6 +245,11 @@ def test_bad_schedules(tmp_path, data, llama):
         (llama, pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
         (llama, pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
         (llama, SparsityCallback(), "The model is dense"),
+        (
+            make_zeroed("llama"),
+            pruning(schedule={4: 0.8}),
+            "is already sparse: 69.* Prune the dense model, or fine-tune",
+        ),
         (adapted, NeuronALCallback(config, {2: 0.7}), "merge them first"),
     ]:
         with pytest.raises(ValueError, match=message):

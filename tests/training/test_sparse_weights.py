@@ -72,7 +72,7 @@ def test_zeros_that_are_lost_raise_and_further_ones_count():
         find_sparse_weights(model)
     weight.data[:4] = 0
     assert found(model)["model.layers.1.mlp.up_proj"][:4].all()
-    model.config.sparsity_config = {"version": 1, "sparsity": 0.7}
+    model.config.sparsity_config |= {"version": 2}
     with pytest.raises(ValueError, match="sparsity_config"):
         find_sparse_weights(model)
 
