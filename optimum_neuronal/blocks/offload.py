@@ -15,7 +15,6 @@ from ..common.torch_state import trim_heap
 from ..compat import hf_private
 from ..model.change import Change
 from ..model.projections import Block, Decoder, Projection, trial_weights
-from .block_inputs import replaced_forward
 
 
 Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
@@ -60,9 +59,11 @@ def _read(block: Block) -> Weights:
 
 
 def _put_in_place(weights: Weights, stack: ExitStack) -> None:
-    """Give modules their weights until the stack closes."""
+    """Give modules their weights until the stack closes. Their hooks read none meanwhile, whoever calls them."""
     for module, tensors in weights:
-        stack.enter_context(replaced_forward(module, hf_private.own_forward(module)))  # which reads no weights
+        hook = hf_private.offload_hook(module)
+        stack.callback(setattr, hook, "offload", hook.offload)
+        hook.offload = False
         for name, tensor in tensors.items():
             parent, _, last = name.rpartition(".")
             owner = module.get_submodule(parent)

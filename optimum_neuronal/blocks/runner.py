@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call
 
 from ..common.progress import progress
-from ..compat.hf_private import is_offloaded
+from ..compat.hf_private import execution_device, is_offloaded
 from ..model.experts import ObservedExperts
 from ..model.projections import Block, Decoder, Projection, patterns_of
 from .block_inputs import (
@@ -229,7 +229,7 @@ def replay(
         for projection in skipped:
             if projection.expert is None:
                 stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
-        device = next(block.module.parameters()).device
+        device = execution_device(block.module)
         for states, call in zip(hidden, calls):
             restore_shared(states, call)
             states = to_device(states, device)

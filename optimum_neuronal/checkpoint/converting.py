@@ -73,7 +73,7 @@ def convert_checkpoint(
         raise ValueError(
             f"{source} packs weights in several dtypes, of which some would be rounded: save the model in one."
         )
-    model = load_model(source, whole=True, dtype=stored or "auto", trust_remote_code=trust_remote_code)
+    model = load_model(source, dtype=stored or "auto", trust_remote_code=trust_remote_code)
     check_saveable(model, options)
     with new_directory(target) as folder:
         write_model(model, folder, options)

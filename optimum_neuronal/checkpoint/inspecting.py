@@ -1,6 +1,7 @@
 """Verifies that the zeros in a checkpoint's files match its sparsity_config."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..report import calibration_text
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
 from .packed_files import is_packed, read_json, read_weights, weight_files
+from .read_back import find_faults
 
 
 LONGEST = 500  # characters of a text in config.json that are shown
@@ -72,6 +74,7 @@ class Inspection:
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # where weights and sparsity_config disagree
     has_adapter: bool = False  # transformers would load one with the model; it is not checked
+    names_checked: bool = False  # the files hold all weights of the model, by the names that transformers loads
 
     @property
     def pruned(self) -> bool:
@@ -92,7 +95,8 @@ class Inspection:
 
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
-        verdict = self.verdict + (adapter if self.has_adapter else "")
+        names = " NOT checked: whether transformers loads these weights, since it does not know the model."
+        verdict = self.verdict + (adapter if self.has_adapter else "") + ("" if self.names_checked else names)
         rows = _about(self.sparsity_config) if self.sparsity_config else [["pruned", "not recorded in config.json"]]
         rows.append(["zeros counted", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
@@ -153,10 +157,11 @@ def inspect_checkpoint(
             kind: Share(recorded=entry["sparsity"], expected=entry.get("numel")) for kind, entry in projections.items()
         }
         places = PrunedWeights(about)
-    weights = read_weights(directory, packed)
+    weights, found = read_weights(directory, packed), []
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         check_formats([name], directory)
         dense = weight
+        found.append((name, header or weight))
         if header is not None:
             dense = weight.to_dense().view(swapped(header.shape, header.transposed))
         place = places.find(name) if places else _guess(name, dense.ndim)
@@ -171,6 +176,9 @@ def inspect_checkpoint(
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
         if not result.kinds or not result.blocks:
             result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
+        with suppress(Exception):  # whatever a config holds
+            result.problems += find_faults(directory, found)
+            result.names_checked = True
     return result
 
 

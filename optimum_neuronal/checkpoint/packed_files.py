@@ -6,7 +6,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..common.display import escaped
 from ..compat import hf_private
 from ..model.sources import listed_files
-from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
+from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight, swapped
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
@@ -164,19 +164,41 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
 
     The names are those of the dense model's parameters: `MODULE.weight`, or the module path itself for stacked experts.
     """
-    files = weight_files(folder, packed)
+    for name, weight in stored_weights(weight_files(folder, packed), packed):
+        if isinstance(weight, torch.Tensor):
+            yield name, weight, None
+            continue
+        try:
+            matrix = weight.matrix()
+        except ValueError as error:
+            raise _damaged(f"The packed weight of {name.removesuffix('.weight')}", error) from error
+        yield name, matrix, weight
+
+
+def stored_weights(files: Sequence[Path], packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedHeader]]:
+    """Yield the weights in files by the names of [`read_weights`]: tensors mapped from the files, or headers."""
     headers = read_headers(files) if packed else {}
     for path in files:
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118
                 if name.rpartition(PREFIX)[0] not in headers:
-                    yield name, file.get_tensor(name), None
+                    yield name, file.get_tensor(name)
     for module, header in headers.items():
-        try:
-            matrix = header.matrix()
-        except ValueError as error:
-            raise _damaged(f"The packed weight of {module}", error) from error
-        yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
+        yield module if len(header.shape) > 2 else f"{module}.weight", header
+
+
+def read_dense(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a checkpoint by name, packed ones unpacked one after the other."""
+    for name, weight, header in read_weights(folder, packed):
+        if header is not None:
+            weight = weight.to_dense().view(swapped(header.shape, header.transposed))
+            weight = weight.mT if header.transposed else weight
+        yield name, weight
+
+
+def on_meta(weights: Iterable[tuple[str, torch.Tensor | PackedHeader]]) -> list[tuple[str, torch.Tensor]]:
+    """Return weights by name as dense tensors on the meta device."""
+    return [(name, torch.empty(tuple(w.shape), dtype=w.dtype, device="meta")) for name, w in weights]
 
 
 def stored_size(directory: str | Path) -> int:

@@ -13,9 +13,11 @@ from ..common.notes import get_logger
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers
 from ..files.output import Output, check_output, leads_out, new_directory
+from ..model.load_model import first_names
 from ..packed.packed_module import is_linear, packed_modules
 from ..report import PruningReport
 from .card import write_card
+from .read_back import check_loadable, find_extra
 from .save_options import SHARD_SIZE, SaveOptions
 from .writing import write_configs, write_model
 
@@ -113,11 +115,15 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
                 "with torch.nn.utils.prune.remove."
             )
     try:
-        hf_private.untied(model, model.state_dict())
+        check_loadable(model)
         with tempfile.TemporaryDirectory() as folder:
             write_configs(model, copy.deepcopy(model.config), Path(folder))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"The model cannot be saved: {error}") from error
+    if lost := find_extra(model)[1]:
+        logger.warning_once(
+            f"Not carried over from {model.config.name_or_path}, since it has no such weights in 16 or 32 bits: {first_names(lost)}."
+        )
     return options
 
 

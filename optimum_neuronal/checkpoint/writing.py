@@ -11,7 +11,6 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
@@ -31,6 +30,7 @@ from .packed_files import (
     write_json,
     write_packed,
 )
+from .read_back import check_written, counts_of_blocks, find_extra, in_memory
 from .save_options import SaveOptions
 
 
@@ -43,13 +43,18 @@ def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> N
     """Write the configs and weights of a model, which [`check_saveable`] has passed, into an empty folder."""
     dtype = None if options.dtype == model.dtype else options.dtype  # parameters in other dtypes stay as they are
     convert, packed = _converter(model, dtype, _finer_tensors(model)), options.format == "packed"
+    extra, lost = find_extra(model)
     if packed:
-        write_packed(folder, *_packed_state(model, convert), options.max_shard_size)
+        tensors, weights = _packed_state(model, convert)
+        write_packed(folder, tensors | extra, weights, options.max_shard_size)
     else:
-        _write_dense(model, folder, options.max_shard_size, convert)
+        _write_dense(model, folder, options.max_shard_size, convert, extra)
+    check_written(model, folder, packed, extra, dtype)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     put_sparsity_config(config, find_sparsity_config(model))
+    for part, key in counts_of_blocks(config) if lost else ():
+        setattr(part, key, 0)
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
     write_configs(model, config, folder)
@@ -63,8 +68,14 @@ def write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path
         model.generation_config.save_pretrained(folder)
 
 
-def _write_dense(model: PreTrainedModel, folder: Path, max_shard_size: int | str, convert: Convert) -> None:
-    """Write the files that transformers' `save_pretrained` writes, with each tensor converted.
+def _write_dense(
+    model: PreTrainedModel,
+    folder: Path,
+    max_shard_size: int | str,
+    convert: Convert,
+    extra: Mapping[str, torch.Tensor],
+) -> None:
+    """Write the files that transformers' `save_pretrained` writes, with each tensor converted, and `extra` ones.
 
     Offloaded weights are read one file at a time. Experts, of which files hold parts, must fit into one file then.
     """
@@ -74,23 +85,21 @@ def _write_dense(model: PreTrainedModel, folder: Path, max_shard_size: int | str
         size = min(size, OFFLOADED_SHARD)
     else:
         state = hf_private.as_stored(model, state)
+    state |= extra
     split = split_torch_state_dict_into_shards(state, filename_pattern=DENSE_PATTERN, max_shard_size=size)
     weight_map, total = {}, 0
     for file, names in split.filename_to_tensors.items():
-        tensors = {name: state.pop(name) for name in names}
+        tensors = {name: in_memory(model, name, state.pop(name)) for name in names}
+        unchanged = {name: tensors.pop(name) for name in names if name in extra}
         if offloaded:
-            tensors = hf_private.as_stored(model, {name: _in_memory(model, name, tensors[name]) for name in names})
-        tensors = {name: convert(name, tensor).contiguous() for name, tensor in tensors.items()}
+            tensors = hf_private.as_stored(model, tensors)
+        tensors = {name: convert(name, tensor).contiguous() for name, tensor in tensors.items()} | unchanged
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(tensor.nbytes for tensor in tensors.values())
     if split.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), "total_size": total}
         write_json(folder / DENSE_INDEX, {"metadata": metadata, "weight_map": weight_map})
-
-
-def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
 
 def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
@@ -128,7 +137,7 @@ def _packed_state(model: PreTrainedModel, convert: Convert) -> tuple[dict[str, t
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return convert(name, _in_memory(model, name, tensor))
+        return convert(name, in_memory(model, name, tensor))
 
     state = hf_private.untied(model, model.state_dict())
     tied = hf_private.tied_names(model)

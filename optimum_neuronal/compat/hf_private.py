@@ -3,7 +3,7 @@
 import copy
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,14 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
 from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file
 
@@ -69,6 +76,38 @@ class PlainQuantizer(HfQuantizer):
         return True
 
 
+def as_loaded(
+    model: PreTrainedModel, tensors: Iterable[tuple[str, torch.Tensor]], weights: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what `from_pretrained` makes of the tensors in files, by the names of a model's `weights`.
+
+    A tensor that it ignores keeps its name in the files.
+    """
+    conversions = get_model_conversion_mapping(model)
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    patterns = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    converted: dict[str, list[tuple[list, str, torch.Tensor]]] = {}
+    for name, tensor in tensors:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, weights)
+        if target in weights and pattern is not None:
+            converted.setdefault(target, []).append((dot_natural_key(name), pattern, tensor))
+        else:
+            yield target if target in weights else name, tensor
+    for target, parts in converted.items():
+        converter = copy.deepcopy(patterns[parts[0][1]])
+        for _, pattern, tensor in sorted(parts, key=lambda part: part[0]):
+            converter.add_tensor(target, target, pattern, tensor)
+        for name, made in converter.convert(target, model=model, config=model.config).items():
+            yield name, made[0] if isinstance(made, list) else made
+
+
+def ignored_names(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Return the names of weights in files that the model's family ignores."""
+    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    return [name for name in names if any(pattern.search(name) for pattern in patterns)]
+
+
 def missing_names(model: PreTrainedModel, held: set[str]) -> set[str]:
     """Return the names of a model's weights that a checkpoint with the names `held` lacks, as `from_pretrained` does."""
     tied = model.all_tied_weights_keys  # name -> the name of the weight that it shares
@@ -109,19 +148,12 @@ def on_one_gpu(arguments: "transformers.TrainingArguments") -> "transformers.Tra
 
 
 def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors of a model, on any device, as its checkpoints hold them: experts one by one, gate and up apart."""
+    """Return tensors of a model, on any device, as its family's checkpoints hold them: experts one by one, gate and up apart.
+
+    From now on `save_pretrained` writes these names too. It would undo what the model was loaded with, such as dequantizing.
+    """
+    forget_conversions(model)
     return revert_weight_conversion(model, dict(tensors))
-
-
-def names_stored(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> set[str]:
-    """Return the names of a tensor in files: as the model was loaded, and as its family's checkpoints have it."""
-    stored = as_stored(model, {name: tensor}).keys()
-    conversions = model.__dict__.pop("_weight_conversions", None)
-    try:
-        return stored | as_stored(model, {name: tensor}).keys()
-    finally:
-        if conversions is not None:
-            model._weight_conversions = conversions
 
 
 def untied(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -220,8 +252,8 @@ def names_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern:
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Return True if a hook of accelerate reads the module's own weights."""
-    return getattr(getattr(module, "_hf_hook", None), "offload", False)
+    """Return True if a hook of accelerate holds the module's own weights."""
+    return getattr(getattr(module, "_hf_hook", None), "weights_map", None) is not None
 
 
 def offload_hook(module: nn.Module) -> Any:
@@ -231,11 +263,7 @@ def offload_hook(module: nn.Module) -> Any:
 
 def execution_device(module: nn.Module) -> torch.device:
     """Return the device on which a module with weights computes, wherever its weights are."""
-    if is_offloaded(module):
-        return torch.device(offload_hook(module).execution_device)
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    if device is not None:
+        return torch.device(device)
     return next(itertools.chain(module.parameters(), module.buffers())).device  # packed weights are buffers
-
-
-def own_forward(module: nn.Module) -> Callable:
-    """Return the forward that the hook of an offloaded module calls after reading the weights."""
-    return module._old_forward

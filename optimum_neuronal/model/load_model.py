@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
 from .auto_classes import find_loader
-from .find_blocks import block_list, check_kind, count_packed
+from .find_blocks import block_list, check_kind
 from .origin import TOKENIZER_KWARGS
 from .sources import Source, locate
 from .sparsity_config import read_sparsity_config
@@ -28,15 +28,12 @@ DENSE_WHEN_LOADED = ("optimum_neuronal", "mxfp4")  # packed checkpoints, which h
 CONFIG_KWARGS = (*TOKENIZER_KWARGS, "code_revision", "gguf_file")
 
 
-def load_model(
-    model_or_path: str | os.PathLike[str] | Source, whole: bool = False, **model_kwargs: Any
-) -> PreTrainedModel:
+def load_model(model_or_path: str | os.PathLike[str] | Source, **model_kwargs: Any) -> PreTrainedModel:
     """Load a model as the class that its config names, after checking that it can be pruned (`ValueError`).
 
     Attributes of the model say what transformers does not keep: `checkpoint_dtype`, see [`checkpoint_dtype`], and
     `checkpoint_place`, the `revision` and others if given. A GGUF file becomes a dense model, with the name of the file as
-    its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up. With `whole`, and
-    if it is packed, so is one that holds weights without a place.
+    its attribute `gguf_file`. A checkpoint that lacks weights is an error: transformers would make them up.
     """
     model_or_path, model_kwargs = locate(model_or_path, model_kwargs)
     config = _read_config(model_or_path, model_kwargs)
@@ -54,13 +51,8 @@ def load_model(
         ) from error
     except NameError as error:  # of transformers, without the package for a quantization
         raise ImportError(f"A package that reads the weights of {model_or_path} is missing: {error}.") from error
-    left = info["unexpected_keys"]
-    check_formats(left, model_or_path)
+    check_formats(info["unexpected_keys"], model_or_path)
     check_complete(info["missing_keys"], model_or_path)
-    if left and (whole or count_packed(model)):
-        raise ValueError(
-            f"{type(model).__name__} has no place for {_some(left)} of {model_or_path}: download or save the checkpoint again."
-        )
     model.checkpoint_dtype = dtype
     model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir", "local_files_only"))
     if gguf_file is not None:
@@ -85,11 +77,11 @@ def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str])
     """Raise `ValueError` for weights that a checkpoint lacks, by name: they would be random numbers."""
     if missing:
         raise ValueError(
-            f"{checkpoint} lacks {_some(missing)}, which would be random numbers: download or save the checkpoint again."
+            f"{checkpoint} lacks {first_names(missing)}, which would be random numbers: download or save the checkpoint again."
         )
 
 
-def _some(names: Collection[str]) -> str:
+def first_names(names: Collection[str]) -> str:
     """Return the first names of weights, and how many more there are."""
     first = ", ".join(sorted(names)[:3])
     return f"{first} and {len(names) - 3:,} more" if len(names) > 3 else first

@@ -190,8 +190,7 @@ class Decoder:
 def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
     """Return kind of projection, see [`kind_of`] -> names of its weights in a checkpoint's files, `*` for every number.
 
-    They differ from the model's where transformers converts weights when it saves, as it does with many experts. A
-    model that was loaded with experts in one tensor saves them so, and one by one after it was packed: both are named.
+    They differ from the model's where transformers converts weights when it saves, as it does with many experts.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     by_kind: dict[str, list[str]] = {}
@@ -199,7 +198,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
         kind = kind_of(block, projection)
         if kind not in by_kind and projection.pruned:
             stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = hf_private.names_stored(model, names[id(projection.owner)], stand_in)
+            stored = hf_private.as_stored(model, {names[id(projection.owner)]: stand_in})
             by_kind[kind] = sorted({with_stars(name) for name in stored})
     return by_kind
 

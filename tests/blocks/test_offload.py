@@ -18,7 +18,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 
 LAMBDAS = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
 CONFIG = NeuronALConfig(0.7, "wanda", topup_args=LAMBDAS, num_samples=12, num_alignment_samples=4)
-FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
+FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba", "lfm2")
 
 
 @functools.cache

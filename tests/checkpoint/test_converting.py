@@ -59,7 +59,7 @@ def test_experts_in_one_tensor_are_verified_again_one_by_one(family, tmp_path):
     NeuronALPruner.from_pretrained(tmp_path / "source", config=config).quantize(tmp_path / "dense")
     convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "packed")
     convert_checkpoint(tmp_path / "packed", "dense", tmp_path / "again")
-    assert tensors_of(tmp_path / "dense").keys() != tensors_of(tmp_path / "again").keys()
+    assert tensors_of(tmp_path / "dense").keys() == tensors_of(tmp_path / "again").keys()
     for name in ("dense", "packed", "again"):
         assert not inspect_checkpoint(tmp_path / name).problems
 
@@ -76,19 +76,14 @@ def test_what_cannot_be_converted(tmp_path):
         save_pruned(tmp_path / f"cut {format}", format=format)
         (file,) = (tmp_path / f"cut {format}").glob("*.safetensors")
         file.write_bytes(file.read_bytes()[:-100])
-    for name, changes in (
-        ("short", {"num_hidden_layers": 2}),
-        ("quantized", {"quantization_config": {"quant_method": "gptq"}}),
-    ):
-        shutil.copytree(tmp_path / "pruned", tmp_path / name)
-        change_config(tmp_path / name, lambda config, changes=changes: config.update(changes))
+    shutil.copytree(tmp_path / "pruned", tmp_path / "quantized")
+    change_config(tmp_path / "quantized", lambda config: config.update(quantization_config={"quant_method": "gptq"}))
     for folder, format, message in [
         ("pruned", "dense", "is already dense"),
         ("plain", "packed", "No weight of .*plain has enough zeros to be smaller packed: prune the model first"),
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is neither a directory nor the id of a model"),
         ("adapted", "packed", "The model carries adapters: merge them first"),
-        ("short", "packed", "LlamaForCausalLM has no place for model.layers.2.input_layernorm.weight, .* 6 more of"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
         ("cut dense", "packed", "model.* is damaged: .*Download or save it again"),

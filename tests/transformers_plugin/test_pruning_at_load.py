@@ -50,7 +50,7 @@ def test_pruning_at_load_is_pruning(dense):
 def test_the_result_is_a_plain_model(dense):
     model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
     plain = AutoModelForCausalLM.from_pretrained(dense)
-    assert vars(model).keys() == vars(plain).keys()
+    assert vars(model).keys() == vars(plain).keys() - {"_weight_conversions"}  # it is saved by the family's names
     assert vars(model.config).keys() - vars(plain.config).keys() == {"sparsity_config"}
     assert not hasattr(model, "is_quantized") and not hasattr(model.config, "_is_quantized")
     save_pretrained(model, dense.parent / "packed", format="packed")
