@@ -107,7 +107,8 @@ def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, An
 
 def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
     """Return the decoder. `select` maps the name of the list of blocks to the selection of projections."""
-    check_formats((name for name, _ in model.named_parameters()), type(model).__name__)
+    if masked := [name for name, _ in model.named_parameters() if name.endswith("_orig")]:
+        check_formats(masked, type(model).__name__)
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = block_list(model)
