@@ -18,6 +18,7 @@ from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .data.known_datasets import check_datasets
+from .evaluation.answers import DenseAnswers
 from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
 from .files.records import remove_records, work_directory
@@ -47,6 +48,7 @@ class PruningJob:
     window: int | None = None
     dataset: Any = None  # calibration data instead of the config's
     max_windows: int | None = None
+    answers: bool | Sequence[Any] = False  # True: to built-in prompts
 
     def __post_init__(self) -> None:
         drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
@@ -136,6 +138,7 @@ class NeuronALPruner(OptimumQuantizer):
         evaluate: Sequence | Mapping[str, Any] = (),
         window: int | None = None,
         max_windows: int | None = None,
+        answers: bool | Sequence[Any] = False,
         format: str | None = None,
         save_dtype: torch.dtype | None = None,
         batch_size: int | None = None,
@@ -155,6 +158,7 @@ class NeuronALPruner(OptimumQuantizer):
                 are used, if there are some.
             window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
             max_windows (`int`, *optional*): measure on at most this many windows of each test set. None or 0: all.
+            answers (`bool` or `Sequence`): True, or prompts: compare the answers before and after, see [`compare_answers`].
             format (`str`, *optional*): `"dense"` or `"packed"`. None: dense.
             save_dtype (`torch.dtype`, *optional*):
                 Dtype to save in. None: the checkpoint's, even if `from_pretrained` got another one to compute in.
@@ -167,7 +171,9 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         output = check_output(save_dir, overwrite, [self.model.config.name_or_path])
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
-        job = PruningJob(self.config, output, name_test_sets(evaluate), options, memory, window, dataset, max_windows)
+        job = PruningJob(
+            self.config, output, name_test_sets(evaluate), options, memory, window, dataset, max_windows, answers
+        )
         with work_directory(work_dir, save_dir) as folder:
             return prune_and_save(self, self.model, job, folder)
 
@@ -301,6 +307,7 @@ def prune_and_save(
         if processes.rank == 0:
             for name, value in dense.items():
                 announce(f"perplexity of the dense model, {name}: {value:.2f}")
+        asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
         context.clock.lap("evaluation")
         report, pruned = prune_model(context), {}
         pruner._remember(context, report)
@@ -308,9 +315,11 @@ def prune_and_save(
             pruned = measure(model, sets, memory.batch_size)
         except ValueError as error:  # the pruned model is saved all the same
             logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+        answers = asked.compare(model).to_dict() if asked else {}
         context.clock.lap("evaluation")
         evaluation = report_tests(sets, dense=dense, pruned=pruned)
-        pruner.report = replace(report, evaluation=evaluation, seconds=dict(context.clock.seconds))
+        measured = {"evaluation": evaluation, "answers": answers, "seconds": dict(context.clock.seconds)}
+        pruner.report = replace(report, **measured)
         if processes.rank == 0:
             save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
         processes.from_first(None)  # the others wait

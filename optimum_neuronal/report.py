@@ -38,6 +38,7 @@ class PruningReport:
         evaluation (`dict`):
             Dataset -> perplexities, `dense` and `pruned`; `windows`, the number of test windows; `window`, the tokens in
             each; and `bos`, True if all begin with the BOS token. The model card shows them. You may fill it in.
+        answers (`dict`): of [`Answers`]: how closely the model predicts the dense model's answers; empty if not measured.
         divergence (`dict`):
             KL divergence from the dense model in nats per token on held-out calibration text: `pruned`, and, for methods that
             do more, `by_score`: by the saliency's score alone, with the same sparsity everywhere.
@@ -67,6 +68,7 @@ class PruningReport:
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     divergence: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
     resumed: bool = False
     bits_per_weight: float | None = None
     dtype: str | None = None
@@ -122,6 +124,8 @@ class PruningReport:
             shown = ", ".join(f"{values[when]:.2f} ({when})" for when in ("dense", "pruned") if when in values)
             tokens = f", {window_text(values)}" if "window" in values else ""
             yield [f"perplexity, {dataset}{tokens}", shown]
+        if self.answers:
+            yield ["dense model's answers", answers_text(self.answers)]
         if self.divergence:
             shown = ", ".join(f"{value:.3f} ({name.replace('_', ' ')})" for name, value in self.divergence.items())
             yield ["KL divergence, held-out calibration text", shown]
@@ -142,6 +146,11 @@ def calibration_text(calibration: Mapping[str, Any]) -> str:
     seed, draw = calibration.get("seed"), " (the authors' draw)" if calibration.get("sampling") == "authors" else ""
     first = ", each begins with BOS" if calibration.get("add_bos") is True else ""
     return f"{samples} x {length} tokens of {source}" + ("" if seed is None else f", seed {seed}{draw}") + first
+
+
+def answers_text(answers: Mapping[str, Any]) -> str:
+    """Return how closely a model predicts the dense model's answers: `"KL divergence 0.517, same token 65.9%"`."""
+    return f"KL divergence {answers['kl']:.3f}, same token {answers['agreement']:.1%}"
 
 
 def training_text(run: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from ..common.registry import Registry
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity_config import read_sparsity_config
-from ..report import PruningReport, training_text, window_text
+from ..report import PruningReport, answers_text, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD
@@ -85,6 +85,8 @@ def make_card(
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=_perplexities(report),
+        answers=report.answers and answers_text(report.answers),
+        example=format_markdown(["", "answer"], _example(report.answers)),
         training=[_training(run) for run in report.training],
         commands=[*map(shlex.join, written)],
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
@@ -139,6 +141,12 @@ def _perplexities(report: PruningReport) -> str | None:
         measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
         rows.append([dataset, *measured, window_text(values) if "window" in values else "-"])
     return format_markdown(["dataset", "dense model", "pruned", "measured on"], rows) if rows else None
+
+
+def _example(answers: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of the first prompt with the answers of both models."""
+    first = answers["examples"][0] if answers else {}
+    return [[name, escaped(" ".join(text.split()))] for name, text in first.items()]
 
 
 def _training(run: Mapping[str, Any]) -> str:

@@ -125,6 +125,10 @@ def add_result_flags(parser: Flags, dtype: str, measured: str, needed: str = "re
     evaluate = f"test text: measure perplexity before and after (default: {measured})"
     parser.add_argument("--evaluate", nargs="+", default=[], metavar="DATASET", help=evaluate)
     add_window_flags(parser, MAX_WINDOWS)
+    answers = (
+        "compare the answers to 48 built-in questions, or to the prompts of a file, before and after (default: no)"
+    )
+    parser.add_argument("--answers", metavar="FILE", nargs="?", const=True, default=False, help=answers)
     push = "publish the result as this repository; --overwrite replaces a model there (default: no)"
     parser.add_argument("--push-to-hub", metavar="ID", help=push)
     add_switch(parser, "--private", "make that repository private")

@@ -11,7 +11,8 @@ from ..checkpoint.hub import check_push
 from ..common.processes import Processes, process_group
 from ..config.neuronal_config import NeuronALConfig, read_config_file
 from ..config.presets import PRESETS, replace_fields
-from ..evaluation.answers import answer
+from ..data.documents import read_prompts
+from ..evaluation.answers import Answers
 from ..evaluation.perplexity import load_tests, name_test_sets
 from ..files.output import check_output
 from ..files.records import hidden_directory, work_directory
@@ -53,8 +54,6 @@ class PruneCommand(Command):
         flags.add_result_flags(
             result, "the checkpoint's", "a little unused calibration text", needed="required without --dry-run"
         )
-        sample = "show the model's answer before and after (default: no)"
-        result.add_argument("--sample", metavar="PROMPT", help=sample)
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             flags.add_config_flags(group, names, {"dataset": "c4"})
         flags.add_config_flags(rare, (name for name in flags.CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
@@ -73,7 +72,8 @@ class PruneCommand(Command):
         output = args.output and check_output(args.output, args.overwrite, [args.model])
         options, memory = flags.save_options_of(args), flags.memory_of(args)
         tests, sizes = name_test_sets(args.evaluate), {"window": args.window, "max_windows": args.max_windows}
-        job = PruningJob(config, output, tests, options, memory, **sizes)
+        answers = args.answers if isinstance(args.answers, bool) else read_prompts(args.answers)
+        job = PruningJob(config, output, tests, options, memory, **sizes, answers=answers)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
         source = flags.source_of(args)
@@ -111,18 +111,13 @@ class PruneCommand(Command):
         dense: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
-        args = self.args
-        if args.sample and (tokenizer is None or not dense.can_generate()):
-            raise ValueError(f"--sample needs a generative model and a tokenizer, not {args.model}: leave it out.")
-        pruner = NeuronALPruner(job.config, tokenizer)
-        answers = [answer(dense, tokenizer, args.sample)] if args.sample else []
+        args, pruner = self.args, NeuronALPruner(job.config, tokenizer)
         model = prune_and_save(pruner, dense, job, folder)
-        answers += [answer(model, tokenizer, args.sample)] if args.sample else []
         if Processes.current().rank > 0:
             return
         write(f"\n{pruner.report}")
-        for when, text in zip(("dense", "pruned"), answers):
-            write(f"\nAnswer to {args.sample!r} ({when}):\n{text}")
+        if pruner.report.answers:
+            write(f"\n{Answers(**pruner.report.answers)}")
         if pruner.report.lost_most:
             write("\nThis model has lost most of its ability; try --sparsity 0.3 or --preset best.")
         elif not pruner.report.evaluation:

@@ -23,15 +23,6 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 Prompt = str | list[dict[str, Any]]  # text, or a conversation whose last turn is the user's
 
 
-@dataclass(frozen=True)
-class Example:
-    """A prompt with the answers of both models."""
-
-    prompt: str
-    dense: str
-    sparse: str
-
-
 @dataclass(frozen=True, repr=False)
 class Answers:
     """How a sparse model compares with the dense model on the dense model's greedy answers.
@@ -41,14 +32,14 @@ class Answers:
         agreement (`float`): share of the dense model's tokens that the sparse model predicts too, in [0, 1].
         prompts (`int`): number of prompts.
         tokens (`int`): number of tokens in the dense model's answers.
-        examples (`tuple[Example, ...]`): the first prompts with both models' greedy answers.
+        examples (`list[dict]`): the first prompts, each with the greedy answers of both models: `prompt`, `dense`, `sparse`.
     """
 
     kl: float
     agreement: float
     prompts: int
     tokens: int
-    examples: tuple[Example, ...]
+    examples: list[dict[str, str]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values, JSON-serializable."""
@@ -60,7 +51,7 @@ class Answers:
             ["same token as the dense model", f"{self.agreement:.1%}"],
             ["measured on", f"{self.prompts} answers of the dense model, {self.tokens:,} tokens"],
         ]
-        shown = (f"{one.prompt}\n  dense:  {one.dense}\n  sparse: {one.sparse}" for one in self.examples)
+        shown = ("{prompt}\n  dense:  {dense}\n  sparse: {sparse}".format(**one) for one in self.examples)
         return "\n\n".join([format_table(["", "answers"], rows), *shown])
 
 
@@ -111,6 +102,8 @@ class DenseAnswers:
         max_new_tokens: int = MAX_NEW_TOKENS,
     ):
         check_count("max_new_tokens", max_new_tokens, 1)
+        if tokenizer is None or not dense.can_generate():
+            raise ValueError(f"Answers need a tokenizer and a model that generates text, not {type(dense).__name__}.")
         prompts = built_in_prompts(tokenizer) if prompts is None else prompts
         if not prompts:
             raise ValueError("There are no prompts: expected at least one.")
@@ -134,15 +127,12 @@ class DenseAnswers:
             terms = torch.where(expected.exp() > 0, expected.exp() * (expected - found), 0)
             divergence += terms.double().sum().item()
             same += int((found.argmax(-1) == expected.argmax(-1)).sum())
-        examples = [
-            Example(
-                _last_turn(prompt),
-                decode(self.tokenizer, theirs),
-                decode(self.tokenizer, _generate(sparse, question, self.max_new_tokens)),
-            )
-            for prompt, question, theirs in zip(self.prompts[:EXAMPLES], self.questions, self.answers)
-        ]
-        return Answers(divergence / tokens, same / tokens, len(self.prompts), tokens, tuple(examples))
+        examples = []
+        for prompt, question, theirs in zip(self.prompts[:EXAMPLES], self.questions, self.answers):
+            ours = _generate(sparse, question, self.max_new_tokens)
+            said = {name: decode(self.tokenizer, ids) for name, ids in (("dense", theirs), ("sparse", ours))}
+            examples.append({"prompt": _last_turn(prompt), **said})
+        return Answers(divergence / tokens, same / tokens, len(self.prompts), tokens, examples)
 
     def _predictions(self, model: PreTrainedModel) -> Iterator[torch.Tensor]:
         """Yield the log-probabilities that a model gives before each token of an answer, (tokens, vocabulary)."""

@@ -12,6 +12,7 @@ import torch
 from sparse_checkpoints import same, tensors_of
 from transformers import AutoTokenizer
 
+from optimum_neuronal import PruningReport
 from optimum_neuronal.cli import flags as cli_flags
 from optimum_neuronal.cli.neuronal_command import make_parsers
 from optimum_neuronal.cli.prune_command import PruneCommand
@@ -53,6 +54,8 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     """Without --evaluate, on sequences that the prune did not use. Only the dense model's perplexity is made up."""
     words = torch.randint(60, (2000,), generator=torch.Generator().manual_seed(0))
     (tmp_path / "words.txt").write_text(" ".join(f"w{word}" for word in words))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("w1 w2 w3\n\nw4")
     measured, measure = [], perplexity.evaluate_perplexity
 
     def first_is_made_up(model, tokenizer, windows, batch_size):
@@ -61,13 +64,14 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
 
     monkeypatch.setattr(perplexity, "evaluate_perplexity", first_is_made_up)
     given = ("--model", dense, "--dataset", tmp_path / "words.txt", *WANDA)
-    shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--sample", "w1 w2 w3")
+    shown = run("prune", *given, "--sparsity", sparsity, "--output", tmp_path / "sparse", "--answers", prompts)
     assert len(measured) == 2 and measured[0].shape[1] == 16
     assert "perplexity, held-out calibration text, 4 x 16 tokens" in shown
     assert ("lost most of its ability; try --sparsity 0.3 or --preset best" in shown) == (dense_value < 2)
-    answers = shown.split("Answer to 'w1 w2 w3' (")
-    assert [answer.partition(")")[0] for answer in answers[1:]] == ["dense", "pruned"]
-    assert all(len(answer.split()) > 5 for answer in answers[1:])
+    examples = PruningReport.load(tmp_path / "sparse").answers["examples"]
+    assert [one["prompt"] for one in examples] == ["w1 w2 w3", "w4"] and examples[0]["dense"] in shown
+    card = (tmp_path / "sparse" / "README.md").read_text()
+    assert "answers to 2 prompts: KL divergence" in card and examples[0]["sparse"] in card
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):

@@ -31,9 +31,9 @@ def test_divergence_and_agreement_by_hand(tokenizer):
     sums = [by_hand(dense, sparse, tokenizer, prompt, 5) for prompt in prompts]
     assert found.kl == pytest.approx(sum(one for one, _ in sums) / 15, rel=1e-3) and found.kl > 1e-4
     assert found.agreement == sum(same for _, same in sums) / 15 and found.tokens == 15
-    assert [one.prompt for one in found.examples] == prompts
-    assert found.examples[1].dense == answer(dense, tokenizer, "w9", 5) and found.examples[1].dense in str(found)
-    assert found.examples[1].sparse == answer(sparse, tokenizer, "w9", 5)
+    assert [one["prompt"] for one in found.examples] == prompts
+    assert found.examples[1]["dense"] == answer(dense, tokenizer, "w9", 5) and found.examples[1]["dense"] in str(found)
+    assert found.examples[1]["sparse"] == answer(sparse, tokenizer, "w9", 5)
     packed = compare_answers(sparsify(sparse), dense, tokenizer, prompts, max_new_tokens=5)
     assert packed.kl == pytest.approx(found.kl, rel=1e-3)
 
@@ -43,7 +43,7 @@ def test_a_dense_model_agrees_with_itself(tokenizer):
     training = model.training
     found = compare_answers(model, model, tokenizer, max_new_tokens=2)
     assert found.agreement == 1 and abs(found.kl) < 1e-3 and found.prompts == 48 and model.training is training
-    assert all(one.dense == one.sparse for one in found.examples) and len(found.examples) == 3
+    assert all(one["dense"] == one["sparse"] for one in found.examples) and len(found.examples) == 3
 
 
 def test_prompts(tokenizer):
