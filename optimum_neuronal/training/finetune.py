@@ -152,7 +152,8 @@ def _train(setup: Setup) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
-        model.merge_and_unload().requires_grad_(True)
+        model.merge_and_unload()
+    student.requires_grad_(True)
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
         "config": {**config.to_dict(), "dataset": [*map(display_name, config.dataset)]},
@@ -163,6 +164,7 @@ def _train(setup: Setup) -> dict[str, Any]:
         "steps": arguments.max_steps,
         "tokens": arguments.max_steps * config.batch_size * config.seq_length,
         "learning_rate": arguments.learning_rate,
+        "frozen": "embeddings" if config.lora is None else None,
         "bf16": arguments.bf16,
         "device": student.device.type,
         "processes": setup.records.processes.count,

@@ -91,7 +91,7 @@ class TestResult:
         assert "fine-tuned" in repr(report) and f"{entry['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
-        assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
+        assert "640 tokens of text.txt, teacher dense, all weights but embeddings, learning rate 0.005" in card
         assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
 
     def test_text_in_memory(self, folders):
@@ -123,6 +123,15 @@ class TestResult:
             tuned(folders, learning_rate=1e30)
         assert "step 10 of 10: perplexity nan on held-out text" in capfd.readouterr().err
         assert not (folders / "tuned").exists() and not list(folders.glob(".*"))
+
+    @pytest.mark.parametrize("lora, rate", [(None, 0.29), (4, 1.16)])
+    def test_the_learning_rate_follows_from_the_width_and_embeddings_are_frozen(self, lora, rate, folders):
+        model, report = tuned(folders, learning_rate=None, lora=lora, steps=2)
+        assert report.training[0]["learning_rate"] == rate / model.config.hidden_size
+        before = AutoModelForCausalLM.from_pretrained(folders / "sparse")
+        assert torch.equal(model.get_input_embeddings().weight, before.get_input_embeddings().weight)
+        assert torch.equal(model.lm_head.weight, before.lm_head.weight) == (lora is not None)
+        assert all(weight.requires_grad for weight in model.parameters())
 
     def test_lora_is_merged(self, folders):
         """The caller's random state does not matter and stays, and all weights can be trained further."""
