@@ -156,7 +156,8 @@ def answers_text(answers: Mapping[str, Any]) -> str:
 def training_text(run: Mapping[str, Any]) -> str:
     """Return how a model was fine-tuned, in a few words: `"500,000 tokens of c4, teacher me/llama, all weights"`."""
     config, teacher = run["config"], run["teacher"]
-    weights = "all weights" if config["lora"] is None else f"LoRA of rank {config['lora']}"
+    but = f" but {run['frozen']}" if run.get("frozen") else ""
+    weights = f"all weights{but}" if config["lora"] is None else f"LoRA of rank {config['lora']}"
     part = "" if config["kl_weight"] == 1 else f" ({config['kl_weight']:g} of the loss)"
     taught = f", teacher {teacher}{part}" if teacher else ""
     return f"{run['tokens']:,} tokens of {run['source']}{taught}, {weights}, learning rate {run['learning_rate']:g}"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from .display import format_duration
@@ -18,8 +19,7 @@ Item = TypeVar("Item")
 def announce(text: str) -> None:
     """Write a line to the log of a long task, unless its progress is hidden."""
     if logging.is_progress_bar_enabled():
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        tqdm.write(text, file=sys.stderr)  # above a bar
 
 
 def progress(items: Sequence[Item], label: str, unit: str, announced: bool = True) -> Iterator[Item]:

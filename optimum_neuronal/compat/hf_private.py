@@ -144,6 +144,11 @@ def on_one_gpu(arguments: "transformers.TrainingArguments") -> "transformers.Tra
     return arguments
 
 
+def load_weights(trainer: "transformers.Trainer", checkpoint: Path) -> None:
+    """Load the weights of one of a trainer's checkpoints, or their adapters, into its model."""
+    trainer._load_from_checkpoint(str(checkpoint))
+
+
 # Saving.
 
 

@@ -1,6 +1,5 @@
 """`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
-from transformers.utils.logging import is_progress_bar_enabled
+from transformers import PreTrainedModel, PrinterCallback, TrainerState
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.save_options import SaveOptions
@@ -20,6 +17,7 @@ from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
+from ..compat import hf_private
 from ..data.documents import check_texts
 from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
@@ -28,6 +26,7 @@ from ..files.records import hidden_directory, remove_records, versions, work_dir
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import find_tokenizer, public_name
 from ..report import REPORT_NAME, PruningReport
+from .checkpoints import Checkpoints
 from .finetune_config import FinetuneConfig
 from .finetune_setup import Setup, check_extras, find_teacher, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
@@ -36,8 +35,6 @@ from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 
 logger = get_logger(__name__)
-
-STATE = "trainer_state.json"  # the file that Trainer writes last into a checkpoint
 
 
 def finetune(
@@ -63,8 +60,9 @@ def finetune(
     model, report = finetune("llama-50", "llama-50-tuned", FinetuneConfig(minutes=10), evaluate=["wikitext2"])
     ```
 
-    The weights that measure best on held-out text during the training are kept. An interrupted run resumes from its last
-    checkpoint when called again. Under torchrun or `accelerate launch`, the processes share each step.
+    The weights that measure best on held-out text during the training are kept; nothing is saved if none measure better
+    than those before it. An interrupted run resumes from its last checkpoint when called again. Under torchrun or
+    `accelerate launch`, the processes share each step.
 
     Args:
         model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
@@ -87,7 +85,8 @@ def finetune(
         The model in float32, and its report with the training added; None if the sparse model has no report.
 
     Raises:
-        `ValueError`, `TypeError`: model, teacher, text and config do not fit together; the message says what to do.
+        `ValueError`, `TypeError`: model, teacher, text and config do not fit together, a model's loss is not finite, or the
+            training did not improve the model; the message says what to do.
         `FileExistsError`: something lies at `output` that may not be replaced.
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
@@ -110,11 +109,11 @@ def finetune(
         training["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
         if report is not None:
             report = replace(report, training=[*report.training, training])
-        if setup.processes.rank == 0:
+        if setup.records.processes.rank == 0:
             options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
             remove_records(folder)  # and the checkpoints in it
-        setup.processes.from_first(None)  # the others wait
+        setup.records.processes.from_first(None)  # the others wait
     return student, report
 
 
@@ -122,6 +121,7 @@ def _train(setup: Setup) -> dict[str, Any]:
     """Train the student in place, and return the training's entry in the report."""
     config, student, text, arguments = setup.config, setup.student, setup.text, setup.arguments
     model = student if config.lora is None else _with_lora(student, config.lora, config.seed)
+    checkpoints = Checkpoints(Path(arguments.output_dir), setup.records.processes)
     trainer = SparseTrainer(
         model,
         arguments,
@@ -129,26 +129,31 @@ def _train(setup: Setup) -> dict[str, Any]:
         kl_weight=config.kl_weight,
         train_dataset=_examples(text.ids),
         eval_dataset=_examples(text.held_out),
-        callbacks=[_ShowPerplexity()],
+        callbacks=[checkpoints],
     )
     trainer.remove_callback(PrinterCallback)
-    last = _last_checkpoint(Path(arguments.output_dir))
-    if setup.processes.rank == 0:
+    last = checkpoints.find_last()
+    arguments.eval_on_start = last is None
+    if setup.records.processes.rank == 0:
         announce(
             f"fine-tuning for {arguments.max_steps} steps of {config.batch_size} x {config.seq_length} tokens of {text.source}"
             + (f", toward {public_name(setup.teacher)}" if setup.teacher else "")
-            + (f", from step {_step_of(last)} on" if last else "")
+            + (f", from step {last.global_step} on" if last else "")
         )
-    start = time.perf_counter()
+    start, finished = time.perf_counter(), last is not None and last.global_step == arguments.max_steps
     if config.gradient_checkpointing:
         _checkpointing(student, "enable")
-    trainer.train(resume_from_checkpoint=last and str(last))
+    if not finished:
+        trainer.train(resume_from_checkpoint=last and str(checkpoints.path(last.global_step)))
     if config.gradient_checkpointing:
         _checkpointing(student, "disable")
+    state = last if finished else trainer.state
+    held_out = _load_best(trainer, checkpoints, state, setup)
     seconds = time.perf_counter() - start
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
-        model.merge_and_unload().requires_grad_(True)
+        model.merge_and_unload()
+    student.requires_grad_(True)
     find_sparse_weights(student.eval())  # raises if a zero was lost
     return {
         "config": {**config.to_dict(), "dataset": [*map(display_name, config.dataset)]},
@@ -159,24 +164,31 @@ def _train(setup: Setup) -> dict[str, Any]:
         "steps": arguments.max_steps,
         "tokens": arguments.max_steps * config.batch_size * config.seq_length,
         "learning_rate": arguments.learning_rate,
+        "frozen": "embeddings" if config.lora is None else None,
         "bf16": arguments.bf16,
         "device": student.device.type,
-        "processes": setup.processes.count,
-        "best_step": trainer.state.best_global_step,
+        "processes": setup.records.processes.count,
+        "best_step": state.best_global_step,
+        "held_out": held_out,
         "seconds": seconds,
         "resumed": last is not None,
         "versions": versions(),
     }
 
 
-class _ShowPerplexity(TrainerCallback):
-    """Shows the perplexity on held-out text, next to the Trainer's bar or in a log."""
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        if state.is_world_process_zero and is_progress_bar_enabled():
-            perplexity = as_perplexity(metrics["eval_loss"])
-            text = f"step {state.global_step} of {state.max_steps}: perplexity {perplexity:.2f} on held-out text"
-            tqdm.write(text, file=sys.stderr)
+def _load_best(
+    trainer: SparseTrainer, checkpoints: Checkpoints, state: TrainerState, setup: Setup
+) -> dict[str, float]:
+    """Load the weights that measured best, and return the perplexities on held-out text before and after."""
+    before, after = map(as_perplexity, (state.log_history[0]["eval_loss"], state.best_metric))
+    if not state.best_global_step:
+        remove_records(setup.records.directory)  # so that another learning rate can be tried
+        raise ValueError(
+            f"Training did not improve the perplexity on held-out text, {before:.2f}, so nothing was saved. Choose a smaller "
+            "learning rate, or more text."
+        )
+    hf_private.load_weights(trainer, checkpoints.path(state.best_global_step))
+    return {"before": before, "after": after}
 
 
 def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
@@ -209,15 +221,6 @@ def _checkpointing(model: PreTrainedModel, verb: str) -> None:
 
 def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": window, "labels": window} for window in windows]
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint, or None."""
-    return max((file.parent for file in folder.glob(f"checkpoint-*/{STATE}")), key=_step_of, default=None)
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:

@@ -41,12 +41,16 @@ class FinetuneConfig:
         1.0, "share of the teacher's predictions in the loss; the text itself has the rest", least=0, most=1
     )
     learning_rate: float | None = config_field(
-        None, "largest learning rate, of a cosine schedule", unset="0.0005, or 0.002 with LoRA", least=0, above=True
+        None,
+        "largest learning rate, of a cosine schedule",
+        unset="0.29 / hidden size, or 1.16 / hidden size with LoRA",
+        least=0,
+        above=True,
     )
     lora: int | None = config_field(
         None,
         "rank of LoRA on the projections but not on stacked experts; it is merged at the end",
-        unset="all weights are trained",
+        unset="all weights but the embeddings are trained",
         least=1,
         metavar="RANK",
     )

@@ -29,6 +29,7 @@ from ..data.token_windows import (
     text_tokenizer,
     with_bos,
 )
+from ..evaluation.perplexity import evaluate_perplexity
 from ..files.records import Records, checksum, versions
 from ..model.find_blocks import find_pruned_decoder
 from ..model.load_model import load_model
@@ -45,7 +46,7 @@ from .sparse_weights import find_sparse_decoder, find_sparse_weights
 
 logger = get_logger(__name__)
 
-LEARNING_RATES = {True: 2e-3, False: 5e-4}  # by whether LoRA is trained
+LEARNING_RATES = {True: 1.16, False: 0.29}  # of a model of width 1, by whether LoRA is trained
 WARMUP = 0.05  # share of the steps
 EVALUATIONS = 5  # during a fine-tune, each with a checkpoint
 HELD_OUT = 16  # windows to measure on during the training
@@ -63,10 +64,6 @@ class Setup:
     records: Records
     arguments: TrainingArguments
 
-    @property
-    def processes(self) -> Processes:
-        return self.records.processes
-
 
 def load_student(
     model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
@@ -81,6 +78,8 @@ def load_student(
         student = densify(student).requires_grad_(True)
     check_saveable(student, options)
     find_sparse_weights(student)
+    if config.lora is None:  # trains as well without embeddings, in less time and memory
+        student.get_input_embeddings().requires_grad_(False)
     return student, tokenizer
 
 
@@ -141,7 +140,7 @@ def prepare_training(
     datasets: Sequence[Any],
     folder: Path | None,
 ) -> Setup:
-    """Draw the text, count the steps, and check that records in the folder belong to the same fine-tune."""
+    """Draw the text, measure both models on some, count the steps, and check that records in the folder are of this fine-tune."""
     processes = Processes.current()
     micro_batch, accumulated = _split_batch(config, processes)
     draw = partial(
@@ -154,8 +153,9 @@ def prepare_training(
         bos=resolve_bos(student.config, tokenizer, config.add_bos),
     )
     timed = config.minutes is not None
-    # Unusable data should raise before anything is recorded.
+    # Unusable data and models should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
+    _check_losses(student, teacher, text.held_out)
     records = Records(folder, {**config.to_dict(), "processes": processes.count}, processes)
 
     def time_step() -> tuple[float, dict]:
@@ -164,13 +164,13 @@ def prepare_training(
     steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
     text = draw(steps * config.batch_size) if timed else text
     _check_same(records, student, teacher, text)
-    every = math.ceil(steps / EVALUATIONS)
+    every, width = math.ceil(steps / EVALUATIONS), student.config.get_text_config().hidden_size
     arguments = TrainingArguments(
         Path(processes.from_first(str(folder))) / "checkpoints",
         max_steps=steps,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=accumulated,
-        learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None],
+        learning_rate=config.learning_rate or LEARNING_RATES[config.lora is not None] / width,
         lr_scheduler_type="cosine",
         warmup_steps=round(WARMUP * steps),
         bf16=uses_bfloat16(config, student.device),
@@ -178,10 +178,9 @@ def prepare_training(
         use_cpu=student.device.type == "cpu",
         eval_strategy="steps",
         eval_steps=every,
-        save_strategy="steps",
         save_steps=every,
-        save_total_limit=1,
-        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        logging_nan_inf_filter=False,
         logging_steps=max(1, every // 5),
         disable_tqdm=not (is_progress_bar_enabled() and sys.stderr.isatty()),
         seed=config.seed,
@@ -190,17 +189,26 @@ def prepare_training(
     return Setup(student, teacher, config, text, records, hf_private.on_one_gpu(arguments))
 
 
+def _check_losses(student: PreTrainedModel, teacher: PreTrainedModel | None, held_out: torch.Tensor) -> None:
+    """Raise `ValueError` unless both models have a finite loss on the held-out text."""
+    for role, model in (("sparse model", student), ("teacher", teacher)):
+        try:
+            if model is not None:
+                evaluate_perplexity(model, None, held_out, batch_size=None)
+        except ValueError as error:
+            raise ValueError(f"The {role} cannot be measured on held-out text: {error}") from error
+
+
 def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int]:
     """Return the sequences in a forward pass of a process, and its forward passes in a step."""
-    each, rest = divmod(config.batch_size, processes.count)
+    micro_batch = min(config.micro_batch or config.batch_size, max(1, config.batch_size // processes.count))
+    accumulated, rest = divmod(config.batch_size, micro_batch * processes.count)
     if rest:
-        raise ValueError(f"batch_size is {config.batch_size}: expected a multiple of the {processes.count} processes.")
-    micro_batch = min(each, config.micro_batch or each)
-    if each % micro_batch:
         raise ValueError(
-            f"micro_batch is {micro_batch}: expected a divisor of {each}, the sequences of a process in a step."
+            f"batch_size is {config.batch_size}: expected a multiple of {micro_batch * processes.count}, a micro-batch of "
+            f"{micro_batch} in each process."
         )
-    return micro_batch, each // micro_batch
+    return micro_batch, accumulated
 
 
 def _check_same(

@@ -4,7 +4,7 @@ Logits of all tokens would take gigabytes with a large vocabulary. Here a model 
 then the loss and its gradients for a few tokens at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,10 @@ class SparseTrainer(Trainer):
     """A `Trainer` of a sparse model that keeps every zero, see [`SparsityCallback`].
 
     With a `teacher`, the model learns to predict the next token as the dense model does. The loss is
-    `kl_weight * KL(teacher || model) + (1 - kl_weight) * cross-entropy`, the mean over the predicted tokens of a batch. In
-    evaluations it is the cross-entropy alone, whose exponential is the perplexity. Logits are computed for a few tokens at a
-    time, so that a large vocabulary needs little memory.
+    `kl_weight * KL(teacher || model) + (1 - kl_weight) * cross-entropy`, the mean over the predicted tokens of a step, of all
+    its micro-batches and processes. In evaluations it is the cross-entropy alone, whose exponential is the perplexity, the
+    mean over a batch's tokens; batches count by their examples, as with `Trainer`. Logits are computed for a few tokens at a
+    time, so that a large vocabulary needs little memory; `predict` and metrics take all of a batch.
 
     ```python
     trainer = SparseTrainer(model, arguments, teacher=dense, train_dataset=data)
@@ -73,15 +74,22 @@ class SparseTrainer(Trainer):
                 "SparseTrainer computes its own loss: leave out compute_loss_func and label_smoothing_factor."
             )
         self._student, self._teacher = Predictor(model), None if teacher is None else Predictor(teacher)
-        self.kl_weight = kl_weight
+        self.kl_weight, self._all_logits = kl_weight, False
         callbacks = list(callbacks or ())
         if not any(isinstance(callback, SparsityCallback) for callback in callbacks):
             callbacks.append(SparsityCallback())
         super().__init__(model, args, callbacks=callbacks, **trainer_kwargs)
-        self.model_accepts_loss_kwargs = False  # the loss is a mean, so Trainer averages accumulated ones
+        self.model_accepts_loss_kwargs = True  # Trainer adds up the losses of a step's batches, without a mean
         if self._teacher is not None:
             check_vocabularies(self._student.model, self._teacher.model)
             self._teacher.model.to(self.args.device).eval()
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Return the batches of a step, and the number of tokens that a process predicts in it, on average."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        count = sum(int((batch["labels"][:, 1:] != LABELS_TO_IGNORE).sum()) for batch in batches)
+        counts = self.accelerator.reduce(torch.tensor(float(count), device=device))
+        return batches, counts.clamp(min=1) / self.accelerator.num_processes
 
     def compute_loss(
         self,
@@ -90,12 +98,21 @@ class SparseTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss; with `return_outputs`, also a dict without logits."""
+        """Return the loss; with `return_outputs`, also a dict, without logits unless an evaluation needs them."""
+        if return_outputs and self._all_logits:
+            return super().compute_loss(model, inputs, return_outputs)
         inputs = dict(inputs)
         labels = inputs.pop("labels")
-        teacher = self._teacher if model.training else None
-        loss = mixed_loss(self._student, teacher, model, inputs, labels, self.kl_weight)
+        teacher, count = (self._teacher, num_items_in_batch) if model.training else (None, None)
+        loss = mixed_loss(self._student, teacher, model, inputs, labels, self.kl_weight, count)
         return (loss, {"loss": loss}) if return_outputs else loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
+    ) -> tuple:
+        """Return loss, logits and labels, as `Trainer` does."""
+        self._all_logits = not prediction_loss_only
+        return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
 
 
 def check_vocabularies(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
@@ -169,8 +186,9 @@ def mixed_loss(
     inputs: Mapping[str, torch.Tensor],
     labels: torch.Tensor,
     kl_weight: float,
+    count: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Return `kl_weight * KL(teacher || student) + (1 - kl_weight) * cross-entropy`, in nats, the mean over predicted tokens.
+    """Return `kl_weight * KL(teacher || student) + (1 - kl_weight) * cross-entropy`, in nats.
 
     Args:
         student, teacher: the sparse and the dense model; without a teacher, the loss is the cross-entropy.
@@ -178,12 +196,11 @@ def mixed_loss(
         inputs (`dict`): of shape (N, L), for both models.
         labels (`torch.Tensor`): token ids, int64, (N, L); a token with label -100 is not predicted.
         kl_weight (`float`): from 0 to 1.
+        count (*optional*): what the sum over the predicted tokens is divided by. None: their number.
     """
     targets = labels[:, 1:].flatten()
     chosen = targets != LABELS_TO_IGNORE
     targets = targets[chosen]
-    if not len(targets):
-        raise ValueError("No token of a batch has a label to learn from: all are -100.")
 
     def of_chosen(states: torch.Tensor) -> torch.Tensor:
         states = states[:, :-1].flatten(0, 1)
@@ -207,18 +224,20 @@ def mixed_loss(
         return loss if kl_weight == 1 else loss + (1 - kl_weight) * nll_loss(predicted, labels, reduction="sum")
 
     size = max(1, CHUNK_BYTES // (4 * student.model.get_output_embeddings().weight.shape[0]))
-    parts = [slice(start, start + size) for start in range(0, len(targets), size)]
+    starts = range(0, max(1, len(targets)), size)  # one part without labels, whose gradients are zero
+    parts = [slice(start, start + size) for start in starts]
     weights = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
-    return _mean_of_parts(loss_of, parts, states, weights)
+    return _sum_of_parts(loss_of, parts, states, weights, len(targets) if count is None else count)
 
 
-def _mean_of_parts(
+def _sum_of_parts(
     loss_of: Callable[[slice, torch.Tensor], torch.Tensor],
     parts: list[slice],
     states: torch.Tensor,
     weights: list[nn.Parameter],
+    count: torch.Tensor | int,
 ) -> torch.Tensor:
-    """Return the mean over all states of `loss_of(part, states[part])`, differentiated part by part."""
+    """Return the sum over all parts of `loss_of(part, states[part])`, divided by a count, differentiated part by part."""
     total = torch.zeros((), device=states.device)
     gradients = {states: torch.zeros_like(states)} if states.requires_grad else {}
     for part in parts:
@@ -233,11 +252,11 @@ def _mean_of_parts(
                 gradients[tensor] = gradients[tensor].add_(gradient) if tensor in gradients else gradient
         if of_piece is not None:
             gradients[states][part] = of_piece
-    return _WithGradients.apply(total, len(states), list(gradients.values()), *gradients)
+    return _WithGradients.apply(total, count, list(gradients.values()), *gradients)
 
 
 class _WithGradients(torch.autograd.Function):
-    """A mean whose sum's gradients with respect to some tensors are known."""
+    """A sum divided by a count, whose gradients with respect to some tensors are known before the division."""
 
     @staticmethod
     def forward(ctx, total, count, gradients, *_):

@@ -1,4 +1,5 @@
 import json
+import re
 
 import datasets
 import pytest
@@ -20,8 +21,8 @@ from optimum_neuronal import (
     inspect_checkpoint,
 )
 from optimum_neuronal.checkpoint import saving
+from optimum_neuronal.training import checkpoints, finetune_setup
 from optimum_neuronal.training import finetune as module
-from optimum_neuronal.training import finetune_setup
 
 
 SMALL = {"steps": 10, "seq_length": 16, "batch_size": 4, "learning_rate": 5e-3, "bf16": False}
@@ -84,13 +85,13 @@ class TestResult:
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
         (entry,) = saved["training"]
         found = [entry[name] for name in ("steps", "tokens", "source", "teacher")]
-        assert found == [10, 640, "text.txt", "dense"]
+        assert found == [10, 640, "text.txt", "dense"] and entry["held_out"]["after"] < entry["held_out"]["before"]
         assert entry["config"]["dataset"] == ["text.txt"], "without folders"
         assert not entry["resumed"] and "since it was resumed" not in repr(report)
         assert "fine-tuned" in repr(report) and f"{entry['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
-        assert "640 tokens of text.txt, teacher dense, all weights, learning rate 0.005" in card
+        assert "640 tokens of text.txt, teacher dense, all weights but embeddings, learning rate 0.005" in card
         assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
 
     def test_text_in_memory(self, folders):
@@ -108,19 +109,29 @@ class TestResult:
         assert [entry["teacher"] for entry in report.training] == ["dense", None]
         assert "these commands, one after the other," in (folders / "again" / "README.md").read_text()
 
-    def test_the_best_of_all_evaluations_is_kept(self, folders, monkeypatch, capfd):
-        """Not the last one, which a large learning rate spoils until no float holds its perplexity."""
-        losses, evaluate = [], module.SparseTrainer.evaluate
+    def test_the_best_of_all_evaluations_is_kept(self, folders, capfd):
+        """Not the last one, which a large learning rate spoils."""
+        _, report = tuned(folders, learning_rate=0.05, steps=5)
+        shown = re.findall(r"step (\d) of 5: perplexity ([\d.]+)", capfd.readouterr().err)
+        best, (entry,) = min(shown, key=lambda one: float(one[1])), report.training
+        assert len(shown) == 6 and entry["best_step"] == int(best[0]) not in (0, 5)
+        assert f"{entry['held_out']['after']:.2f}" == best[1] and f"{entry['held_out']['before']:.2f}" == shown[0][1]
 
-        def worse_later(self, *args, **kwargs):
-            found = evaluate(self, *args, **kwargs)
-            losses.append(found["eval_loss"])
-            return found
+    def test_nothing_is_saved_that_measures_worse_than_before(self, folders, capfd):
+        """And nothing stays, so that another learning rate can be tried."""
+        with pytest.raises(ValueError, match="not improve the perplexity on held-out text, .*so nothing was saved"):
+            tuned(folders, learning_rate=1e30)
+        assert "step 10 of 10: perplexity nan on held-out text" in capfd.readouterr().err
+        assert not (folders / "tuned").exists() and not list(folders.glob(".*"))
 
-        monkeypatch.setattr(module.SparseTrainer, "evaluate", worse_later)
-        _, report = tuned(folders, learning_rate=300.0, steps=5, kl_weight=0.0)
-        assert report.training[0]["best_step"] == 1 + losses.index(min(losses)) < 5
-        assert "step 5 of 5: perplexity inf on held-out text" in capfd.readouterr().err
+    @pytest.mark.parametrize("lora, rate", [(None, 0.29), (4, 1.16)])
+    def test_the_learning_rate_follows_from_the_width_and_embeddings_are_frozen(self, lora, rate, folders):
+        model, report = tuned(folders, learning_rate=None, lora=lora, steps=2)
+        assert report.training[0]["learning_rate"] == rate / model.config.hidden_size
+        before = AutoModelForCausalLM.from_pretrained(folders / "sparse")
+        assert torch.equal(model.get_input_embeddings().weight, before.get_input_embeddings().weight)
+        assert torch.equal(model.lm_head.weight, before.lm_head.weight) == (lora is not None)
+        assert all(weight.requires_grad for weight in model.parameters())
 
     def test_lora_is_merged(self, folders):
         """The caller's random state does not matter and stays, and all weights can be trained further."""
@@ -152,7 +163,7 @@ class TestResult:
         make_tokenizer().save_pretrained(folders / "moe")
         config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
         NeuronALPruner.from_pretrained(folders / "moe", config=config).quantize(folders / "sparse moe")
-        model, _ = tuned(folders, "sparse moe", teacher=folders / "moe", lora=2, steps=2)
+        model, _ = tuned(folders, "sparse moe", kl_weight=0.0, lora=2, steps=2)
         before = AutoModelForCausalLM.from_pretrained(folders / "sparse moe").state_dict()
         changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
         others = [name.replace("shared_experts.", "") for name in changed]
@@ -230,31 +241,43 @@ class TestAmount:
 
 
 class TestResuming:
-    def test_it_goes_on_from_its_last_checkpoint(self, folders, monkeypatch, capfd):
-        """The result is that of a run without an interrupt, bit for bit, and nothing is measured twice."""
-        whole, _ = tuned(folders, output="whole")
-        step, steps = module.SparseTrainer.training_step, []
+    @pytest.mark.parametrize(
+        "owner, name, call, damaged, step",
+        [
+            (module.SparseTrainer, "training_step", 8, None, 6),
+            (module.SparseTrainer, "training_step", 8, "checkpoint-6/optimizer.pt", 0),
+            (checkpoints, "write_atomically", 3, None, 4),  # the marker of step 6
+            (checkpoints.shutil, "rmtree", 3, "checkpoint-4/scheduler.pt", 6),  # of the checkpoint of step 4
+            (module, "save_pruned", 1, None, 10),
+        ],
+    )
+    @pytest.mark.parametrize("how", [{}, {"lora": 4}], ids=["all weights", "LoRA"])
+    def test_it_goes_on_from_its_last_checkpoint(
+        self, how, owner, name, call, damaged, step, folders, monkeypatch, capfd, caplog
+    ):
+        """Wherever it is killed, the result is that of a run without a kill, bit for bit, and nothing is measured twice."""
+        own, calls, work = getattr(owner, name), iter(range(1, call)), folders / ".tuned.unfinished"
 
-        def interrupted(self, *args, **kwargs):
-            steps.append(self.state.global_step)
-            if len(steps) == 8:
+        def killed(*args, **kwargs):
+            if not next(calls, None):
                 raise KeyboardInterrupt
-            return step(self, *args, **kwargs)
+            return own(*args, **kwargs)
 
+        whole, _ = tuned(folders, output="whole", **how)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(module.SparseTrainer, "training_step", interrupted)
-            tuned(folders)
-        work = folders / ".tuned.unfinished"
-        (work / "checkpoints" / "checkpoint-7").mkdir()  # a kill while it was written
-        monkeypatch.setattr(
-            module.SparseTrainer, "training_step", lambda self, *a, **k: steps.append(-1) or step(self, *a, **k)
-        )
-        resumed, report = tuned(folders)
-        assert report.training[0]["resumed"] and "since it was resumed" in repr(report)
-        assert steps[8:] == [-1] * 4, "the last checkpoint is that of step 6"
-        assert "tokens of text.txt, toward dense, from step 6 on" in capfd.readouterr().err
-        assert same_state(whole, resumed.state_dict())
-        assert not work.exists()
+            patch.setattr(owner, name, killed)
+            tuned(folders, **how)
+        (work / "checkpoints" / "checkpoint-x").mkdir()
+        if damaged is not None:
+            (work / "checkpoints" / damaged).write_bytes(b"cut")
+        resumed, report = tuned(folders, **how)
+        assert "checkpoint-x is incomplete or damaged: it is skipped" in caplog.text
+        assert damaged is None or f"{damaged.partition('/')[0]} is incomplete or damaged" in caplog.text
+        assert report.training[0]["resumed"] == (step > 0) == ("since it was resumed" in repr(report))
+        shown = capfd.readouterr().err.split("toward dense")[-1]
+        assert shown.startswith(f", from step {step} on" if step else "\nstep 0 of 10: perplexity")
+        assert re.findall(r"step (\d+) of 10", shown) == [str(done) for done in range(step + 2 * (step > 0), 11, 2)]
+        assert same_state(whole, resumed.state_dict()) and not work.exists()
 
     def test_other_settings_are_refused(self, folders, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
@@ -286,13 +309,20 @@ class TestRefused:
             ({"teacher": "sparse"}, "70% of the weights of the teacher .*sparse are zero: expected the dense"),
             ({"teacher": None}, "`base_model` is missing from `sparsity_config`: pass the dense .*--teacher"),
             ({"teacher": "small"}, "The teacher predicts 64 tokens and the sparse model 256"),
+            ({"teacher": "nan"}, "The teacher cannot be measured on held-out text: The loss is nan"),
+            ({"model": "inf"}, "The sparse model cannot be measured on held-out text: The loss is nan"),
             ({"texts": ["w1 w2"]}, "holds 2 tokens: expected at least two sequences of 16"),
             ({"seq_length": 65}, "Sequences of 65 tokens do not fit"),
-            ({"micro_batch": 3}, "micro_batch is 3: expected a divisor of 4, the sequences"),
+            ({"micro_batch": 3}, "batch_size is 4: expected a multiple of 3, a micro-batch"),
         ],
     )
     def test_what_does_not_fit(self, given, message, folders):
         make_model("llama").save_pretrained(folders / "small")
+        for name, source, value in (("nan", "dense", torch.nan), ("inf", "sparse", torch.inf)):
+            model = AutoModelForCausalLM.from_pretrained(folders / source)
+            model.model.norm.weight.data[0] = value
+            model.save_pretrained(folders / name)
+            make_tokenizer().save_pretrained(folders / name)
         teacher = given.get("teacher", "dense")
         with pytest.raises(ValueError, match=message):
             tuned(folders, **{**given, "teacher": teacher and folders / teacher})

@@ -5,9 +5,11 @@ import pytest
 import torch
 from conftest import make_model
 from families import SHAPES
+from safetensors.torch import load_file, save_file
+from several_processes import in_processes
 from sparse import make_sparse, same_zeros, zeros_of
 from torch.nn.functional import cross_entropy, log_softmax
-from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM, TrainingArguments
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM, Trainer, TrainingArguments
 from trial_helpers import same_state
 
 from optimum_neuronal import SparseTrainer, SparsityCallback, evaluate_perplexity
@@ -27,13 +29,13 @@ def data():
     return [{"input_ids": row, "labels": row} for row in ids]
 
 
-def trainer(model, folder, data, teacher=None, kl_weight=1.0, callbacks=None, **fields):
+def trainer(model, folder, data, teacher=None, kl_weight=1.0, callbacks=None, extra=None, **fields):
     defaults = {
         "max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "save_strategy": "no",
         "report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 100, "weight_decay": 0.1,
     }  # fmt: skip
     arguments = TrainingArguments(str(folder), **{**defaults, **fields})
-    how = {"teacher": teacher, "kl_weight": kl_weight, "callbacks": callbacks}
+    how = {"teacher": teacher, "kl_weight": kl_weight, "callbacks": callbacks, **(extra or {})}
     return SparseTrainer(model, arguments, train_dataset=data, eval_dataset=data[:6], **how)
 
 
@@ -57,13 +59,58 @@ def test_it_learns_from_the_teacher_and_keeps_every_zero(fields, tmp_path, data)
     assert same_state(teacher, dense) and all(p.requires_grad and p.grad is None for p in teacher.parameters())
 
 
-def test_accumulated_steps_are_those_of_whole_batches(tmp_path, data):
-    models = [make_sparse("llama") for _ in range(2)]
-    for model, size in zip(models, (4, 2)):
-        how = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size, "optim": "sgd"}
-        trainer(model, tmp_path, data, make_model("llama"), **how).train()
-    first, second = (model.state_dict() for model in models)
-    assert all(torch.allclose(value, second[name], atol=1e-6) for name, value in first.items())
+def uneven(data):
+    """Examples of which 0 to 16 tokens are predicted."""
+    rows = [{**row, "labels": row["labels"].clone()} for row in data]
+    for index, row in enumerate(rows):
+        row["labels"][: (0, 3, 9, 14, 16)[index % 5]] = -100
+    return rows
+
+
+def train_in_parts(folder, data, size, teacher, parts=4, kind=SparseTrainer):
+    """Two steps of SGD on four examples, in micro-batches of a size, by `parts` of all processes."""
+    how = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts // size, "max_steps": 2}
+    how |= {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0}
+    made = trainer(make_sparse("llama"), folder, data, teacher, 0.5, **how)
+    if kind is Trainer:
+        made = Trainer(made.model, made.args, train_dataset=data, callbacks=[SparsityCallback()])
+    made.train()
+    return made.model.state_dict()
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_every_token_of_a_step_counts_the_same(taught, tmp_path, data):
+    """In any micro-batches, some without labels, and in any processes; without a teacher as with Trainer."""
+    data, teacher = uneven(data), make_model("llama", seed=1) if taught else None
+    whole = train_in_parts(tmp_path, data, 4, teacher, kind=SparseTrainer if taught else Trainer)
+    in_processes(2, _train_in_two, tmp_path, tmp_path, data, teacher)
+    for found in (train_in_parts(tmp_path, data, 1, teacher), load_file(tmp_path / "two.safetensors")):
+        assert all(torch.allclose(value, found[name], atol=1e-5) for name, value in whole.items())
+
+
+def _train_in_two(rank, count, folder, data, teacher):
+    found = train_in_parts(folder, data, 1, teacher, parts=4 // count)
+    if rank == 0:
+        save_file({name: value.clone() for name, value in found.items()}, folder / "two.safetensors")
+
+
+def test_metrics_and_predictions_are_those_of_trainer(tmp_path, data):
+    """They get all logits, also when training looks for the best model by one of them."""
+
+    def metrics(given):
+        return {"accuracy": float((given.predictions[:, :-1] == given.label_ids[:, 1:]).mean())}
+
+    how = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    how |= {"metric_for_best_model": "accuracy", "load_best_model_at_end": True}
+    given = {"compute_metrics": metrics, "preprocess_logits_for_metrics": lambda logits, _: logits.argmax(-1)}
+    own = trainer(make_sparse("llama"), tmp_path, data, make_model("llama"), extra=given, **how)
+    theirs = Trainer(own.model, own.args, train_dataset=data, eval_dataset=data[:6], **given)
+    assert own.evaluate()["eval_accuracy"] == theirs.evaluate()["eval_accuracy"]
+    one, other = own.predict(data[:6]), theirs.predict(data[:6])
+    assert (one.predictions == other.predictions).all() and one.predictions.shape == (6, 16)
+    assert one.metrics["test_loss"] == pytest.approx(other.metrics["test_loss"])
+    own.train()
+    assert own.state.best_metric == max(entry.get("eval_accuracy", 0) for entry in own.state.log_history)
 
 
 def test_an_evaluation_measures_perplexity(tmp_path, data):
@@ -152,7 +199,7 @@ def test_loss_and_gradients_are_those_of_all_logits(family, taught, kl_weight):
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     own = gradients(student, found)
     assert own.keys() == slopes.keys()
-    assert all(torch.allclose(own[name], slopes[name], rtol=1e-3, atol=1e-5) for name in slopes)
+    assert all(torch.allclose(own[name], slopes[name], rtol=1e-3, atol=3e-5) for name in slopes)
     assert predictor.in_chunks == (family != "llama4_text") or family == "gemma4_text"
 
 
@@ -207,9 +254,3 @@ def test_replicas_of_a_model_give_all_logits():
     student, (ids, _) = make_model("llama"), batch()
     logits, _ = Predictor(student).predict(torch.nn.DataParallel(student), {"input_ids": ids})
     assert logits.shape == (2, 12, 64)
-
-
-def test_a_batch_without_labels_raises():
-    student, (ids, labels) = make_model("llama"), batch()
-    with pytest.raises(ValueError, match="No token of a batch has a label"):
-        mixed_loss(Predictor(student), None, student, {"input_ids": ids}, torch.full_like(labels, -100), 1.0)
