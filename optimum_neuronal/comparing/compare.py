@@ -137,7 +137,8 @@ def run_study(
         for combination in progress(study.combinations, "comparing", "combination"):
             method, config = combination.result.method, combination.config.to_dict()
             name = digest(method, config, runner.depends_on(combination))
-            kept = study.keep and Path(study.keep, re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}")
+            place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
+            kept = None if study.keep is None else Path(study.keep, place)
             result = finished(folder, name, partial(runner.run, combination, kept), kept)
             if result.error is not None:
                 logger.warning(f"{method} failed: {result.error}")
