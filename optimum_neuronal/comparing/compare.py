@@ -1,5 +1,6 @@
 """`compare`: prunes one model in many ways and measures each."""
 
+import copy
 import hashlib
 import json
 import re
@@ -125,7 +126,7 @@ def run_study(
         runner = CombinationRunner(study, model, tokenizer, memory)
         comparison = Comparison(
             model=public_name(model),
-            dense=finished(folder, [DENSE, {}, runner.depends_on(None)], runner.measure_dense),
+            dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
             results=[],
             calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
             versions=versions(),
@@ -135,10 +136,10 @@ def run_study(
         )
         for combination in progress(study.combinations, "comparing", "combination"):
             method, config = combination.result.method, combination.config.to_dict()
-            depends_on = [method, config, runner.depends_on(combination)]
-            name = re.sub(r"[^\w.]+", "-", method)[:80]
-            kept = study.keep and Path(study.keep, f"{name}-{digest(depends_on)[:8]}")
-            result = finished(folder, depends_on, partial(runner.run, combination, kept), kept)
+            name = digest(method, config, runner.depends_on(combination))
+            place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
+            kept = None if study.keep is None else Path(study.keep, place)
+            result = finished(folder, name, partial(runner.run, combination, kept), kept)
             if result.error is not None:
                 logger.warning(f"{method} failed: {result.error}")
             comparison.results.append(result)
@@ -147,17 +148,15 @@ def run_study(
     return comparison
 
 
-def digest(depends_on: Sequence[Any]) -> str:
+def digest(*depends_on: Any) -> str:
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def finished(
-    folder: Path | None, depends_on: Sequence[Any], make: Callable[[], Result], kept: Path | None = None
-) -> Result:
+def finished(folder: Path | None, name: str, make: Callable[[], Result], kept: Path | None = None) -> Result:
     """Return the result that an earlier run has finished, and whose model it has kept, or make it. Failures are not kept."""
     if folder is None:
         return make()
-    path = folder / f"{digest(depends_on)}.json"
+    path = folder / f"{name}.json"
     if kept is None or kept.exists():
         with suppress(OSError, ValueError, TypeError):  # it is absent or damaged
             return Result(**json.loads(path.read_bytes()))
@@ -207,11 +206,7 @@ class CombinationRunner:
             with changed_weights(context.decoder, outcome.changes):
                 figures = self._measure()
                 if kept is not None:
-                    self._save(
-                        context,
-                        replace(report, evaluation=report_tests(self.windows, pruned=figures["perplexity"])),
-                        kept,
-                    )
+                    self._save(context, report, figures["perplexity"], kept)
         except EXPECTED as error:
             return replace(combination.result, error=" ".join(f"{error}".split()) or type(error).__name__)
         return replace(
@@ -224,15 +219,17 @@ class CombinationRunner:
             pruning_seconds=report.seconds["pruning"],
         )
 
-    def _save(self, context: PruneContext, report: PruningReport, kept: Path) -> None:
+    def _save(self, context: PruneContext, report: PruningReport, perplexity: dict[str, float], kept: Path) -> None:
         """Save the model, whose weights are sparse now, as a pruned one."""
-        model, names = self.model, stored_names(self.model, context.decoder)
+        model, dense, names = self.model, self.model.config, stored_names(self.model, context.decoder)
+        report = replace(report, evaluation=report_tests(self.windows, pruned=perplexity))
+        model.config = copy.copy(dense)
         setattr(model.config, KEY, make_sparsity_config(context.decoder, report, names))
         try:
             options = check_saveable(model, SaveOptions(dtype=checkpoint_dtype(model)))
             save_pruned(model, check_output(kept, overwrite=True), report, self.tokenizer, options)
         finally:
-            delattr(model.config, KEY)
+            model.config = dense
 
     def measure_dense(self) -> Result:
         size = packed_size(self.decoder, lambda projection: 0)

@@ -102,8 +102,8 @@ class Comparison:
             notes.append(f"Zero-shot accuracy{error}: {', '.join(asked)}.")
         for one in self.aggregates():
             if one.improvement is not None and one.improvement < 1 - FAR_ABOVE:
-                far = f"{one.topup} at {one.sparsity:.4g} has {1 - one.improvement:,.1f} times its perplexity"
-                notes.append(f"Warning: far above uniform sparsity: {far}, on average.")
+                times = f"{1 - one.improvement:,.1f} times the perplexity of uniform sparsity"
+                notes.append(f"Warning: {one.topup} at {100 * one.sparsity:.4g}% has {times}, on average.")
         return notes
 
     def __repr__(self) -> str:

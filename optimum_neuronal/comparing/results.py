@@ -49,7 +49,7 @@ class Result:
 
     def is_called(self, text: str) -> bool:
         """Return True for the name of its saliency, top-up or preset, or a pair: `"wanda"`, `"owl"`, `"wanda+owl"`."""
-        return {*text.replace("-", "_").split("+")} <= {_base(self.saliency), self.topup_name}
+        return {*text.split("+")} <= {_base(self.saliency), self.topup_name}
 
     @property
     def label(self) -> str:

@@ -154,7 +154,7 @@ def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
     asked, read = [], []
     monkeypatch.setattr(TaskSet, "measure", lambda self, *given: asked.append(given) or {})
     for files, count in (({"a.yaml": "1"}, 2), ({"a.yaml": "1"}, 2), ({"a.yaml": "2"}, 4)):
-        monkeypatch.setattr(study, "load_tasks", lambda *_, files=files: read.append(1) or TaskSet({}, 5, files))
+        monkeypatch.setattr(study, "load_tasks", lambda *_, files=files, **__: read.append(1) or TaskSet({}, 5, files))
         compare(llama, make_tokenizer(), **ONE, **others, tasks=["mine"], batch_size=3, output=tmp_path)
         assert len(asked) == count, "the dense model, and one that is pruned"
     assert asked[0][2] == 3 and len(read) == 3

@@ -95,7 +95,7 @@ def test_a_top_up_far_above_uniform_sparsity_is_named(comparison):
     comparison.results.append(result(0.5, "wanda", "dlp", 28.0, 56.0))
     assert not [note for note in comparison.notes() if note.startswith("Warning")], "1.4 times"
     comparison.results.append(result(0.5, "wanda", "alpha_pruning", 400.0, 800.0))
-    far = "Warning: far above uniform sparsity: alpha_pruning at 0.5 has 20.0 times its perplexity, on average."
+    far = "Warning: alpha_pruning at 50% has 20.0 times the perplexity of uniform sparsity, on average."
     assert comparison.notes()[-1] == far and far in str(comparison)
 
 

@@ -7,7 +7,7 @@ from optimum_neuronal.comparing.experiments import EXPERIMENTS, experiment
 @pytest.fixture
 def methods_of(monkeypatch):
     """Return what an experiment prunes with, without reading its tasks: sparsity, saliency and top-up."""
-    monkeypatch.setattr(study, "load_tasks", lambda *_: None)
+    monkeypatch.setattr(study, "load_tasks", lambda *_, **__: None)
 
     def methods_of(name):
         found = study.Study.of(EXPERIMENTS[name]).combinations

@@ -88,7 +88,7 @@ def test_the_best_eight_lines_and_what_was_asked_for(drawn):
             assert any(text.endswith("on c4, wikitext2 (8 of 13 lines)") for text in written[figure])
     with pytest.raises(ValueError, match="No method is called 'alpha': expected a saliency, a top-up, or a pair"):
         drawn(ways, asked=["alpha"])
-    drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "alpha-pruning"])
+    drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "wanda+alpha_pruning"])
 
 
 def test_outliers_are_arrows_at_the_edge_with_their_names(drawn):
