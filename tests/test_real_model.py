@@ -38,9 +38,14 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
     assert capsys.readouterr().out.count("perplexity") == 3, "the second run repeats nothing"
     run("measure", TINY_MODEL, results, "magnitude", *texts[:2], "--evaluate", TINY_MODEL / "calibration.txt", *SIZES)
     assert capsys.readouterr().out.count("perplexity") == 2, "on another text, both are measured"
-    run("draw", results, image, *texts[:2], "--num-samples=2", "--windows=2")
-    with pytest.raises(SystemExit, match="No row on .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"):
-        run("draw", results, image, *texts[:2], "--num-samples=2")
+    drawn = [results, image, "--model", TINY_MODEL.name, *texts[:2], "--num-samples=2"]
+    run("draw", *drawn, "--windows=2")
+    with pytest.raises(
+        SystemExit, match="No row of .* on .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"
+    ):
+        run("draw", *drawn)
+    with pytest.raises(SystemExit, match="No row of smollm2"):
+        run("draw", results, image, *texts[:2], "--num-samples=2", "--windows=2")
     assert image.read_bytes().startswith(b"\x89PNG")
 
 

@@ -34,8 +34,7 @@ LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.1
 STEPS = ("both", "block", "row")
 BLOCK_STEP, ROW_STEP = "comparing sparsities by block", "comparing sparsities by row"
 RECONSTRUCTION = "reconstruction"
-# Sparsity from which masks choose a lambda that suits updated weights too. Below, it can be worse than uniform sparsity.
-MASKS_SUIT_UPDATES = 0.6
+MASKS_SUIT_UPDATES = 0.6  # least sparsity at which masks choose for weights that are updated
 
 
 @register_topup("neuronal")
@@ -43,12 +42,12 @@ MASKS_SUIT_UPDATES = 0.6
 class NeuronAL(TopUp):
     """The paper's algorithm: each of its two steps takes the lambda with the lowest alignment error.
 
-    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so. With
-    a saliency that updates weights, candidates are masks from Wanda's score.
+    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so.
+    With a saliency that updates weights, candidates are masks from Wanda's score. Below a sparsity of 0.6, they can
+    choose worse than uniform sparsity, so blocks are pruned alike, unless `block_lambdas` is given.
 
     This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as in the authors' code,
-    and errors by sequence as in the paper. Below a sparsity of 0.6, it leaves the blocks of a saliency that updates weights
-    alike, unless `block_lambdas` is given. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
+    and errors by sequence as in the paper. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
 
     Args:
         steps (`str`, *optional*):
