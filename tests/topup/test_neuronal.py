@@ -15,7 +15,6 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Decoder
 from optimum_neuronal.saliency import Saliency
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import BLOCK_STEP, ROW_STEP, NeuronAL, _decide, row_plan
 from optimum_neuronal.topup.neuronal_variants import AuthorsNeuronAL
@@ -151,23 +150,17 @@ def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
     assert decisions[NeuronAL] == wanda.decisions
 
 
-@pytest.mark.parametrize(
-    "fields, saliency, sparsity, decided",
-    [
-        ({}, ALPS(), 0.59, {"note"}),
-        ({}, ALPS(), 0.6, {"block"}),
-        ({}, Wanda(), 0.59, {"block"}),
-        ({"block_lambdas": (0.1,)}, ALPS(), 0.59, {"block"}),
-        ({"steps": "both"}, SparseGPT(), 0.59, {"note"}),
-    ],
-)
-def test_updated_weights_are_uniform_below_60_percent_unless_lambdas_are_given(
-    llama, fields, saliency, sparsity, decided
-):
-    trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0] * 14}, saliency)
-    allocation = NeuronAL(**fields).allocate(trials, sparsity)
-    assert allocation.decisions.keys() == decided
-    assert (allocation.plan == uniform(trials, sparsity)) == ("block" not in decided)
+def test_updated_weights_are_uniform_below_60_percent_unless_lambdas_are_given(llama):
+    for topup, saliency, sparsity, decided in [
+        (NeuronAL(), ALPS(), 0.59, "note"),
+        (NeuronAL(), ALPS(), 0.6, "block"),
+        (NeuronAL(), Wanda(), 0.59, "block"),
+        (NeuronAL(block_lambdas=(0.1,)), ALPS(), 0.59, "block"),
+    ]:
+        trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0] * 14}, saliency)
+        allocation = topup.allocate(trials, sparsity)
+        assert list(allocation.decisions) == [decided]
+        assert (allocation.plan == uniform(trials, sparsity)) == (decided == "note")
 
 
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
