@@ -47,7 +47,8 @@ class PruningReport:
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         training (`list[dict]`):
             Fine-tunes after pruning, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
-            `sha256`, `steps`, `tokens`, `seconds` and whether it was `resumed`, and `evaluation`, dataset -> perplexities `before` and `after`.
+            `sha256`, `steps`, `tokens`, `seconds` and whether it was `resumed`, `evaluation`, dataset -> perplexities `before` and `after`,
+            and `answers`, likewise.
         version (`int`): of this format.
     """
 
@@ -135,6 +136,9 @@ class PruningReport:
         for run in self.training:
             took = format_duration(run["seconds"]) + (" since it was resumed" if run["resumed"] else "")
             yield ["fine-tuned", f"{training_text(run)}, {took}"]
+            if compared := run["answers"]:
+                shown = ", ".join(f"{answers_text(values)} ({when})" for when, values in compared.items())
+                yield ["dense model's answers", shown]
             for dataset, values in run["evaluation"].items():
                 shown = f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
                 yield [f"perplexity, {dataset}, {window_text(values)}", shown]

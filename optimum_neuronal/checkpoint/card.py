@@ -157,7 +157,11 @@ def _training(run: Mapping[str, Any]) -> str:
     ]
     text = f"It was trained on {escaped(training_text(run))}; every zero stayed."
     header = ["dataset", "perplexity before", "after", "measured on"]
-    return f"{text}\n\n{format_markdown(header, rows)}" if rows else text
+    parts = [text, format_markdown(header, rows)] if rows else [text]
+    if compared := run["answers"]:
+        parts.append(f"Afterwards, on the dense model's answers: {answers_text(compared['after'])}. The first one:")
+        parts.append(format_markdown(["", "answer"], _example(compared["after"])))
+    return "\n\n".join(parts)
 
 
 def _tuning_command(run: Mapping[str, Any], base: str | None, model: str) -> list[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ..checkpoint.hub import check_push, push_pruned
 from ..common.processes import process_group
+from ..data.documents import read_prompts
+from ..evaluation.answers import Answers
 from ..files.records import hidden_directory
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import find_tokenizer
@@ -64,6 +66,7 @@ class FinetuneCommand(Command):
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
         dtype = flags.save_options_of(args).dtype
+        answers = args.answers if isinstance(args.answers, bool) else read_prompts(args.answers)
         with process_group() as processes:
             model, report = finetune(
                 args.model,
@@ -73,6 +76,7 @@ class FinetuneCommand(Command):
                 evaluate=args.evaluate,
                 window=args.window,
                 max_windows=args.max_windows,
+                answers=answers,
                 format=args.format,
                 save_dtype=dtype,
                 work_dir=args.work_dir,
@@ -84,6 +88,8 @@ class FinetuneCommand(Command):
                 return
             if report is not None:
                 write(f"\n{report}")
+                if compared := report.training[-1]["answers"]:
+                    write(f"\n{Answers(**compared['after'])}")
             write_saved(model, args.output, args.format)
             if args.push_to_hub:
                 tokenizer = find_tokenizer(args.output)

@@ -1,7 +1,7 @@
 """`finetune`: from a saved sparse model to a saved sparse model that has learned from the dense one."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..common.torch_state import default_device, preserve_rng_state
 from ..compat import hf_private
 from ..data.documents import check_texts
 from ..data.known_datasets import check_datasets
+from ..evaluation.answers import DenseAnswers
 from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
@@ -47,6 +48,7 @@ def finetune(
     evaluate: Iterable[Any] | Mapping[str, Any] = (),
     window: int | None = None,
     max_windows: int | None = None,
+    answers: bool | Sequence[Any] = False,
     format: str = "dense",
     save_dtype: torch.dtype | None = None,
     work_dir: str | Path | None = None,
@@ -73,6 +75,7 @@ def finetune(
         dataset (*optional*): text in memory instead of the config's: a list of strings or conversations, a `datasets.Dataset`.
         evaluate (`Sequence` or `dict`): test sets, to measure perplexity on before and after, as for `quantize`.
         window, max_windows (`int`, *optional*): tokens per test window, and windows of each test set, as for `quantize`.
+        answers (`bool` or `Sequence`): True, or prompts: compare the answers before and after, see [`compare_answers`].
         format (`str`): `"dense"` or `"packed"`.
         save_dtype (`torch.dtype`, *optional*): to save in. None: the dtype of the sparse model's checkpoint.
         work_dir (`str` or `Path`, *optional*): for checkpoints; removed at the end. None: hidden, next to the output.
@@ -94,6 +97,10 @@ def finetune(
     check_datasets(datasets, tests.values())
     check_extras(config)
     options, teacher = SaveOptions(format, save_dtype), find_teacher(teacher, model, config, model_kwargs)
+    if answers and teacher is None:
+        raise ValueError(
+            "Answers are compared with the teacher's, and there is none: raise kl_weight, or leave them out."
+        )
     target = check_output(output, overwrite, [model, teacher, work_dir])
     check_texts(find_tokenizer(model, **model_kwargs), datasets, tests.values(), streaming=True)
     student, tokenizer = load_student(model, config, options, model_kwargs)
@@ -103,10 +110,14 @@ def finetune(
         setup = prepare_training(student.to(device), dense, tokenizer, config, datasets, folder)
         sets = load_tests(tests, student, tokenizer, window, max_windows, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
+        asked = answers and DenseAnswers(dense, tokenizer, None if answers is True else answers)
+        compared = [asked.compare(student).to_dict()] if asked else []
         training = _train(setup)
         if dataset is not None:
             training["config"]["dataset"] = None  # it was passed
         training["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
+        compared += [asked.compare(student).to_dict()] if asked else []
+        training["answers"] = dict(zip(("before", "after"), compared))
         if report is not None:
             report = replace(report, training=[*report.training, training])
         if setup.records.processes.rank == 0:

@@ -134,6 +134,7 @@ def test_commands_of_a_model_that_was_tuned_twice_are_a_chain(pruned):
         "tokens": 9,
         "learning_rate": 1,
         "evaluation": {},
+        "answers": {},
     }
     report = replace(pruner.report, training=[run, {**run, "teacher": "me/dense"}])
     for title, place in (("me/llama-70", "me/llama-70"), ("llama-70", "path/to/llama-70")):

@@ -80,7 +80,7 @@ class TestResult:
         assert state(folders / "tuned") == before
 
     def test_report_and_card_say_both(self, folders):
-        _, report = tuned(folders)
+        _, report = tuned(folders, answers=["w1 w2 w3"])
         saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
         (entry,) = saved["training"]
@@ -90,9 +90,16 @@ class TestResult:
         assert not entry["resumed"] and "since it was resumed" not in repr(report)
         assert "fine-tuned" in repr(report) and f"{entry['evaluation']['test']['after']:.2f} (after)" in repr(report)
         card = (folders / "tuned" / "README.md").read_text()
+        before, after = (entry["answers"][when] for when in ("before", "after"))
+        assert after["kl"] < before["kl"] and f"KL divergence {after['kl']:.3f}" in card and "(after)" in repr(report)
+        assert before["examples"][0]["dense"] == after["examples"][0]["dense"]
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights but embeddings, learning rate 0.005" in card
         assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
+
+    def test_answers_need_a_teacher(self, folders):
+        with pytest.raises(ValueError, match="compared with the teacher's, and there is none"):
+            tuned(folders, kl_weight=0.0, answers=True)
 
     def test_text_in_memory(self, folders):
         """The card does not name the config's dataset, which was not read."""
