@@ -22,12 +22,12 @@ def _pruned(family, sparsity, overrides):
     return NeuronALPruner(config).prune(make_model(family, **dict(overrides)))
 
 
-def zeros_of(model) -> dict[str, torch.Tensor]:
-    """Where the weights of pruned matrices, those with many zeros, are zero; by their names without adapters."""
+def zeros_of(model, least=0.25) -> dict[str, torch.Tensor]:
+    """Where the weights of matrices with a larger share of zeros are zero; by their names without adapters."""
     zeros = {}
     for name, weight in model.named_parameters():
         zero, name = weight == 0, name.replace("base_layer.", "").removeprefix("base_model.model.")
-        if zero.ndim > 1 and zero.float().mean() > 0.25 and "lora_" not in name and "hada_" not in name:
+        if zero.ndim > 1 and zero.float().mean() > least and "lora_" not in name and "hada_" not in name:
             zeros[name] = zero
     return zeros
 

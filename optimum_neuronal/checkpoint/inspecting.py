@@ -111,12 +111,13 @@ class Inspection:
     @property
     def verdict(self) -> str:
         """Whether the weights agree with the record."""
-        if not self.sparsity_config:
-            made = ", not recorded how they were made" if self.total.zeros else ""
-            return f"{self.total.sparsity:.2%} zeros{made}: there is nothing to verify."
-        if not self.problems:
+        if self.problems:
+            expected = "recorded" if self.sparsity_config else "config.json says"
+            return f"NOT as {expected}: {'; '.join(self.problems[:5])}{'; ...' if len(self.problems) > 5 else '.'}"
+        if self.sparsity_config:
             return "Verified: the zeros agree with the sparsity_config."
-        return "NOT as recorded: " + "; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ".")
+        made = ", not recorded how they were made" if self.total.zeros else ""
+        return f"{self.total.sparsity:.2%} zeros{made}: there is nothing to verify."
 
 
 def inspect_checkpoint(
@@ -176,9 +177,9 @@ def inspect_checkpoint(
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
         if not result.kinds or not result.blocks:
             result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
-        with suppress(Exception):  # whatever a config holds
-            result.problems += find_faults(directory, found)
-            result.names_checked = True
+    with suppress(Exception):  # whatever a config holds
+        result.problems += find_faults(directory, found)
+        result.names_checked = True
     return result
 
 

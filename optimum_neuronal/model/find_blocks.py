@@ -1,7 +1,6 @@
 """Finds a model's decoder blocks and their projections. Weights that it does not understand raise an error."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import regex
 from torch import nn
@@ -11,7 +10,6 @@ from ..compat import hf_private
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
 from .experts import expert_projections
 from .projections import Block, Decoder, Experts, Projection, pattern_of
-from .sparsity_config import PrunedWeights
 from .unread_formats import check_formats
 
 
@@ -47,29 +45,6 @@ class Patterns:
             )
 
 
-class Recorded:
-    """The pruned projections that a `sparsity_config` names; its patterns are not run."""
-
-    def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
-        self._blocks, self._weights = blocks, PrunedWeights(sparsity_config)
-        self._missing = [*sparsity_config["block_sparsity"], *sparsity_config["projections"]]  # what the model lacks
-
-    def choose(self, name: str) -> bool:
-        recorded = next(iter(self._weights.blocks), "").rpartition(".")[0]  # the name of the blocks may differ
-        found = self._weights.find(f"{recorded}{name.removeprefix(self._blocks)}.weight")
-        if found is not None:
-            self._missing = [name for name in self._missing if name not in (found.block, found.kind)]
-        return found is not None
-
-    def check(self, model: nn.Module, count: int) -> None:
-        """Raise `ValueError` if the model does not have a recorded projection."""
-        if self._missing or not count:
-            raise ValueError(
-                f"model.config.sparsity_config names {[*self._missing, 'no projection'][0]}, unlike the model. Load the model as it "
-                "was pruned, or del model.config.sparsity_config to keep all zeros."
-            )
-
-
 def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
     """Raise `ValueError` unless a model reads text. None, for a class with its own code, passes."""
     name = config.model_type if model_class is None else model_class.__name__
@@ -92,33 +67,27 @@ def find_decoder(
     every matrix in a block must have a known name (`architectures`), or match `ignore`. Raise `ValueError` otherwise, or if
     a pattern matches nothing.
     """
-    return _find(model, lambda _: Patterns(targets, ignore))
+    return _find(model, Patterns(targets, ignore), strict=True)
 
 
-def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
-    """Find the blocks and the pruned projections that the `sparsity_config` of a sparse model names, by default all.
-
-    Names are compared, and recorded patterns are not run: a hostile one could take forever.
-    """
-    if sparsity_config is None or not {"block_sparsity", "projections"} <= sparsity_config.keys():
-        return find_decoder(model)
-    return _find(model, lambda blocks: Recorded(sparsity_config, blocks))
+def find_all_projections(model: PreTrainedModel) -> Decoder:
+    """Find the blocks of a model and all projections in them, as far as they are known or linear layers."""
+    return _find(model, Patterns([""], None), strict=False)
 
 
-def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
-    """Return the decoder. `select` maps the name of the list of blocks to the selection of projections."""
+def _find(model: PreTrainedModel, wanted: Patterns, strict: bool) -> Decoder:
+    """Return the decoder. Matrices that are not understood raise `ValueError`, or are left out unless it is `strict`."""
     if masked := [name for name, _ in model.named_parameters() if name.endswith("_orig")]:
         check_formats(masked, type(model).__name__)
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = block_list(model)
-    wanted = select(list_name)
     unknown: dict[str, str] = {}
     blocks = [
         _make_block(f"{list_name}.{index}", module, architecture, wanted, unknown)
         for index, module in enumerate(modules)
     ]
-    if unknown:
+    if unknown and strict:
         raise ValueError(
             f"Matrices with unknown names or classes: {', '.join(unknown.values())}. Leave them out with "
             f"ignore={list(unknown)}, name those that are an nn.Linear in targets, or describe their family with "
@@ -159,7 +128,7 @@ def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
 
 
 def _make_block(
-    name: str, module: nn.Module, architecture: Architecture, wanted: Patterns | Recorded, unknown: dict[str, str]
+    name: str, module: nn.Module, architecture: Architecture, wanted: Patterns, unknown: dict[str, str]
 ) -> Block:
     """Return a block. Note in `unknown` what it does not understand: pattern of the name -> description."""
     projections: list[Projection] = []
@@ -195,7 +164,7 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 
 
 def _find_projections(
-    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
+    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns
 ) -> list[Projection] | None:
     """Return the projections in the parameter `key` of a module: one, one per expert, or none if it is left out.
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..compat import hf_private
 from .change import Change
-from .find_blocks import count_packed, find_decoder
+from .find_blocks import count_packed, find_all_projections
 from .projections import Decoder, by_owner, stored_names
 from .sparsity_config import Sparsity, describe_sparsity, read_sparsity_config
 
@@ -57,8 +57,8 @@ def find_sparsity_config(model: PreTrainedModel) -> dict[str, Any] | None:
     recorded = read_sparsity_config(model.config)
     if recorded is not None or count_packed(model) or hf_private.is_quantized(model):
         return recorded
-    with suppress(ValueError):  # of a family whose projections are unknown
-        decoder = find_decoder(model)
+    with suppress(ValueError):  # no list of blocks is found
+        decoder = find_all_projections(model)
         found = measure_sparsity(decoder)
         if found.achieved > SPARSE:
             return describe_sparsity(decoder, found, stored_names(model, decoder))

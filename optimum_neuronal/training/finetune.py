@@ -206,7 +206,7 @@ def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
     """Return the model with LoRA on its projections. PEFT's "all-linear" would also adapt routers and stacked experts."""
     from peft import LoraConfig, get_peft_model
 
-    decoder, _ = find_sparse_decoder(student)
+    decoder = find_sparse_decoder(student)
     projections = [projection for block in decoder.blocks for projection in block.projections.values()]
     linear = [projection.name for projection in projections if projection.expert is None]
     if len(linear) < len(projections):

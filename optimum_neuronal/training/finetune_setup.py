@@ -31,10 +31,9 @@ from ..data.token_windows import (
 )
 from ..evaluation.perplexity import evaluate_perplexity
 from ..files.records import Records, checksum, versions
-from ..model.find_blocks import find_pruned_decoder
+from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer, read_base_model
-from ..model.sparsity_config import read_sparsity_config
 from ..model.zeros import SPARSE, measure_sparsity
 from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
@@ -122,8 +121,7 @@ def load_teacher(
     dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
     teacher = densify(load_model(name, dtype=dtype, **options))
     expected = "expected the dense model that the sparse one was pruned from."
-    decoder = find_pruned_decoder(teacher, read_sparsity_config(student.config))  # as the student's
-    if (zeros := measure_sparsity(decoder).achieved) > SPARSE:
+    if (zeros := measure_sparsity(find_all_projections(teacher)).achieved) > SPARSE:
         raise ValueError(f"{zeros:.0%} of the weights of the teacher {name} are zero: {expected}")
     check_vocabularies(student, teacher)
     theirs = find_tokenizer(name, **options)
@@ -215,7 +213,7 @@ def _check_same(
     records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TokenWindows
 ) -> None:
     """Raise `ValueError` if the records belong to a fine-tune of other models, with other text or versions."""
-    decoder, _ = find_sparse_decoder(student)
+    decoder = find_sparse_decoder(student)
     made_from = {**identity(decoder, text.ids), "versions": versions()}
     made_from["training data"] = made_from.pop("calibration data")
     if teacher is not None:

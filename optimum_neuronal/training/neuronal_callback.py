@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
-from ..model.projections import stored_names
+from ..model.projections import Decoder, stored_names
 from ..model.sparsity_config import KEY, read_sparsity_config, record_sparsity
 from ..model.zeros import measure_sparsity
 from ..pruning.checks import check_prune
@@ -23,7 +23,7 @@ from ..pruning.prepare import exclusive, prepare
 from ..pruning.prune import prune_model
 from ..pruning.reporting import make_sparsity_config
 from .keeping import SparsityCallback
-from .sparse_weights import SparseWeight, find_sparse_decoder, unwrap
+from .sparse_weights import SparseWeight, unwrap
 
 
 logger = get_logger(__name__)
@@ -96,10 +96,11 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         if stage is None:
             return
         with preserve_rng_state(), exclusive(model):
-            report = prune_model(prepare(model, stage, self.ids, further=True))
+            context = prepare(model, stage, self.ids, further=True)
+            report = prune_model(context)
         if self.keeper.weights:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
-            _record_all_zeros(model, report)
+            _record_all_zeros(context.decoder, report)
         self.sparsity_config = getattr(model.config, KEY)
         self._keep(model)
         _clear_state(optimizer, self.keeper.weights)
@@ -115,12 +116,11 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
                 weight.apply_to(value)
 
 
-def _record_all_zeros(model: PreTrainedModel, report: Any) -> None:
+def _record_all_zeros(decoder: Decoder, report: Any) -> None:
     """Record the zeros of the last pruning run and of earlier ones in the model's config."""
-    decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
-    record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
+    record_sparsity(decoder.model, make_sparsity_config(decoder, report, stored_names(decoder.model, decoder)))
 
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:

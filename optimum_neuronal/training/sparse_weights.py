@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..compat import hf_private, peft
 from ..model.change import PackedMask
-from ..model.find_blocks import count_packed, find_pruned_decoder
+from ..model.find_blocks import count_packed, find_all_projections
 from ..model.projections import Block, Decoder, Projection
 from ..model.sparsity_config import read_sparsity_config
 from ..model.zeros import SPARSE
@@ -92,32 +92,31 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     """Return the weights of a sparse model with their masks: every zero in its projections is a pruned weight."""
-    decoder, recorded = find_sparse_decoder(unwrap(model))
+    model = unwrap(model)
+    decoder = find_sparse_decoder(model)
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
     zeros = sum(
         int((weight.owner.detach() == 0).sum().full_tensor()) if is_sharded(weight.owner) else weight.count_pruned()
         for weight in weights
     )
-    _check_agreement(zeros, sum(projection.numel for projection in decoder.projections.values()), recorded)
-    return [weight for weight in weights if weight.mask.bits.numel()]
+    _check_zeros(zeros, sum(p.numel for p in decoder.projections.values()), read_sparsity_config(model.config))
+    weights = [weight for weight in weights if weight.count_pruned()]
+    copied = {part for module in peft.copied_modules(model).values() for part in module.modules()}
+    if copies := [weight.name for weight in weights if weight.module in copied]:
+        raise ValueError(
+            f"PEFT trains a copy of {copies[0]} (modules_to_save), which loses its zeros: adapt it instead."
+        )
+    return weights
 
 
-def find_sparse_decoder(model: PreTrainedModel) -> tuple[Decoder, Mapping[str, Any] | None]:
-    """Return the decoder of a model without its adapters, and its `sparsity_config` or None."""
+def find_sparse_decoder(model: PreTrainedModel) -> Decoder:
+    """Return the decoder of a model without its adapters."""
     if count := count_packed(model):
         raise ValueError(
             f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first to train it."
         )
-    recorded = read_sparsity_config(model.config)
-    copied = {part for module in peft.copied_modules(model).values() for part in module.modules()}
     with peft.without_adapters(model):
-        decoder = find_pruned_decoder(model, recorded)
-    for name, projection in decoder.projections.items():
-        if projection.module in copied:
-            raise ValueError(
-                f"PEFT trains a copy of {name} (modules_to_save), which loses its zeros: adapt it instead."
-            )
-    return decoder, recorded
+        return find_all_projections(model)
 
 
 def _weights_of(block: Block) -> list[SparseWeight]:
@@ -132,26 +131,21 @@ def _weights_of(block: Block) -> list[SparseWeight]:
         if owner.is_meta or not owner.is_floating_point():
             state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
-        pruned = local_part(owner.detach()) == 0
-        if members[0].expert is not None and len(members) < len(owner):
-            if is_sharded(owner):
-                raise ValueError(f"Only some experts of {name} are pruned, which FSDP does not support: use DDP.")
-            pruned[list(set(range(len(owner))) - {projection.expert for projection in members})] = False
-        weights.append(SparseWeight(name, module, parameter, PackedMask.pack(~pruned)))
+        weights.append(SparseWeight(name, module, parameter, PackedMask.pack(local_part(owner.detach()) != 0)))
     return weights
 
 
-def _check_agreement(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
+def _check_zeros(zeros: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
     """Raise `ValueError` if the model is dense, or fewer weights are zero than pruning recorded."""
-    sparsity = zeros / weights
-    if recorded is None and sparsity <= SPARSE:
+    if recorded is None and zeros <= SPARSE * weights:
         raise ValueError(
-            f"The model is dense: only {sparsity:.2%} of the weights of its projections are zero. Prune it first."
+            f"The model is dense: only {zeros / weights:.2%} of the weights of its projections are zero. Prune it first."
         )
-    expected = 0 if recorded is None else recorded["achieved_sparsity"]
-    if (lost := round(expected * weights) - zeros) > 0:
+    kinds = (recorded or {}).get("projections", {}).values()
+    expected = sum(round(kind["sparsity"] * (kind.get("numel") or 0)) for kind in kinds)
+    if zeros < expected:
         raise ValueError(
-            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {sparsity:.4%} are: {lost} "
+            f"model.config.sparsity_config says that {expected:,} weights are zero, but {zeros:,} are: {expected - zeros:,} "
             "zeros were lost since, by training or merging. Load the pruned model again, or del "
             "model.config.sparsity_config to keep the present zeros."
         )

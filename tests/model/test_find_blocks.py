@@ -5,7 +5,7 @@ from families import FAMILIES, LAYERS
 from torch import nn
 
 from optimum_neuronal.model.architectures import Architecture, find_architecture, register_architecture
-from optimum_neuronal.model.find_blocks import Recorded, find_decoder
+from optimum_neuronal.model.find_blocks import find_all_projections, find_decoder
 
 
 def test_conv1d_is_seen_as_out_by_in():
@@ -86,36 +86,12 @@ def test_a_model_without_blocks_raises(llama):
         find_decoder(llama)
 
 
-ABOUT = {
-    "block_sparsity": {"model.layers.0": 0.5, "model.layers.2": 0.5},
-    "projections": {"mlp.up_proj": {"weights": []}, "mlp.experts.*.down_proj": {"weights": []}},
-    "left_out": ["model.layers.2.mlp.up_proj", "model.layers.0.mlp.experts.3.down_proj"],
-}
-
-
-def test_recorded_names_are_compared():
-    taken = ["0.mlp.up_proj", "0.mlp.experts.1.down_proj", "2.mlp.experts.3.down_proj"]
-    others = ["1.mlp.up_proj", "2.mlp.up_proj", "0.mlp.experts.3.down_proj", "0.mlp.upXproj", "0.mlp.up_proj.weight"]
-    for blocks in ("model.layers", "layers", "language_model.model.layers", "model.language_model.layers"):
-        recorded = Recorded(ABOUT, blocks)
-        assert all(recorded.choose(f"{blocks}.{name}") for name in taken)
-        assert not any(recorded.choose(f"{blocks}.{name}") for name in [*others, "lm_head"])
-        recorded.check(nn.Module(), 3)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"block_sparsity": {"model.layers.0": 0.5, "model.layers.7": 0.5}}, "names model.layers.7, unlike the model. Load"),
-        ({"block_sparsity": {"model.layers.0": 0.5}, "projections": {"mlp.up_proj": {"weights": []}, "mlp.gone": {"weights": []}}}, "names mlp.gone, unlike the model"),
-        ({"block_sparsity": {}, "projections": {}}, "names no projection, unlike the model. Load the model as it was pruned, or del"),
-    ],
-)  # fmt: skip
-def test_what_the_model_does_not_have(change, message):
-    recorded = Recorded({**ABOUT, **change}, "model.layers")
-    count = recorded.choose("model.layers.0.mlp.up_proj") + recorded.choose("model.layers.0.mlp.experts.1.down_proj")
-    with pytest.raises(ValueError, match=message):
-        recorded.check(nn.Module(), count)
+def test_all_projections_are_linear_layers_of_any_name_but_routers_and_embeddings():
+    model = make_model("mixtral")
+    model.model.layers[0].novel, model.model.layers[1].table = nn.Linear(2, 2), nn.Embedding(2, 2)
+    model.model.layers[2].odd = nn.Bilinear(2, 2, 2)
+    known, found = find_decoder(make_model("mixtral")).projections, find_all_projections(model).projections
+    assert found.keys() - known.keys() == {"model.layers.0.novel"} and known.keys() < found.keys()
 
 
 def test_roles_prefer_the_longest_name():

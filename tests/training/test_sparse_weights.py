@@ -35,32 +35,17 @@ def test_bits_of_a_mask_move_once():
     assert weight.mask.bits.device.type == "meta"
 
 
-def test_only_what_was_to_be_pruned():
-    """The names that were recorded say what: patterns of a checkpoint are not run, be they slow or none."""
-    model = make_model("llama")
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=["mlp"], ignore=["layers.0."])
-    NeuronALPruner(config).prune(model)
-    model.model.layers[0].mlp.up_proj.weight.data[:] = 0
-    expected = found(model)
-    assert list(expected) == [f"model.layers.{i}.mlp.{p}_proj" for i in (1, 2) for p in ("gate", "up", "down")]
-    for patterns in (["([a-z0-9._]+)+#"], ["("], None, ["nothing"]):
-        model.config.sparsity_config["config"].update(ignore=patterns, targets=patterns)
-        assert_same(found(model), expected)
-    del model.config.sparsity_config["config"]
-    assert found(model).keys() == expected.keys()
-    body = found(model.model)
-    assert {f"model.{name}" for name in body} == expected.keys(), "without its head it has other names"
-
-
-def test_single_experts():
+def test_every_zero_is_kept_whatever_was_to_be_pruned():
+    """In linear layers of unknown names, and in single experts, too; a weight without zeros needs no mask."""
     model = make_model("mixtral")
-    fields = {"saliency": "magnitude", "topup": "uniform", "targets": [r"experts\.[12]\.", "q_proj"]}
-    NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **fields})).prune(model)
+    model.model.layers[0].novel = nn.Linear(32, 32)
+    targets = [r"experts\.[12]\.", "q_proj", "novel"]
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=targets, ignore=["layers.2"])
+    NeuronALPruner(config).prune(model)
     model.model.layers[0].mlp.experts.down_proj.data[0, 0] = 0  # by chance
-    masks = found(model)
-    assert len(masks) == 9
-    shares = masks["model.layers.0.mlp.experts.down_proj"].float().mean(dim=(1, 2)).tolist()
-    assert shares == pytest.approx([0, 0.7, 0.7, 0], abs=1e-2)
+    model.config.sparsity_config["config"].update(targets=["([a-z0-9._]+)+#", "("])
+    assert_same(found(model), {name.removesuffix(".weight"): zero for name, zero in zeros_of(model, 0).items()})
+    assert len(found(model)) == 7
 
 
 def test_zeros_that_are_lost_raise_and_further_ones_count():
@@ -68,7 +53,7 @@ def test_zeros_that_are_lost_raise_and_further_ones_count():
     weight = model.model.layers[1].mlp.up_proj.weight
     place = (weight.data.view(-1) == 0).nonzero()[0]
     weight.data.view(-1)[place] = 1.0
-    with pytest.raises(ValueError, match="says that 69.9563%.*but 69.9525% are: 1 zeros were lost since"):
+    with pytest.raises(ValueError, match="says that 18,267 weights are zero, but 18,266 are: 1 zeros were lost since"):
         find_sparse_weights(model)
     weight.data[:4] = 0
     assert found(model)["model.layers.1.mlp.up_proj"][:4].all()
