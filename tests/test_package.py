@@ -38,7 +38,7 @@ def test_the_layout():
 WAYS = {
     "magnitude": NeuronALConfig(0.5, "magnitude", topup="uniform", num_samples=12),
     "wanda": NeuronALConfig(0.5, "wanda", topup_args={"steps": "both"}, num_samples=12, num_alignment_samples=4),
-    "default": NeuronALConfig(0.5, num_samples=12, num_alignment_samples=4),
+    "default": NeuronALConfig(0.6, num_samples=12, num_alignment_samples=4),
     "paper": NeuronALConfig.preset("paper", sparsity=0.5, num_samples=12, num_alignment_samples=4),
     "best": NeuronALConfig.preset("best", sparsity=0.5, num_samples=16),
 }

@@ -42,9 +42,10 @@ class ConfigFields:
         example="ria:power=1.0",
     )
     saliency_args: dict[str, Any] = _hyperparameters("saliency")
-    topup: str = config_field(
-        "neuronal",
-        "method that decides how much of each block, projection and row is pruned; uniform with a pattern",
+    topup: str | None = config_field(
+        None,
+        "method that decides how much of each block, projection and row is pruned",
+        unset="neuronal; uniform with a pattern, and below 60% zeros if the saliency updates weights",
         methods="topup",
         example="owl:half_width=0.1",
     )

@@ -34,7 +34,6 @@ LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.1
 STEPS = ("both", "block", "row")
 BLOCK_STEP, ROW_STEP = "comparing sparsities by block", "comparing sparsities by row"
 RECONSTRUCTION = "reconstruction"
-MASKS_SUIT_UPDATES = 0.6  # least sparsity at which masks choose for weights that are updated
 
 
 @register_topup("neuronal")
@@ -42,9 +41,8 @@ MASKS_SUIT_UPDATES = 0.6  # least sparsity at which masks choose for weights tha
 class NeuronAL(TopUp):
     """The paper's algorithm: each of its two steps takes the lambda with the lowest alignment error.
 
-    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so.
-    With a saliency that updates weights, candidates are masks from Wanda's score. Below a sparsity of 0.6, they can
-    choose worse than uniform sparsity, so blocks are pruned alike, unless `block_lambdas` is given.
+    Where rows cannot differ (SparseGPT) or are not understood, only the block step is taken, and the report says so. With
+    a saliency that updates weights, candidates are masks from Wanda's score.
 
     This variant, `"sequence"`, takes the block step alone, with each candidate's own stream as in the authors' code,
     and errors by sequence as in the paper. [`AuthorsNeuronAL`] and [`PrintedNeuronAL`] are the other variants.
@@ -145,22 +143,18 @@ class NeuronAL(TopUp):
         return plans, {index: deviation.error for index, lam in enumerate(self.row_lambdas) if not lam}
 
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
-        decisions, notes, saliency = {}, [], evaluator.saliency
+        decisions, saliency = {}, evaluator.saliency
         evaluator = self.candidate_evaluator(evaluator)
-        base = self.block_plan(evaluator.decoder, sparsity, 0.0)
-        judged_by_masks = evaluator.saliency is not saliency
-        if judged_by_masks and sparsity < MASKS_SUIT_UPDATES and self.block_lambdas == LAMBDAS:
-            notes.append(f"no block step below {MASKS_SUIT_UPDATES:.0%} zeros: set block_lambdas to take it")
-        elif self.steps != "row":
+        if self.steps == "row":
+            base = self.block_plan(evaluator.decoder, sparsity, 0.0)
+        else:
             base, decisions["block"] = self._block_step(evaluator, sparsity)
         plan = self.as_pruned(evaluator, base)
         if self.steps != "block":
             if problem := rows_problem(evaluator.decoder, saliency):
-                notes.append(f"no row step: {problem}")
+                decisions["note"] = f"no row step: {problem}"
             else:
                 plan, decisions["row"] = self._row_step(evaluator, base, plan)
-        if notes:
-            decisions["note"] = "; ".join(notes)
         return Allocation(plan, decisions, evaluator.norms if saliency.uses_activations else SquaredNorms)
 
     def _block_step(self, evaluator: PlanEvaluator, sparsity: float) -> tuple[Plan, dict]:

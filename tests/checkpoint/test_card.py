@@ -39,7 +39,7 @@ def pruned(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said", "papers"),
     [
-        ({}, "alps + neuronal, sequence, block step.\n\nALPS chose the weights, and gave those that are left new values. NeuronAL decided where the sparsity goes, in this package's variant of the paper's method.", ["Cunegatti", "Meng"]),
+        ({"topup": "neuronal"}, "alps + neuronal, sequence, block step.\n\nALPS chose the weights, and gave those that are left new values. NeuronAL decided where the sparsity goes, in this package's variant of the paper's method.", ["Cunegatti", "Meng"]),
         ({"saliency": "wanda", "topup_args": {"variant": "authors"}}, "wanda + neuronal, authors, block and row steps.\n\nWanda chose the weights, by their magnitude and that of their inputs. NeuronAL decided where the sparsity goes, as in the code behind its paper's tables.", ["Cunegatti", "Sun"]),
         ({"saliency": "sparsegpt", "topup_args": {"variant": "authors"}}, "sparsegpt + neuronal, authors, block step. No row step: 'sparsegpt' updates all rows of a weight together.", ["Cunegatti", "Frantar"]),
     ],

@@ -10,7 +10,7 @@ from optimum_neuronal.cli.neuronal_command import make_parsers
 from optimum_neuronal.training import finetune as module
 
 
-SHORT = ("--steps", 4, "--seq-length", 16, "--batch-size", 4)
+SHORT = ("--steps", 4, "--seq-length", 16, "--batch-size", 4, "--learning-rate", 0.03)
 
 
 @pytest.fixture
@@ -23,20 +23,8 @@ def sparse(run, dense, tmp_path):
 
 def test_prune_finetune_evaluate_inspect(run, dense, sparse, tmp_path):
     text, output = tmp_path / "text.txt", tmp_path / "tuned"
-    given = (
-        "--model",
-        sparse,
-        "--teacher",
-        dense,
-        "--dataset",
-        text,
-        "--evaluate",
-        text,
-        "--window",
-        16,
-        "--max-windows",
-        0,
-    )
+    tests = ("--evaluate", text, "--window", 16, "--max-windows", 0)
+    given = ("--model", sparse, "--teacher", dense, "--dataset", text, *tests)
     shown = run("finetune", *given, *SHORT, "--output", output)
     assert "fine-tuned" in shown and "(before)" in shown and "(after)" in shown
     assert f'from_pretrained("{output}")' in shown

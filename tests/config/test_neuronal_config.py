@@ -62,7 +62,7 @@ class TestPresets:
 
     def test_titles_name_variant_steps_pattern_and_refit(self):
         for given, title in (
-            ({}, "alps + neuronal, sequence, block step"),
+            ({"topup": "neuronal"}, "alps + neuronal, sequence, block step"),
             ({"saliency": "wanda", "topup_args": {"row_lambdas": [0.1]}}, "wanda + neuronal, sequence, block and row steps, row_lambdas=[0.1]"),
             ({"topup": "uniform", "refit_epochs": 2}, "alps + uniform, refit of 2 epochs"),
             ({"topup": "uniform", "pattern": "2:4"}, "alps + uniform, pattern 2:4"),
@@ -239,3 +239,19 @@ def test_methods_are_made_of_names_and_hyper_parameters():
     assert methods == Methods(ALPS(iterations=7), Uniform())
     methods = NeuronALConfig(0.5, "wanda", topup="dsnot", topup_args={"cycles": 3, "variant": "authors"}).methods
     assert methods == Methods(Wanda(), AuthorsDSnoT(cycles=3))
+
+
+@pytest.mark.parametrize(
+    ("given", "topup"),
+    [
+        ({"sparsity": 0.59}, "uniform"),
+        ({"sparsity": 0.6}, "neuronal"),
+        ({"sparsity": 0.5, "saliency": "wanda"}, "neuronal"),
+        ({"sparsity": 0.5, "topup": "neuronal"}, "neuronal"),
+        ({"sparsity": 0.5, "topup_args": {"block_lambdas": [0.1]}}, "neuronal"),
+        ({"sparsity": 0.5, "saliency": "wanda", "pattern": "2:4"}, "uniform"),
+    ],
+)
+def test_the_top_up_without_a_name(given, topup):
+    """NeuronAL's candidates are masks, which choose badly for updated weights below 60% zeros."""
+    assert NeuronALConfig(**given).topup == topup

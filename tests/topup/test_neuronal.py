@@ -150,19 +150,6 @@ def test_candidates_of_a_saliency_that_updates_weights(llama, ids, monkeypatch):
     assert decisions[NeuronAL] == wanda.decisions
 
 
-def test_updated_weights_are_uniform_below_60_percent_unless_lambdas_are_given(llama):
-    for topup, saliency, sparsity, decided in [
-        (NeuronAL(), ALPS(), 0.59, "note"),
-        (NeuronAL(), ALPS(), 0.6, "block"),
-        (NeuronAL(), Wanda(), 0.59, "block"),
-        (NeuronAL(block_lambdas=(0.1,)), ALPS(), 0.59, "block"),
-    ]:
-        trials = FakeTrials(find_decoder(llama), {BLOCK_STEP: [1.0] * 14}, saliency)
-        allocation = topup.allocate(trials, sparsity)
-        assert list(allocation.decisions) == [decided]
-        assert (allocation.plan == uniform(trials, sparsity)) == (decided == "note")
-
-
 def test_a_saliency_without_rows_gets_the_block_step_alone(llama, ids):
     evaluator = make_evaluator(llama, ids, "sparsegpt")
     with inference(llama):
