@@ -17,9 +17,8 @@ from ..model.load_model import first_names
 from ..packed.packed_module import is_linear, packed_modules
 from ..report import PruningReport
 from .card import write_card
-from .read_back import check_loadable, find_extra
 from .save_options import SHARD_SIZE, SaveOptions
-from .writing import write_configs, write_model
+from .writing import find_extra, write_configs, write_model
 
 
 logger = get_logger(__name__)
@@ -115,14 +114,17 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
                 "with torch.nn.utils.prune.remove."
             )
     try:
-        check_loadable(model)
+        state = {name: tensor.to("meta") for name, tensor in hf_private.untied(model, model.state_dict()).items()}
+        is_packed = next(packed_modules(model), None) is not None
+        if not is_packed and (names := hf_private.not_loaded(model, hf_private.as_stored(model, state))):
+            raise ValueError(f"transformers would not load {first_names(names)}.")
         with tempfile.TemporaryDirectory() as folder:
             write_configs(model, copy.deepcopy(model.config), Path(folder))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"The model cannot be saved: {error}") from error
     if lost := find_extra(model)[1]:
-        logger.warning_once(
-            f"Not carried over from {model.config.name_or_path}, since it has no such weights in 16 or 32 bits: {first_names(lost)}."
+        logger.warning(
+            f"transformers does not load {first_names(lost)} of {model.config.name_or_path}: the saved model is without."
         )
     return options
 
