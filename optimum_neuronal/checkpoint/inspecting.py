@@ -182,9 +182,8 @@ def inspect_checkpoint(
         if not result.kinds or not result.blocks:
             result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
         with suppress(Exception):  # whatever a config holds
-            model = load_skeleton(directory, trust_remote_code=False)
-            if names := hf_private.not_loaded(model, dict(found)):
-                result.problems.append(f"transformers does not find {first_names(names)} in the files")
+            lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
+            result.problems += [f"transformers does not find {first_names(lacking)} in the files"] if lacking else []
             result.names_checked = True
     return result
 

@@ -16,7 +16,7 @@ from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
-from ..model.load_model import first_names
+from ..model.load_model import first_names, skeleton_of
 from ..model.sparsity_config import put_sparsity_config
 from ..model.zeros import find_sparsity_config
 from ..packed.packed_module import dense_state, describe_weight, packed_modules
@@ -57,8 +57,7 @@ def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> N
         _write_dense(model, folder, options.max_shard_size, convert, extra)
         state = hf_private.untied(model, dense_state(model))
     stored = map_tensors(weight_files(folder, packed))
-    found = stored.items() if packed else hf_private.as_loaded(model, stored, state)
-    _check_written(model, found, state | extra)
+    _check_written(model, hf_private.as_loaded(model, stored, state), state | extra)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     put_sparsity_config(config, find_sparsity_config(model))
@@ -152,11 +151,8 @@ def find_extra(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], list[st
     quantized = "quantization_config" in config and not is_packed(config)
     lost = hf_private.ignored_names(model, tensors) if quantized else []
     if not quantized and _is_whole(model, config):
-        packed = {name + module.suffix: module for name, module in packed_modules(model)}
-        known = {**model.state_dict(), **dict(model.named_buffers()), **packed}
-        on_meta = {name: tensor.to("meta") for name, tensor in tensors.items() if PREFIX not in name}
-        left = {name for name, _ in hf_private.as_loaded(model, on_meta, known)} - known.keys()
-        extra = {name: tensor for name, tensor in tensors.items() if name in left}
+        dense = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
+        extra = {name: dense[name] for name in hf_private.match_names(skeleton_of(model), dense)[1]}
     if model.config.name_or_path and not extra:
         lost += [f"the blocks of {key}" for key in _no_extra_blocks(model.config)]
     return extra, lost

@@ -100,12 +100,18 @@ def as_loaded(
             yield name, made[0] if isinstance(made, list) else made
 
 
-def not_loaded(model: PreTrainedModel, tensors: Mapping[str, Any]) -> list[str]:
-    """Return the names of a model's weights that `from_pretrained` would not find, in their shape, among those of files."""
+def match_names(model: PreTrainedModel, tensors: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of a model's weights that `from_pretrained` would not find in files, and of tensors that it ignores.
+
+    Only shape and dtype of the tensors in files are read.
+    """
     on_meta = {name: torch.empty(tuple(t.shape), dtype=t.dtype, device="meta") for name, t in tensors.items()}
-    expected, loaded = model.state_dict(), dict(as_loaded(model, on_meta, model.state_dict()))
+    expected = model.state_dict()
+    known = expected | dict(model.named_buffers())
+    loaded = dict(as_loaded(model, on_meta, known))
     misshapen = {name for name in expected.keys() & loaded if loaded[name].shape != expected[name].shape}
-    return sorted(misshapen | missing_names(model, set(loaded)))
+    lacking = sorted(misshapen | missing_names(model, set(loaded)))
+    return lacking, [name for name in tensors if name in loaded and name not in known]
 
 
 def ignored_names(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
