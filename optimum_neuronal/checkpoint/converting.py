@@ -18,7 +18,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import write_card
 from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, WEIGHT_SUFFIXES
-from .packed_files import is_packed, read_headers, read_json, stored_dtypes, weight_files
+from .packed_files import is_packed, map_tensors, read_headers, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
 from .writing import write_model
@@ -68,7 +68,9 @@ def convert_checkpoint(
     target = check_output(output, overwrite, [directory_or_id])
     source = find_checkpoint(directory_or_id, revision, token, whole=True)
     packed = _check(source, format if dtype is None else None)
-    stored, finer = stored_dtypes(weight_files(source, packed))  # not the config's, in which weights may be rounded
+    stored, finer = stored_dtypes(
+        map_tensors(weight_files(source, packed))
+    )  # not the config's, in which weights may be rounded
     if format == "dense" and any(PREFIX in name for name in finer):
         raise ValueError(
             f"{source} packs weights in several dtypes, of which some would be rounded: save the model in one."

@@ -10,6 +10,8 @@ import torch
 from transformers.utils import logging
 
 from ..common.display import escaped, fold_rows, format_bytes, format_table
+from ..compat import hf_private
+from ..model.load_model import first_names, load_skeleton
 from ..model.projections import with_stars
 from ..model.sources import check_directory
 from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
@@ -20,7 +22,6 @@ from ..report import calibration_text
 from .hub import find_checkpoint
 from .names import ADAPTER_CONFIG, CONFIG
 from .packed_files import is_packed, read_json, read_weights, weight_files
-from .read_back import find_faults
 
 
 LONGEST = 500  # characters of a text in config.json that are shown
@@ -96,7 +97,11 @@ class Inspection:
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
         names = " NOT checked: whether transformers loads these weights, since it does not know the model."
-        verdict = self.verdict + (adapter if self.has_adapter else "") + ("" if self.names_checked else names)
+        verdict = (
+            self.verdict
+            + (adapter if self.has_adapter else "")
+            + ("" if self.names_checked or not self.sparsity_config else names)
+        )
         rows = _about(self.sparsity_config) if self.sparsity_config else [["pruned", "not recorded in config.json"]]
         rows.append(["zeros counted", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
@@ -178,7 +183,8 @@ def inspect_checkpoint(
         if not result.kinds or not result.blocks:
             result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
     with suppress(Exception):  # whatever a config holds
-        result.problems += find_faults(directory, found)
+        lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
+        result.problems += [f"transformers does not find {first_names(lacking)} in the files"] if lacking else []
         result.names_checked = True
     return result
 

@@ -4,9 +4,8 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 """
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from ..common.display import escaped
 from ..compat import hf_private
 from ..model.sources import listed_files
-from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight, swapped
+from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
 from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
@@ -28,7 +27,6 @@ from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, 
 VERSION = 1
 METADATA = "neuronal"  # key in a file's metadata
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
@@ -144,19 +142,23 @@ def source_files(model: PreTrainedModel) -> list[Path]:
     return []
 
 
-def stored_dtypes(files: Iterable[Path]) -> tuple[torch.dtype | None, dict[str, Path]]:
-    """Return the floating-point dtype of most elements in files of weights, and name -> file of tensors in a finer one."""
-    sizes: Counter[torch.dtype] = Counter()
-    stored: dict[str, tuple[torch.dtype, Path]] = {}
+def map_tensors(files: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """Return name -> tensor of files of weights, mapped: elements are read when they are used."""
+    tensors = {}
     for path in files:
         with opened(path) as file:
-            for name in file.keys():  # noqa: SIM118
-                about = file.get_slice(name)
-                if dtype := FLOATS.get(about.get_dtype()):
-                    sizes[dtype] += math.prod(about.get_shape())
-                    stored[name] = dtype, path
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors
+
+
+def stored_dtypes(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.dtype | None, dict[str, torch.Tensor]]:
+    """Return the floating-point dtype of most elements of tensors, not of 8 bits, and the tensors in a finer one."""
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.itemsize > 1}
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in floats.values():
+        sizes[tensor.dtype] += tensor.numel()
     most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return most, {name: path for name, (dtype, path) in stored.items() if torch.promote_types(dtype, most) != most}
+    return most, {name: tensor for name, tensor in floats.items() if torch.promote_types(tensor.dtype, most) != most}
 
 
 def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedWeight, PackedHeader | None]]:
@@ -164,41 +166,17 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
 
     The names are those of the dense model's parameters: `MODULE.weight`, or the module path itself for stacked experts.
     """
-    for name, weight in stored_weights(weight_files(folder, packed), packed):
-        if isinstance(weight, torch.Tensor):
-            yield name, weight, None
-            continue
-        try:
-            matrix = weight.matrix()
-        except ValueError as error:
-            raise _damaged(f"The packed weight of {name.removesuffix('.weight')}", error) from error
-        yield name, matrix, weight
-
-
-def stored_weights(files: Sequence[Path], packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedHeader]]:
-    """Yield the weights in files by the names of [`read_weights`]: tensors mapped from the files, or headers."""
+    files = weight_files(folder, packed)
     headers = read_headers(files) if packed else {}
-    for path in files:
-        with opened(path) as file:
-            for name in file.keys():  # noqa: SIM118
-                if name.rpartition(PREFIX)[0] not in headers:
-                    yield name, file.get_tensor(name)
+    for name, tensor in map_tensors(files).items():
+        if name.rpartition(PREFIX)[0] not in headers:
+            yield name, tensor, None
     for module, header in headers.items():
-        yield module if len(header.shape) > 2 else f"{module}.weight", header
-
-
-def read_dense(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a checkpoint by name, packed ones unpacked one after the other."""
-    for name, weight, header in read_weights(folder, packed):
-        if header is not None:
-            weight = weight.to_dense().view(swapped(header.shape, header.transposed))
-            weight = weight.mT if header.transposed else weight
-        yield name, weight
-
-
-def on_meta(weights: Iterable[tuple[str, torch.Tensor | PackedHeader]]) -> list[tuple[str, torch.Tensor]]:
-    """Return weights by name as dense tensors on the meta device."""
-    return [(name, torch.empty(tuple(w.shape), dtype=w.dtype, device="meta")) for name, w in weights]
+        try:
+            matrix = header.matrix()
+        except ValueError as error:
+            raise _damaged(f"The packed weight of {module}", error) from error
+        yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
 
 
 def stored_size(directory: str | Path) -> int:

@@ -11,15 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..compat import hf_private
-from ..compat.peft import all_adapter_layers
 from ..files.output import Output, check_output, leads_out, new_directory
-from ..model.load_model import first_names
-from ..packed.packed_module import is_linear, packed_modules
+from ..model.load_model import first_names, skeleton_of
+from ..packed.packed_module import packed_modules
 from ..report import PruningReport
 from .card import write_card
-from .read_back import check_loadable, find_extra
 from .save_options import SHARD_SIZE, SaveOptions
-from .writing import write_configs, write_model
+from .writing import find_extra, write_configs, write_model
 
 
 logger = get_logger(__name__)
@@ -102,27 +100,23 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
         raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
     if options.format is None:
         options = replace(options, format="packed" if next(packed_modules(model), None) else "dense")
-    if next(all_adapter_layers(model), None) is not None:
-        raise ValueError(
-            "The model carries adapters: merge them first, with PEFT's merge_and_unload(), or save them alone."
-        )
-    for name, module in model.named_modules():
-        if hf_private.uncompiled(module) is not module:
-            raise ValueError(f"torch.compile wraps {name}, whose weights would be lost: put its _orig_mod back first.")
-        if is_linear(type(module)) and "weight" not in dict(module.named_parameters(recurse=False)):
-            raise ValueError(
-                f"A hook or parametrization computes the weight of {name}, which would be lost: make it permanent first, as "
-                "with torch.nn.utils.prune.remove."
-            )
     try:
-        check_loadable(model)
+        state = hf_private.untied(model, model.state_dict())
+        state |= {name + module.suffix: module.weight for name, module in packed_modules(model)}
+        on_meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in state.items()}
+        lacking, _ = hf_private.match_names(skeleton_of(model), hf_private.as_stored(model, on_meta))
         with tempfile.TemporaryDirectory() as folder:
             write_configs(model, copy.deepcopy(model.config), Path(folder))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"The model cannot be saved: {error}") from error
+    if lacking:
+        raise ValueError(
+            f"{first_names(lacking)} would be lost: first merge adapters with PEFT's merge_and_unload(), unwrap compiled "
+            "modules, and make computed weights permanent, as with torch.nn.utils.prune.remove."
+        )
     if lost := find_extra(model)[1]:
-        logger.warning_once(
-            f"Not carried over from {model.config.name_or_path}, since it has no such weights in 16 or 32 bits: {first_names(lost)}."
+        logger.warning(
+            f"transformers does not load {first_names(lost)} of {model.config.name_or_path}: the saved model is without."
         )
     return options
 

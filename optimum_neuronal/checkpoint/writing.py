@@ -1,7 +1,8 @@
 """Writes the configs and weights of a model, dense or packed, into an empty folder."""
 
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
 from ..compat import hf_private
+from ..model.load_model import first_names, skeleton_of
 from ..model.sparsity_config import put_sparsity_config
 from ..model.zeros import find_sparsity_config
 from ..packed.packed_module import dense_state, describe_weight, packed_modules
@@ -23,18 +26,21 @@ from ..packed.sparsify import pack_weight
 from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN
 from .packed_files import (
     QUANTIZATION_CONFIG,
-    opened,
+    is_packed,
+    map_tensors,
     read_json,
     source_files,
     stored_dtypes,
+    weight_files,
     write_json,
     write_packed,
 )
-from .read_back import check_written, counts_of_blocks, find_extra, in_memory
 from .save_options import SaveOptions
 
 
 OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
+
+EXTRA_BLOCKS = re.compile("num.*(mtp|nextn).*|(mtp|nextn).*num.*")  # keys of configs
 
 Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and value -> what is written
 
@@ -42,19 +48,20 @@ Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and val
 def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> None:
     """Write the configs and weights of a model, which [`check_saveable`] has passed, into an empty folder."""
     dtype = None if options.dtype == model.dtype else options.dtype  # parameters in other dtypes stay as they are
-    convert, packed = _converter(model, dtype, _finer_tensors(model)), options.format == "packed"
+    convert, packed = _converter(model, dtype, stored_dtypes(read_source(model)[0])[1]), options.format == "packed"
     extra, lost = find_extra(model)
     if packed:
-        tensors, weights = _packed_state(model, convert)
-        write_packed(folder, tensors | extra, weights, options.max_shard_size)
+        state, weights = _packed_state(model, convert)
+        write_packed(folder, state | extra, weights, options.max_shard_size)
     else:
         _write_dense(model, folder, options.max_shard_size, convert, extra)
-    check_written(model, folder, packed, extra, dtype)
+        state = hf_private.untied(model, dense_state(model))
+    stored = map_tensors(weight_files(folder, packed))
+    _check_written(model, hf_private.as_loaded(model, stored, state), state | extra)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     put_sparsity_config(config, find_sparsity_config(model))
-    for part, key in counts_of_blocks(config) if lost else ():
-        setattr(part, key, 0)
+    config.get_text_config(decoder=True).update(_no_extra_blocks(config) if lost else {})
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
     write_configs(model, config, folder)
@@ -89,7 +96,7 @@ def _write_dense(
     split = split_torch_state_dict_into_shards(state, filename_pattern=DENSE_PATTERN, max_shard_size=size)
     weight_map, total = {}, 0
     for file, names in split.filename_to_tensors.items():
-        tensors = {name: in_memory(model, name, state.pop(name)) for name in names}
+        tensors = {name: _in_memory(model, name, state.pop(name)) for name in names}
         unchanged = {name: tensors.pop(name) for name in names if name in extra}
         if offloaded:
             tensors = hf_private.as_stored(model, tensors)
@@ -102,17 +109,69 @@ def _write_dense(
         write_json(folder / DENSE_INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
-def _finer_tensors(model: PreTrainedModel) -> dict[str, Path]:
-    """Return name -> file of tensors that the model's checkpoint has in a finer dtype than most, such as Mamba's `A_log`.
+def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
-    transformers loads all in one dtype.
-    """
+
+def _check_written(
+    model: PreTrainedModel, found: Iterable[tuple[str, torch.Tensor]], expected: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise `OSError` unless what transformers makes of files is what was to be written, bit for bit or rounded."""
+    missing = set(expected)
+    for name, tensor in found:
+        if name in expected:
+            weight = _in_memory(model, name, expected[name])
+            is_rounded = tensor.itemsize > 1 and _same(tensor, weight.to(tensor))
+            if not is_rounded and not _same(tensor.to(weight), weight):
+                raise OSError(f"{name} is read back with other values than were written.")
+            missing.discard(name)
+    if missing:
+        raise OSError(f"transformers would not load {first_names(missing)}.")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    bits = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+    return one.shape == other.shape and torch.equal(*bits)
+
+
+def read_source(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors of the checkpoint that a model was loaded from, mapped, and its config; empty if unknown."""
     with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
-        return stored_dtypes(source_files(model))[1]
-    return {}
+        if files := source_files(model):
+            return map_tensors(files), read_json(files[0].with_name(CONFIG))
+    return {}, {}
 
 
-def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, Path]) -> Convert:
+def find_extra(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the tensors that only the model's checkpoint holds, and the names of those that a save loses.
+
+    transformers ignores them, such as blocks for multi-token prediction. Quantized ones do not fit a dense model.
+    """
+    (tensors, config), extra = read_source(model), {}
+    quantized = "quantization_config" in config and not is_packed(config)
+    lost = hf_private.ignored_names(model, tensors) if quantized else []
+    if not quantized and _is_whole(model, config):
+        dense = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
+        extra = {name: dense[name] for name in hf_private.match_names(skeleton_of(model), dense)[1]}
+    if model.config.name_or_path and not extra:
+        lost += [f"the blocks of {key}" for key in _no_extra_blocks(model.config)]
+    return extra, lost
+
+
+def _is_whole(model: PreTrainedModel, config: Mapping[str, Any]) -> bool:
+    """Return True if a model has the class and the number of blocks that the config of its checkpoint names."""
+    own, text = model.config.get_text_config(decoder=True), config.get("text_config") or config
+    is_named = type(model).__name__ in (config.get("architectures") or ())
+    return is_named and text.get("num_hidden_layers") in (None, getattr(own, "num_hidden_layers", None))
+
+
+def _no_extra_blocks(config: PreTrainedConfig) -> dict[str, int]:
+    """Return the values of a config that announce no blocks for multi-token prediction, where it does now."""
+    values = config.get_text_config(decoder=True).to_dict().items()
+    return {key: 0 for key, value in values if EXTRA_BLOCKS.fullmatch(key) and type(value) is int and value}
+
+
+def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, torch.Tensor]) -> Convert:
     """Return a function of a tensor's name and value that converts it, unless the model keeps it in float32.
 
     `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.
@@ -121,8 +180,7 @@ def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping
 
     def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name in finer:
-            with opened(finer[name]) as file:
-                source = file.get_tensor(name)
+            source = finer[name]
             if source.shape == tensor.shape:
                 is_same = torch.equal(source.to(tensor.dtype), tensor.cpu())
                 return source if is_same else tensor.to(source.dtype)
@@ -137,7 +195,7 @@ def _packed_state(model: PreTrainedModel, convert: Convert) -> tuple[dict[str, t
     """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
 
     def load(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return convert(name, in_memory(model, name, tensor))
+        return convert(name, _in_memory(model, name, tensor))
 
     state = hf_private.untied(model, model.state_dict())
     tied = hf_private.tied_names(model)

@@ -77,7 +77,7 @@ class PlainQuantizer(HfQuantizer):
 
 
 def as_loaded(
-    model: PreTrainedModel, tensors: Iterable[tuple[str, torch.Tensor]], weights: Mapping[str, torch.Tensor]
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what `from_pretrained` makes of the tensors in files, by the names of a model's `weights`.
 
@@ -87,19 +87,31 @@ def as_loaded(
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
     patterns = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    converted: dict[str, list[tuple[list, str, torch.Tensor]]] = {}
-    for name, tensor in tensors:
+    converted: dict[str, WeightConverter] = {}
+    for name in sorted(tensors, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, weights)
         if target in weights and pattern is not None:
-            converted.setdefault(target, []).append((dot_natural_key(name), pattern, tensor))
+            converter = converted.setdefault(target, copy.deepcopy(patterns[pattern]))
+            converter.add_tensor(target, name, pattern, tensors[name])
         else:
-            yield target if target in weights else name, tensor
-    for target, parts in converted.items():
-        converter = copy.deepcopy(patterns[parts[0][1]])
-        for _, pattern, tensor in sorted(parts, key=lambda part: part[0]):
-            converter.add_tensor(target, target, pattern, tensor)
+            yield target if target in weights else name, tensors[name]
+    for target, converter in converted.items():
         for name, made in converter.convert(target, model=model, config=model.config).items():
             yield name, made[0] if isinstance(made, list) else made
+
+
+def match_names(model: PreTrainedModel, tensors: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of a model's weights that `from_pretrained` would not find in files, and of tensors that it ignores.
+
+    Only shape and dtype of the tensors in files are read.
+    """
+    on_meta = {name: torch.empty(tuple(t.shape), dtype=t.dtype, device="meta") for name, t in tensors.items()}
+    expected = model.state_dict()
+    known = expected | dict(model.named_buffers())
+    loaded = dict(as_loaded(model, on_meta, known))
+    misshapen = {name for name in expected.keys() & loaded if loaded[name].shape != expected[name].shape}
+    lacking = sorted(misshapen | missing_names(model, set(loaded)))
+    return lacking, [name for name in tensors if name in loaded and name not in known]
 
 
 def ignored_names(model: PreTrainedModel, names: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 The model has the class that the checkpoint's config names, with its head.
 """
 
+import copy
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -71,6 +72,12 @@ def load_skeleton(
     with torch.device("meta"):
         loader = _find_loader(config, config_kwargs)
         return loader.from_config(config, dtype=dtype, **_chosen(config_kwargs, ("trust_remote_code",)))
+
+
+def skeleton_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a new model of a model's class and config, on the meta device."""
+    with torch.device("meta"):
+        return type(model)(copy.deepcopy(model.config))
 
 
 def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:

@@ -191,18 +191,11 @@ def _only_stored(model: PreTrainedModel) -> set[str]:
 
 
 def _convert(model: PreTrainedModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place.
-
-    transformers converts them when it loads them into a second model, and raises if some are missing, as in one of several
-    files.
-    """
+    """Replace the tensors of a state dict that have names of a checkpoint with the model's, in place."""
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    stored = _only_stored(model) & given.keys()
-    if not stored:
+    if _only_stored(model).isdisjoint(given):
         return
-    options = {"config": model.config, "dtype": model.dtype, "output_loading_info": True}
-    second, found = type(model).from_pretrained(None, state_dict=given, **options)
-    converted = {name: tensor for name, tensor in second.state_dict().items() if name not in found["missing_keys"]}
-    for name in stored:
+    for name in given:
         del state[prefix + name]
-    state.update({prefix + name: tensor for name, tensor in converted.items() if name not in given})
+    loaded = hf_private.as_loaded(model, given, model.state_dict())
+    state.update({prefix + name: tensor for name, tensor in loaded})
