@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoTokenizer
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, save_pretrained
 from optimum_neuronal.checkpoint.carrying import carry_over
 from optimum_neuronal.checkpoint.packed_files import source_files
+from optimum_neuronal.data.sample_text import sample_text
+from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.model.load_model import load_model
 from optimum_neuronal.model.origin import own_tokenizer
 
@@ -71,6 +73,9 @@ def test_an_unchanged_tokenizer_keeps_its_own_files(changed, tmp_path):
     if changed:
         pruner.tokenizer.add_tokens("new")
     pruner.quantize(tmp_path / "saved", dataset=MIXED, evaluate={"text": MIXED})
+    assert answer(pruner.model, pruner.tokenizer, "w1", 1) and [
+        *sample_text(pruner.model, pruner.tokenizer, 1, max_length=9)
+    ]
     before, after = all_files(tmp_path / "source"), all_files(tmp_path / "saved")
     backend, config = pruner.tokenizer.backend_tokenizer, json.loads(after["tokenizer_config.json"])
     assert backend.truncation["max_length"] == backend.padding["length"] == 6
