@@ -74,7 +74,7 @@ def test_an_unchanged_tokenizer_keeps_its_own_files(changed, tmp_path):
         pruner.tokenizer.add_tokens("new")
     pruner.quantize(tmp_path / "saved", dataset=MIXED, evaluate={"text": MIXED})
     assert answer(pruner.model, pruner.tokenizer, "w1", 1) and [
-        *sample_text(pruner.model, pruner.tokenizer, 1, max_length=9)
+        *sample_text(pruner.model, pruner.tokenizer, 1, max_new_tokens=9)
     ]
     before, after = all_files(tmp_path / "source"), all_files(tmp_path / "saved")
     backend, config = pruner.tokenizer.backend_tokenizer, json.loads(after["tokenizer_config.json"])
