@@ -12,6 +12,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from optimum_neuronal.checkpoint import hub
+from optimum_neuronal.model import origin
 
 
 def refusal(kind, status):
@@ -32,7 +33,8 @@ class Hub:
                 return getattr(self, name)(api.token or self.token, *arguments, **options)
 
             monkeypatch.setattr(HfApi, name, answer)
-        monkeypatch.setattr(hub, "snapshot_download", self.snapshot_download)
+        for module in (hub, origin):
+            monkeypatch.setattr(module, "snapshot_download", self.snapshot_download)
 
     def files(self, repo_id, revision=None):
         """The files of a branch, by name."""
@@ -86,7 +88,9 @@ class Hub:
     def model_info(self, token, repo_id, timeout):
         return SimpleNamespace(card_data=ModelCard(self.files(repo_id)["README.md"].decode()).data)
 
-    def snapshot_download(self, repo_id, revision=None, token=None, cache_dir=None, **patterns):
+    def snapshot_download(
+        self, repo_id, revision=None, token=None, cache_dir=None, local_files_only=False, **patterns
+    ):
         validate_repo_id(repo_id)
         files, folder = (
             self.files(repo_id, revision),

@@ -19,7 +19,8 @@ from ..model.sparsity_config import read_sparsity_config
 from ..report import PruningReport, answers_text, training_text, window_text
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD
+from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
+from .packed_files import read_json
 from .save_options import SaveOptions
 
 
@@ -33,8 +34,9 @@ INHERITED = ("license", "license_name", "license_link", "language", "datasets") 
 
 def write_card(folder: Path, model: PreTrainedModel, report: PruningReport, title: str, options: SaveOptions) -> None:
     """Write the card of a pruned model into the folder that it is saved in, with its tokenizer."""
-    with_tokenizer = any(folder.glob("tokenizer*"))
-    card = make_card(model, report, title, options, with_tokenizer, (folder / CHAT_TEMPLATE).exists())
+    with_tokenizer, config = any(folder.glob("tokenizer*")), folder / TOKENIZER_CONFIG
+    chats = (folder / CHAT_TEMPLATE).exists() or bool(config.exists() and read_json(config).get("chat_template"))
+    card = make_card(model, report, title, options, with_tokenizer, chats)
     (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 

@@ -1,30 +1,26 @@
 """Converts a dense checkpoint to a packed one and back, with the same weights bit for bit."""
 
-import shutil
 from dataclasses import fields
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from ..common.notes import get_logger
 from ..common.validation import check_choice
-from ..files.output import check_output, leads_out, new_directory
+from ..files.output import check_output, new_directory
 from ..model.load_model import load_model
 from ..model.sources import check_directory
 from ..model.unread_formats import quantization_of
 from ..packed.packed_weight import PREFIX
 from ..report import REPORT_NAME, PruningReport
 from .card import write_card
+from .carrying import carry_over
 from .hub import find_checkpoint
-from .names import CONFIG, FORMATS, WEIGHT_SUFFIXES
+from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FILES
 from .packed_files import is_packed, map_tensors, read_headers, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
 from .writing import write_model
-
-
-logger = get_logger(__name__)
 
 
 def convert_checkpoint(
@@ -41,8 +37,8 @@ def convert_checkpoint(
 ) -> Path:
     """Write a sparse checkpoint in the other format, with the same weights bit for bit, or in another dtype.
 
-    The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and other
-    files are copied. The model card is rendered again from the report.
+    The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and the
+    files that [`save_pruned`] carries over are copied. The model card is rendered again from the report.
 
     Args:
         directory_or_id (`str` or `Path`): a checkpoint with zeros, pruned by any tool; one on the Hub is downloaded into the cache.
@@ -66,7 +62,7 @@ def convert_checkpoint(
     check_choice("format", format, FORMATS)
     options = SaveOptions(format, dtype, max_shard_size)
     target = check_output(output, overwrite, [directory_or_id])
-    source = find_checkpoint(directory_or_id, revision, token, whole=True)
+    source = find_checkpoint(directory_or_id, revision, token)
     packed = _check(source, format if dtype is None else None)
     stored, finer = stored_dtypes(
         map_tensors(weight_files(source, packed))
@@ -81,7 +77,7 @@ def convert_checkpoint(
         write_model(model, folder, options)
         if format == "packed" and not read_headers(weight_files(folder, packed=True)):
             raise ValueError(f"No weight of {source} has enough zeros to be smaller packed: prune the model first.")
-        _copy_others(source, folder, target.path)
+        carry_over(model, folder, others=(*TOKENIZER_FILES, REPORT_NAME, MODEL_CARD))
         _write_card(model, source, folder, target.path.name, options)
     return target.path
 
@@ -96,20 +92,6 @@ def _check(source: Path, format: str | None) -> bool:
     if not packed and quantization_of(config, source) is not None:
         raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
     return packed
-
-
-def _copy_others(source: Path, folder: Path, target: Path) -> None:
-    """Copy the other files of a checkpoint, unless the folder has them; no hidden files, weights, or earlier results."""
-    for path in sorted(source.rglob("*")):
-        place = folder / path.relative_to(source)
-        hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
-        earlier = path.resolve().is_relative_to(target.resolve())
-        if path.is_file() and not (hidden or earlier or path.name.endswith(WEIGHT_SUFFIXES) or place.exists()):
-            if leads_out(path, source):
-                logger.warning(f"{path} is a link to a file outside the checkpoint's folder: it is not copied.")
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
 
 
 def _write_card(model: PreTrainedModel, source: Path, folder: Path, title: str, options: SaveOptions) -> None:

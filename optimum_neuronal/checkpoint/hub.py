@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..common.connection import check_connection
 from ..files.output import Output, describe_model
 from ..report import PruningReport
-from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
+from .names import CARRIED, CONFIG, TOKENIZER_FILES, WEIGHT_FILES
 from .save_options import SaveOptions
 from .saving import check_saveable, save_pruned
 
@@ -31,10 +31,9 @@ def find_checkpoint(
     directory_or_id: str | Path,
     revision: str | None = None,
     token: str | None = None,
-    whole: bool = False,
     cache_dir: str | None = None,
 ) -> Path:
-    """Return the directory of a checkpoint, downloaded if it is on the Hub. `whole`: not only config and weights."""
+    """Return the directory of a checkpoint, downloaded if it is on the Hub."""
     if os.path.isdir(directory_or_id):
         return Path(directory_or_id)
     if os.path.isfile(directory_or_id):
@@ -45,8 +44,7 @@ def find_checkpoint(
             revision=revision,
             token=token,
             cache_dir=cache_dir,
-            allow_patterns=None if whole else [CONFIG, ADAPTER_CONFIG, *WEIGHT_FILES],
-            ignore_patterns=[f"*{suffix}" for suffix in FOREIGN_SUFFIXES],
+            allow_patterns=["*.json", "*.md", *WEIGHT_FILES, *CARRIED, *TOKENIZER_FILES],
         )
     except HFValidationError as error:
         raise ValueError(f"{directory_or_id} is neither a directory nor the id of a model on the Hub.") from error

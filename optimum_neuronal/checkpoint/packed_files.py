@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ..common.display import escaped
-from ..compat import hf_private
+from ..model.origin import checkpoint_folder
 from ..model.sources import listed_files
 from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
@@ -135,11 +135,9 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
 
 def source_files(model: PreTrainedModel) -> list[Path]:
     """Return the files of weights that a model was loaded from, without a download; [] if unknown."""
-    for name in (DENSE_FILE, DENSE_INDEX, PACKED_INDEX) if model.config.name_or_path else ():
-        path = hf_private.find_file(model, name, local_files_only=True)
-        if path is not None:
-            return [path] if name == DENSE_FILE else weight_files(path.parent, packed=name == PACKED_INDEX)
-    return []
+    folder = checkpoint_folder(model, local_files_only=True)
+    is_dense = folder and any((folder / name).exists() for name in (DENSE_FILE, DENSE_INDEX))
+    return weight_files(folder, packed=not is_dense) if folder else []
 
 
 def map_tensors(files: Iterable[Path]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,6 @@
 """Saves models dense or packed, whole or not at all, and pruned ones with their report and model card."""
 
 import copy
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +10,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..compat import hf_private
-from ..files.output import Output, check_output, leads_out, new_directory
+from ..files.output import Output, check_output, new_directory
 from ..model.load_model import first_names, skeleton_of
 from ..packed.packed_module import packed_modules
 from ..report import PruningReport
 from .card import write_card
+from .carrying import carry_over
 from .save_options import SHARD_SIZE, SaveOptions
 from .writing import find_extra, write_configs, write_model
 
 
 logger = get_logger(__name__)
-
-# A processor's files. Its tokenizer is saved separately.
-PROCESSOR_FILES = (
-    "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
-    "chat_template.json",
-)  # fmt: skip
 
 
 def save_pretrained(
@@ -65,6 +59,7 @@ def save_pretrained(
     options = check_saveable(model, SaveOptions(format, dtype, max_shard_size))
     with new_directory(check_output(save_directory, overwrite, [model.config.name_or_path])) as folder:
         write_model(model, folder, options)
+        carry_over(model, folder)
 
 
 def save_pruned(
@@ -82,9 +77,7 @@ def save_pruned(
     model = hf_private.uncompiled(model)
     with new_directory(output) as folder:
         write_model(model, folder, options)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        copy_processor(model, folder)
+        carry_over(model, folder, tokenizer)
         if report is not None:
             report.save(folder)
             write_card(folder, model, report, title or output.path.name, options)
@@ -119,17 +112,3 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
             f"transformers does not load {first_names(lost)} of {model.config.name_or_path}: the saved model is without."
         )
     return options
-
-
-def copy_processor(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the processor's files of the checkpoint that a multimodal model was loaded from, unless they are there."""
-    config = model.config
-    if config.get_text_config(decoder=True) is config or not config.name_or_path:
-        return
-    for name in PROCESSOR_FILES:
-        try:
-            path = hf_private.find_file(model, name)
-            if path is not None and not (folder / name).exists() and not leads_out(path, path.parent):
-                shutil.copyfile(path, folder / name)
-        except (OSError, ValueError) as error:
-            logger.warning(f"{name} could not be copied from {config.name_or_path!r}: {error}")

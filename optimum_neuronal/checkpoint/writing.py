@@ -41,6 +41,9 @@ from .save_options import SaveOptions
 OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
 
 EXTRA_BLOCKS = re.compile("num.*(mtp|nextn).*|(mtp|nextn).*num.*")  # keys of configs
+MOVED = ("rope_theta", "partial_rotary_factor")  # into `rope_parameters` in transformers 5
+OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
+TWO_THETAS = ("gemma3_text", "gemma3n_text")  # families of transformers 4 in which layers differ
 
 Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and value -> what is written
 
@@ -62,17 +65,36 @@ def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> N
     config.architectures, config.dtype = [type(model).__name__], dtype or model.dtype
     put_sparsity_config(config, find_sparsity_config(model))
     config.get_text_config(decoder=True).update(_no_extra_blocks(config) if lost else {})
+    if packed:
+        config.quantization_config = QUANTIZATION_CONFIG
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)
     write_configs(model, config, folder)
-    if packed:
-        write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
 
 
 def write_configs(model: PreTrainedModel, config: PreTrainedConfig, folder: Path) -> None:
     config.save_pretrained(folder)
+    write_json(folder / CONFIG, with_older_names(read_json(folder / CONFIG)))
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+
+
+def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json that says what is in `rope_parameters` as transformers 4 reads it too: it ignores that key."""
+    added: dict[str, Any] = {}
+    family, rope = config.get("model_type"), config.get("rope_parameters") or {}
+    if family in TWO_THETAS and "full_attention" in rope:
+        added["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    if "rope_theta" in rope:  # the same for all layers
+        names = OWN_NAMES.get(family, {})
+        added |= {names.get(name, name): rope[name] for name in MOVED if name in rope}
+        scaling = {name: value for name, value in rope.items() if name not in MOVED}
+        if family == "phi3" and "short_factor" in rope:  # version 4 accepts three fields
+            scaling = {"type": rope["rope_type"]} | {name: rope[name] for name in ("short_factor", "long_factor")}
+        added |= {} if scaling == {"rope_type": "default"} else {"rope_scaling": scaling}
+    parts = {name: with_older_names(part) for name, part in config.items() if isinstance(part, dict)}
+    return {**config, **added, **parts}
 
 
 def _write_dense(

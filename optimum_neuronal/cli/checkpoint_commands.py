@@ -64,7 +64,7 @@ class ConvertCommand(Command):
     def work(self) -> None:
         args = self.args
         check_output(args.output, args.overwrite, [args.model])
-        source = find_checkpoint(args.model, args.revision, whole=True)
+        source = find_checkpoint(args.model, args.revision)
         options = {"dtype": args.dtype and getattr(torch, args.dtype), "trust_remote_code": args.trust_remote_code}
         options |= {"overwrite": args.overwrite}
         written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)

@@ -20,7 +20,6 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 from transformers.quantizers import HfQuantizer
-from transformers.utils.hub import cached_file
 
 
 # Keys of config.json that describe the file, not the model.
@@ -32,17 +31,6 @@ def model_class_for(auto_class: str, config: PreTrainedConfig) -> type | None:
     """Return the model class that an Auto class, by its name, chooses for a config, or None."""
     classes = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     return classes[0] if isinstance(classes, (list, tuple)) else classes
-
-
-def find_file(model: PreTrainedModel, name: str, **options: Any) -> Path | None:
-    """Return the path of a file of a model's checkpoint, downloaded if necessary, or None if it is missing there.
-
-    Unless [`load_model`] loaded the model, the revision is `main`, since transformers does not note another one. `options`:
-    of `cached_file`, such as `local_files_only`.
-    """
-    options |= {**getattr(model, "checkpoint_place", {}), "_raise_exceptions_for_missing_entries": False}
-    path = cached_file(model.config.name_or_path, name, **options)
-    return None if path is None else Path(path)
 
 
 def choose_attention(config: PreTrainedConfig, name: Any) -> PreTrainedConfig:

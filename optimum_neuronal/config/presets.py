@@ -21,6 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dataset": "c4",
         "num_samples": 128,
         "num_alignment_samples": 8,
+        "add_bos": False,  # not even before a Gemma's windows
     },
     # The same sparsity everywhere, with updated weights.
     "fast": {"saliency": "alps", "topup": "uniform"},

@@ -12,6 +12,7 @@ Conversations are lists of messages, with `role` and `content` or ShareGPT's `fr
 template renders them, with the `tools` in a column beside them. Nulls count as empty texts.
 """
 
+import copy
 import glob
 import json
 import os
@@ -121,7 +122,7 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, st
     if documents.is_stream and not streaming:
         first = list(islice(documents.entries, STREAM_DOCUMENTS))
         documents = Documents(first, f"the first {len(first)} documents of {documents.source}")
-    documents = replace(documents, tokenizer=tokenizer)
+    documents = replace(documents, tokenizer=copy.deepcopy(tokenizer))  # a call changes truncation and padding in it
     if are_conversations(documents.entries):
         documents = replace(documents, separator="", template=find_template(tokenizer, documents.source))
     if not any(map(str.strip, documents)):

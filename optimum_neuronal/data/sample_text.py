@@ -1,5 +1,6 @@
 """Text that a language model writes itself, to calibrate and to train with: in its own language, without a download."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
@@ -64,6 +65,7 @@ def sample_text(
     """
     check_sampling(num_samples, max_new_tokens, temperature, top_p)
     draw = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
+    tokenizer = copy.deepcopy(tokenizer)  # a call changes truncation and padding in it
     writer = Writer(model, tokenizer, prompts, max_new_tokens, draw)
     count = num_samples or len(prompts or ()) or NUM_SAMPLES
     records, empty = records or Records(), True

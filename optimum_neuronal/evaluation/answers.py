@@ -1,5 +1,6 @@
 """Answers: what the dense model says, how closely a sparse model predicts it, and what the sparse model says."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,7 +86,8 @@ def answer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, max_new_tokens: int = 80
 ) -> str:
     """Return a model's greedy answer to a prompt. Without a chat template, the model continues the prompt."""
-    return decode(tokenizer, _generate(model, encode(tokenizer, prompt), max_new_tokens))
+    question = encode(copy.deepcopy(tokenizer), prompt)  # a call changes truncation and padding
+    return decode(tokenizer, _generate(model, question, max_new_tokens))
 
 
 class DenseAnswers:
@@ -108,6 +110,7 @@ class DenseAnswers:
         if not prompts:
             raise ValueError("There are no prompts: expected at least one.")
         self.tokenizer, self.prompts, self.max_new_tokens = tokenizer, prompts, max_new_tokens
+        tokenizer = copy.deepcopy(tokenizer)  # a call changes truncation and padding
         self.questions = [encode(tokenizer, prompt) for prompt in prompts]
         self.answers = [
             _generate(dense, ids, max_new_tokens)

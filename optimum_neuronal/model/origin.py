@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,6 +38,17 @@ def public_name(model: PreTrainedModel) -> str:
     """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
     origin = model.config.name_or_path
     return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
+
+
+def checkpoint_folder(model: PreTrainedModel, **options: Any) -> Path | None:
+    """Return the folder of a model's checkpoint, or None if it has none. `options`: of `snapshot_download`.
+
+    Unless [`load_model`] loaded the model, the revision is `main`, since transformers does not note another one.
+    """
+    origin = model.config.name_or_path
+    if origin and not os.path.isdir(origin):
+        origin = snapshot_download(origin, **getattr(model, "checkpoint_place", {}), **options)
+    return Path(origin) if origin and Path(origin, "config.json").exists() else None
 
 
 # Arguments of `from_pretrained` that locate the files of a tokenizer.

@@ -42,7 +42,7 @@ class SparseGPT(WeightUpdate):
 
     def solve(self, weights, hessian, sparsities, pattern=None):
         dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first
-        inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), inverse_factor)
+        inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), self._factor)
         rows = [len(weight) for weight in weights.values()]
         stacked = torch.cat(list(weights.values()))
         parts = dict(zip(weights, stacked.split(rows)))
@@ -63,6 +63,9 @@ class SparseGPT(WeightUpdate):
             for part, own in zip(parts.values(), errors.split(rows)):
                 part[:, end:] -= own.clone() @ inverse[start:end, end:]
         return parts
+
+    def _factor(self, matrix: torch.Tensor) -> torch.Tensor | None:
+        return inverse_factor(matrix)
 
     def _count(self, rows: int, start: int, end: int, sparsity: float) -> int:
         """Return how many weights to prune in columns `start` to `end`."""
@@ -166,6 +169,7 @@ class DecayingHessian(Hessian):
 class AuthorsSparseGPT(SparseGPT):
     """SparseGPT as it was run for the paper on NeuronAL.
 
+    - Inverts and factorizes the Hessian in float32, and in float64 only where that fails.
     - Prunes one weight more than the target in every block of columns.
     - Prunes all weights of inputs that are always zero, beyond the target too. These count as one in the mean diagonal
       of which dampening is a share.
@@ -181,3 +185,9 @@ class AuthorsSparseGPT(SparseGPT):
 
     def _count(self, rows: int, start: int, end: int, sparsity: float) -> int:
         return int(rows * (end - start) * sparsity) + 1
+
+    def _factor(self, matrix: torch.Tensor) -> torch.Tensor | None:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not bool(failed):
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+        return factor if not bool(failed) and bool(torch.isfinite(factor).all()) else super()._factor(matrix)

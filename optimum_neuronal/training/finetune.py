@@ -237,7 +237,7 @@ def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 def _report_of(model: str | Path, model_kwargs: Mapping[str, Any]) -> PruningReport | None:
     """Return the report that was saved with a model, or None after a warning."""
     where = {key: model_kwargs[key] for key in ("revision", "token", "cache_dir") if key in model_kwargs}
-    report = PruningReport.load(find_checkpoint(model, whole=True, **where))
+    report = PruningReport.load(find_checkpoint(model, **where))
     if report is None:
         logger.warning(f"{model} has no {REPORT_NAME}, so the result has no report and no model card.")
     return report

@@ -113,15 +113,6 @@ def test_reports_of_other_methods_and_damaged_ones(tmp_path):
         convert_checkpoint(tmp_path / "model", "packed", tmp_path / "other")
 
 
-def test_neither_hidden_files_nor_earlier_results_are_copied(tmp_path):
-    save_pruned(tmp_path / "model")
-    (tmp_path / "model" / ".git").mkdir()
-    (tmp_path / "model" / ".git" / "config").write_text("a token")
-    for _ in range(2):
-        inside = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "model" / "packed", overwrite=True)
-        assert not (inside / "packed").exists() and not list(inside.glob(".*"))
-
-
 def test_torchao_keeps_every_zero(tmp_path):
     """A dense checkpoint is an ordinary one. Int8 weights are symmetric: zero stays zero. Tiny ones become zeros too."""
     torchao = pytest.importorskip("torchao.quantization")

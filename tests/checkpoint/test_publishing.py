@@ -15,7 +15,7 @@ from optimum_neuronal.model.load_model import load_model
 
 WRITTEN = {
     "config.json", "generation_config.json", "model.safetensors", "neuronal_report.json", "README.md", "tokenizer.json",
-    "tokenizer_config.json", ".gitattributes",
+    "tokenizer_config.json", "modules.json", ".gitattributes",
 }  # fmt: skip
 
 
@@ -23,7 +23,7 @@ WRITTEN = {
 def hub(tmp_path, monkeypatch):
     hub = Hub(tmp_path / "hub", monkeypatch)
     card = b"---\nlicense: llama3\nlanguage:\n- en\n---\n\n# Dense\n"
-    hub.repositories["me/dense-llama"] = {"main": {"README.md": card}}
+    hub.repositories["me/dense-llama"] = {"main": {"README.md": card, "modules.json": b"[]", "config.json": b"{}"}}
     return hub
 
 
@@ -70,13 +70,13 @@ def test_nothing_is_replaced_unasked(hub):
     pruner.push_to_hub(model, "me/model")
     before, found = (
         dict(hub.files("me/model")),
-        "'me/model' holds 7 files, a model of type llama pruned with magnitude",
+        "'me/model' holds 8 files, a model of type llama pruned with magnitude",
     )
     said = rf"{found}.* choose a new one, or pass --overwrite \(overwrite=True\)"
     for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
         with pytest.raises(FileExistsError, match=said):
             attempt()
-    with pytest.raises(FileExistsError, match="'me/dense-llama' holds 1 files: choose"):
+    with pytest.raises(FileExistsError, match="'me/dense-llama' holds 3 files, .*: choose"):
         check_push("me/dense-llama")
     check_push("me/model", overwrite=True)
     assert hub.files("me/model") == before and hub.commits == ["Upload pruned model"]

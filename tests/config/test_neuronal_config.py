@@ -39,6 +39,7 @@ class TestPresets:
         config = NeuronALConfig.preset("paper", sparsity=0.6)
         topup = config.methods.topup
         assert (config.saliency, config.dataset, config.num_samples, topup.variant) == ("wanda", "c4", 128, "authors")
+        assert config.add_bos is False, "the authors put none before the windows of a Gemma either"
         assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
 
     def test_the_papers_preset_takes_its_variant_of_every_method(self):

@@ -116,3 +116,11 @@ def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
     exact = torch.linalg.cholesky(torch.linalg.inv(matrix.double()), upper=True)
     error = (inverse_factor(matrix).double() - exact).norm() / exact.norm()
     assert error < 1e-7
+
+
+def test_the_authors_factorize_in_float32_and_in_float64_where_that_fails():
+    matrix = solve_dampened(hessian_of(300), 0.01, "layer", torch.clone)
+    theirs = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(matrix)), upper=True)
+    near_singular = torch.tensor([[1.0, 0.1], [0.1, 0.01 + 2**-30]])
+    for given, expected in ((matrix, theirs), (near_singular, inverse_factor(near_singular))):
+        assert torch.equal(AuthorsSparseGPT()._factor(given), expected)
