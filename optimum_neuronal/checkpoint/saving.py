@@ -13,6 +13,7 @@ from ..compat import hf_private
 from ..files.output import Output, check_output, new_directory
 from ..model.load_model import first_names, skeleton_of
 from ..packed.packed_module import packed_modules
+from ..packed.packed_weight import PREFIX
 from ..report import PruningReport
 from .card import write_card
 from .carrying import carry_over
@@ -96,7 +97,7 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
     try:
         state = hf_private.untied(model, model.state_dict())
         state |= {name + module.suffix: module.weight for name, module in packed_modules(model)}
-        on_meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in state.items()}
+        on_meta = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in state.items() if PREFIX not in n}
         lacking, _ = hf_private.match_names(skeleton_of(model), hf_private.as_stored(model, on_meta))
         with tempfile.TemporaryDirectory() as folder:
             write_configs(model, copy.deepcopy(model.config), Path(folder))

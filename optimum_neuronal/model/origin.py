@@ -47,7 +47,7 @@ def checkpoint_folder(model: PreTrainedModel, **options: Any) -> Path | None:
     """
     origin = model.config.name_or_path
     if origin and not os.path.isdir(origin):
-        origin = snapshot_download(origin, **getattr(model, "checkpoint_place", {}), **options)
+        origin = snapshot_download(origin, **{**getattr(model, "checkpoint_place", {}), **options})
     return Path(origin) if origin and Path(origin, "config.json").exists() else None
 
 

@@ -18,17 +18,16 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint,
 def test_there_and_back(family, shard, tmp_path, tokenizer):
     """Every tensor to the bit, and every other file."""
     _, model = save_pruned(tmp_path / "dense", family, tokenizer, dtype=torch.bfloat16)
-    (tmp_path / "dense" / "pytorch_model.bin").write_text("of another tool")
     (tmp_path / "dense" / "additional_chat_templates").mkdir()
     (tmp_path / "dense" / "additional_chat_templates" / "tool.jinja").write_text("{{ x }}")
     before = all_files(tmp_path / "dense")
     packed = convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "new" / "dense", shard)
-    assert not list(packed.glob("model*.safetensors*")) and not (packed / "pytorch_model.bin").exists()
+    assert not list(packed.glob("model*.safetensors*"))
     assert not inspect_checkpoint(packed).problems
     again = convert_checkpoint(packed, "dense", tmp_path / "again" / "dense", shard)
     assert same(tensors_of(tmp_path / "dense"), tensors_of(again))
     after = all_files(again)
-    assert {name for name in before if "pytorch_model" not in name and "safetensors" not in name} <= after.keys()
+    assert {name for name in before if "safetensors" not in name} <= after.keys()
     for name in ("generation_config.json", "neuronal_report.json", "tokenizer.json", "README.md"):
         assert before[name] == after[name], name
     assert json.loads(after["config.json"]) == json.loads(before["config.json"])
@@ -83,7 +82,7 @@ def test_what_cannot_be_converted(tmp_path):
         ("plain", "packed", "No weight of .*plain has enough zeros to be smaller packed: prune the model first"),
         ("pruned", "sparse", "format is 'sparse': expected one of 'dense', 'packed'"),
         ("absent", "packed", "is neither a directory nor the id of a model"),
-        ("adapted", "packed", "The model carries adapters: merge them first"),
+        ("adapted", "packed", "q_proj.weight would be lost: first merge adapters"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
         ("cut dense", "packed", "model.* is damaged: .*Download or save it again"),

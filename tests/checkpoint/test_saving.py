@@ -184,11 +184,18 @@ def test_weights_that_would_be_lost_are_not_saved(format, tmp_path):
     adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
     prune.l1_unstructured(pruned_by_torch.model.layers[0].mlp.up_proj, "weight", 0.7)
     compiled.model.layers[0] = torch.compile(compiled.model.layers[0])
+    short = make_zeroed("llama")
+    del short.model.layers[2]
     for save, model, message in (
-        (pruner.save, adapted, "carries adapters: merge them first"),
-        (save_pretrained, adapted, "carries adapters: merge them first"),
-        (save_pretrained, pruned_by_torch, "computes the weight of model.layers.0.mlp.up_proj, which would be lost"),
-        (save_pretrained, compiled, "torch.compile wraps model.layers.0, whose weights would be lost"),
+        (pruner.save, adapted, "q_proj.weight would be lost: first merge adapters"),
+        (save_pretrained, adapted, "q_proj.weight would be lost: first merge adapters"),
+        (
+            save_pretrained,
+            pruned_by_torch,
+            "^model.layers.0.mlp.up_proj.weight would be lost: .*unwrap compiled modules",
+        ),
+        (save_pretrained, compiled, "^model.layers.0.input_layernorm.weight, .* and 6 more would be lost: "),
+        (save_pretrained, short, "^model.layers.2.input_layernorm.weight, .* and 6 more would be lost: "),
     ):
         with pytest.raises(ValueError, match=message):
             save(model, tmp_path / "model", format)

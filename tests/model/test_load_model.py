@@ -5,7 +5,7 @@ from conftest import make_model, make_tokenizer
 from kinds import make_config, make_kind
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from sparse_checkpoints import change_config, save_pruned
+from sparse_checkpoints import change_config
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
@@ -168,18 +168,6 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(ids, tmp_path):
     ):
         with pytest.raises(ValueError, match=lacks):
             load()
-
-
-def test_weights_that_no_module_takes_raise(tmp_path):
-    """Of a packed checkpoint always, of a dense one if asked: a head that the config leaves out, for example."""
-    for format, options in (("packed", {}), ("dense", {"whole": True})):
-        save_pruned(tmp_path / format, format=format)
-        (path,) = (tmp_path / format).glob("*.safetensors")
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata()
-        save_file({**load_file(path), "head.up_proj.bias": torch.ones(1)}, path, about)
-        with pytest.raises(ValueError, match="has no place for head.up_proj.bias of"):
-            load_model(tmp_path / format, **options)
 
 
 @pytest.mark.parametrize(
