@@ -318,8 +318,8 @@ def prune_and_save(
         answers = asked.compare(model).to_dict() if asked else {}
         context.clock.lap("evaluation")
         evaluation = report_tests(sets, dense=dense, pruned=pruned)
-        measured = {"evaluation": evaluation, "answers": answers, "seconds": dict(context.clock.seconds)}
-        pruner.report = replace(report, **measured)
+        report = replace(report, evaluation=evaluation, answers=answers)
+        pruner.report = replace(report, seconds=dict(context.clock.seconds))
         if processes.rank == 0:
             save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
         processes.from_first(None)  # the others wait

@@ -4,6 +4,7 @@ import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,7 +96,7 @@ def check_saveable(model: PreTrainedModel, options: SaveOptions) -> SaveOptions:
     if options.format is None:
         options = replace(options, format="packed" if next(packed_modules(model), None) else "dense")
     try:
-        state = hf_private.untied(model, model.state_dict())
+        state: dict[str, Any] = hf_private.untied(model, model.state_dict())
         state |= {name + module.suffix: module.weight for name, module in packed_modules(model)}
         on_meta = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in state.items() if PREFIX not in n}
         lacking, _ = hf_private.match_names(skeleton_of(model), hf_private.as_stored(model, on_meta))

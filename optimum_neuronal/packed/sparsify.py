@@ -147,7 +147,7 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     shape = torch.Size((matrix.shape[:-1].numel(), matrix.shape[-1]))
     offsets, kept = 8 * (shape[0] + 1), count_kept(weight)  # offsets: in memory, not in files
     if kept + int(is_zero(weight).sum()) > (1 + NOTABLE) * weight.numel():
-        logger.warning_once(
+        logger.warning_once(  # type: ignore[attr-defined]  # transformers adds it
             "Weights of -0.0, which torch.nn.utils.prune makes, stay stored in packed weights: weight.data.add_(0.0) makes "
             "them 0.0."
         )
