@@ -46,6 +46,18 @@ def test_zeros_that_are_not_there(tmp_path):
     assert "mlp.up_proj has no weights in the files" in inspect_checkpoint(tmp_path).problems
 
 
+def test_weights_by_names_that_transformers_does_not_load(tmp_path):
+    """All zeros are there, and the record has the same names."""
+    save_pruned(tmp_path, "gpt_oss")
+    tensors = {name.replace("down_proj", "down_proj_blocks"): value for name, value in tensors_of(tmp_path).items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    kind = "mlp.experts.*.down_proj"
+    names = ["model.layers.*.mlp.experts.down_proj_blocks"]
+    change_config(tmp_path, lambda config: config["sparsity_config"]["projections"][kind].update(weights=names))
+    (problem,) = inspect_checkpoint(tmp_path).problems
+    assert problem.startswith("transformers does not find model.layers.0.mlp.experts.down_proj, ")
+
+
 def test_the_weights_that_transformers_loads(tmp_path):
     """Its `save_pretrained` leaves the index of an earlier save in several files."""
     save_pruned(tmp_path / "model")

@@ -32,7 +32,8 @@ IGNORED = {  # by the family, or as a block beyond the last
 
 def make_source(folder, family, change=lambda tensors: tensors):
     """Save a model in bfloat16, its tensors changed, with weights that transformers ignores, which are returned."""
-    make_model(family.split()[0], moe_intermediate_size=32).bfloat16().save_pretrained(folder)
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 32}
+    make_model(family.split()[0], **sizes).bfloat16().save_pretrained(folder)
     ignored = {name: torch.randn(3, 5) for name in IGNORED.get(family, ())}
     save_file(change(tensors_of(folder)) | ignored, folder / "model.safetensors", {"format": "pt"})
     return ignored
@@ -65,11 +66,11 @@ def test_weights_that_transformers_ignores_go_along_bit_for_bit(family, stream, 
     ignored = make_source(tmp_path / "source", family)
     options = {"stream_to": tmp_path / "rewritten", "device": torch.device("cpu")} if stream else {}
     for format, other in (("dense", "packed"), ("packed", "dense")):
-        pruner = NeuronALPruner.from_pretrained(tmp_path / "source", config=CONFIG, **options)
-        pruner.quantize(tmp_path / format, format=format)
-        convert_checkpoint(tmp_path / format, other, tmp_path / f"{format} converted")
-        save_pretrained(load_model(tmp_path / format), tmp_path / f"{format} again", format, "20KB")
-    for folder in tmp_path.glob("*e[dn]*"):
+        pruner, saved = NeuronALPruner.from_pretrained(tmp_path / "source", config=CONFIG, **options), tmp_path / "saved"
+        pruner.quantize(saved / format, format=format)
+        convert_checkpoint(saved / format, other, saved / f"{format} converted")
+        save_pretrained(load_model(saved / format), saved / f"{format} again", format, "20KB")
+    for folder in saved.iterdir():
         found = tensors_of(folder)
         assert all(found[name].dtype == torch.float32 and torch.equal(found[name], ignored[name]) for name in ignored)
         assert not inspect_checkpoint(folder).problems
