@@ -75,7 +75,6 @@ class Inspection:
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # where weights and sparsity_config disagree
     has_adapter: bool = False  # transformers would load one with the model; it is not checked
-    names_checked: bool = False  # the files hold all weights of the model, by the names that transformers loads
 
     @property
     def pruned(self) -> bool:
@@ -96,12 +95,7 @@ class Inspection:
 
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
-        names = " NOT checked: whether transformers loads these weights, since it does not know the model."
-        verdict = (
-            self.verdict
-            + (adapter if self.has_adapter else "")
-            + ("" if self.names_checked or not self.sparsity_config else names)
-        )
+        verdict = self.verdict + (adapter if self.has_adapter else "")
         rows = _about(self.sparsity_config) if self.sparsity_config else [["pruned", "not recorded in config.json"]]
         rows.append(["zeros counted", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
@@ -182,10 +176,10 @@ def inspect_checkpoint(
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
         if not result.kinds or not result.blocks:
             result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
-    with suppress(Exception):  # whatever a config holds
+    with suppress(Exception):  # transformers does not load the model
         lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
-        result.problems += [f"transformers does not find {first_names(lacking)} in the files"] if lacking else []
-        result.names_checked = True
+        if lacking and (packed or quantization is None):
+            result.problems.append(f"transformers does not find {first_names(lacking)} in the files")
     return result
 
 

@@ -6,7 +6,7 @@ A tensor is called `MODULE.packed_PART`. The metadata of each file say what the 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..model.origin import checkpoint_folder
 from ..model.sources import listed_files
 from ..packed.packed_weight import DTYPES, FORMAT, PREFIX, STORED, PackedWeight
 from ..packed.replacing import PackedHeader
-from .names import DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
+from .names import CONFIG, DENSE_FILE, DENSE_INDEX, PACKED_INDEX, QUANT_METHOD, SUFFIX, WEIGHT_FILES
 
 
 VERSION = 1
@@ -133,11 +133,13 @@ def weight_files(folder: Path, packed: bool) -> list[Path]:
     return [folder / name for name in listed_files(folder / index)]
 
 
-def source_files(model: PreTrainedModel) -> list[Path]:
-    """Return the files of weights that a model was loaded from, without a download; [] if unknown."""
-    folder = checkpoint_folder(model, local_files_only=True)
-    is_dense = folder and any((folder / name).exists() for name in (DENSE_FILE, DENSE_INDEX))
-    return weight_files(folder, packed=not is_dense) if folder else []
+def read_source(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors of the checkpoint that a model was loaded from, mapped, and its config; empty if they are not here."""
+    with suppress(OSError, ValueError):  # it was moved, or is not in safetensors
+        if folder := checkpoint_folder(model, local_files_only=True):
+            is_dense = any((folder / name).exists() for name in (DENSE_FILE, DENSE_INDEX))
+            return map_tensors(weight_files(folder, packed=not is_dense)), read_json(folder / CONFIG)
+    return {}, {}
 
 
 def map_tensors(files: Iterable[Path]) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from .packed_files import (
     is_packed,
     map_tensors,
     read_json,
-    source_files,
+    read_source,
     stored_dtypes,
     weight_files,
     write_json,
@@ -45,6 +44,7 @@ MOVED = ("rope_theta", "partial_rotary_factor")  # into `rope_parameters` in tra
 OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 TWO_THETAS = ("gemma3_text", "gemma3n_text")  # families of transformers 4 in which layers differ
 
+Tensors = Mapping[str, torch.Tensor]
 Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and value -> what is written
 
 
@@ -97,18 +97,12 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **added, **parts}
 
 
-def _write_dense(
-    model: PreTrainedModel,
-    folder: Path,
-    max_shard_size: int | str,
-    convert: Convert,
-    extra: Mapping[str, torch.Tensor],
-) -> None:
+def _write_dense(model: PreTrainedModel, folder: Path, size: int | str, convert: Convert, extra: Tensors) -> None:
     """Write the files that transformers' `save_pretrained` writes, with each tensor converted, and `extra` ones.
 
     Offloaded weights are read one file at a time. Experts, of which files hold parts, must fit into one file then.
     """
-    state, size = hf_private.untied(model, dense_state(model)), convert_file_size_to_int(max_shard_size)
+    state, size = hf_private.untied(model, dense_state(model)), convert_file_size_to_int(size)
     offloaded = any(tensor.is_meta for tensor in state.values())
     if offloaded:
         size = min(size, OFFLOADED_SHARD)
@@ -135,9 +129,7 @@ def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch
     return load_offloaded_parameter(model, name) if tensor.is_meta else tensor
 
 
-def _check_written(
-    model: PreTrainedModel, found: Iterable[tuple[str, torch.Tensor]], expected: Mapping[str, torch.Tensor]
-) -> None:
+def _check_written(model: PreTrainedModel, found: Iterable[tuple[str, torch.Tensor]], expected: Tensors) -> None:
     """Raise `OSError` unless what transformers makes of files is what was to be written, bit for bit or rounded."""
     missing = set(expected)
     for name, tensor in found:
@@ -154,14 +146,6 @@ def _check_written(
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     bits = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
     return one.shape == other.shape and torch.equal(*bits)
-
-
-def read_source(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors of the checkpoint that a model was loaded from, mapped, and its config; empty if unknown."""
-    with suppress(OSError, ValueError):  # the checkpoint was moved, or is not in safetensors
-        if files := source_files(model):
-            return map_tensors(files), read_json(files[0].with_name(CONFIG))
-    return {}, {}
 
 
 def find_extra(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -193,7 +177,7 @@ def _no_extra_blocks(config: PreTrainedConfig) -> dict[str, int]:
     return {key: 0 for key, value in values if EXTRA_BLOCKS.fullmatch(key) and type(value) is int and value}
 
 
-def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Mapping[str, torch.Tensor]) -> Convert:
+def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Tensors) -> Convert:
     """Return a function of a tensor's name and value that converts it, unless the model keeps it in float32.
 
     `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.

@@ -104,8 +104,8 @@ def match_names(model: PreTrainedModel, tensors: Mapping[str, Any]) -> tuple[lis
 
 def ignored_names(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """Return the names of weights in files that the model's family ignores."""
-    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    return [name for name in names if any(pattern.search(name) for pattern in patterns)]
+    pattern = re.compile("|".join(model._keys_to_ignore_on_load_unexpected or ["(?!)"]))
+    return [name for name in names if pattern.search(name)]
 
 
 def missing_names(model: PreTrainedModel, held: set[str]) -> set[str]:

@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, save_pretrained
 from optimum_neuronal.checkpoint.carrying import carry_over
-from optimum_neuronal.checkpoint.packed_files import source_files
 from optimum_neuronal.data.sample_text import sample_text
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.model.load_model import load_model
-from optimum_neuronal.model.origin import own_tokenizer
+from optimum_neuronal.model.origin import checkpoint_folder, own_tokenizer
 
 
 CONFIG = NeuronALConfig(0.5, saliency="wanda", topup="uniform", num_samples=4, seq_length=8)
@@ -59,7 +58,7 @@ def test_they_come_from_the_models_own_revision_and_replace_none(tmp_path):
     model = load_model("me/llama", revision="trial", cache_dir=tmp_path, local_files_only=True)
     carry_over(model, tmp_path / "saved")
     assert all_files(tmp_path / "saved") == {"modules.json": b"trial", "processor_config.json": b"mine"}
-    assert source_files(model) == [repository / "snapshots" / "trial" / "model.safetensors"]
+    assert checkpoint_folder(model, local_files_only=True) == repository / "snapshots" / "trial"
     assert own_tokenizer(model).eos_token == "w2"
 
 

@@ -128,7 +128,7 @@ def test_experts_that_are_split_between_files_raise(tmp_path, data):
     model.load_state_dict(first, strict=False)
     assert all(torch.equal(v, (2 if "layers.0" in k else 1) * before[k]) for k, v in model.state_dict().items())
     for part in ("experts.3", "w3"):
-        with pytest.raises(RuntimeError, match="size mismatch for model.layers.0.mlp.experts.gate_up_proj"):
+        with pytest.raises((RuntimeError, ValueError), match="size mismatch for .*gate_up_proj|non-empty list"):
             model.load_state_dict({k: v for k, v in whole.items() if part not in k}, strict=False)
 
 
