@@ -222,7 +222,7 @@ def time_finetune(row: dict, model: str | None, tiny: bool, device: torch.device
         AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(model)
     magnitude = NeuronALConfig(0.5, dataset=None, saliency="magnitude", topup="uniform")
     NeuronALPruner.from_pretrained(model, config=magnitude).quantize(folder / "sparse")
-    config = FinetuneConfig(dataset=str(TINY_MODEL / "calibration.txt"), **sizes)
+    config = FinetuneConfig(dataset=str(TINY_MODEL / "calibration.txt"), learning_rate=1e-4, **sizes)
     reset_peak_memory()
     _, report = finetune(folder / "sparse", folder / "tuned", config, teacher=model, device=device)
     record = report.training[-1]

@@ -76,6 +76,7 @@ def cheap(monkeypatch):
 
     def little(config):
         config.num_samples, config.num_alignment_samples = min(config.num_samples, 8), 2
+        config.refit_epochs = 0
         if config.topup == "search":
             config.topup, config.topup_args = "uniform", {}
         check(config)
@@ -87,9 +88,9 @@ def cheap(monkeypatch):
         return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
-    small = {"seq_length": 16, "bf16": False}  # accelerate allows one precision in a process
+    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.03}  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
-    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 2)
+    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 4)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(KnownDataset, "download", lambda *_: "hub.json")
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)

@@ -46,7 +46,7 @@ def test_pruned_as_its_own_class(name, ids, tmp_path):
     pruner.quantize(tmp_path / "sparse", dataset=ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.5, abs=5e-3)
     card = (tmp_path / "sparse" / "README.md").read_text()
-    use = card.partition("## Use")[2].partition("```python\n")[2].partition("\n```")[0]
+    use = card.partition("## Use")[2].partition("```python\n")[2].partition("\n```")[0].replace("path/to/", "")
     names = {}
     exec(use.replace('"sparse"', repr(str(tmp_path / "sparse"))), names)
     reloaded = names["model"]

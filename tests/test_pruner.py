@@ -284,7 +284,7 @@ def test_a_sparse_model_is_not_pruned_again_silently(llama, ids):
         NeuronALPruner(config()).prune(llama, ids)
     llama.config.sparsity_config = {"format": "dense"}  # of another tool
     with pytest.raises(
-        ValueError, match=r"sparse: 49.\d\d% of the weights of its projections are zero. Prune the dense"
+        ValueError, match=r"sparse: 50.00% of the weights of its projections are zero. Prune the dense"
     ):
         NeuronALPruner(config()).prune(llama, ids)
 

@@ -33,8 +33,7 @@ def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = T
         resolve_seq_length(model.config, config.seq_length)
     if loaded:
         check_weights(model, decoder.projections)
-        recorded = read_sparsity_config(model.config)
-        if recorded is None and (zeros := measure_sparsity(decoder).achieved) > SPARSE:
+        if not further and (zeros := measure_sparsity(decoder).achieved) > SPARSE:
             raise _already_sparse(model, f"{zeros:.2%} of the weights of its projections are zero")
     return decoder
 
