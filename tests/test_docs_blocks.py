@@ -38,7 +38,6 @@ QUESTIONS = {
 PROGRAMS = ("optimum-cli", "benchmarks.", "examples/")
 QUICK = {  # flags that make commands quick, beside those of the page
     "speed": "--batches 1 --prompt-tokens 8 --new-tokens 2 --rounds 1",
-    "evaluate": "--max-windows 2",
     "compare": "--max-windows 2",
     "sample": "--num-samples 32 --max-new-tokens 16",
 }
@@ -88,9 +87,9 @@ def cheap(monkeypatch):
         return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
-    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.03}  # accelerate allows one precision in a process
+    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.01}  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
-    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 4)
+    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 8)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(KnownDataset, "download", lambda *_: "hub.json")
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)

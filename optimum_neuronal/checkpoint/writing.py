@@ -154,7 +154,7 @@ def find_extra(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], list[st
     transformers ignores them, such as blocks for multi-token prediction. Quantized ones do not fit a dense model.
     """
     (tensors, config), extra = read_source(model), {}
-    quantized = "quantization_config" in config and not is_packed(config)
+    quantized = config.get("quantization_config") is not None and not is_packed(config)
     lost = hf_private.ignored_names(model, tensors) if quantized else []
     if not quantized and _is_whole(model, config):
         dense = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}

@@ -18,7 +18,6 @@ SETUP = {  # of all experiments of the paper: its appendix "Experimental Setup"
     "sparsities": [0.6, 0.7, 0.8],
     "dataset": "c4",
     "sampling": "authors",
-    "add_bos": False,
     "num_samples": 128,
     "num_alignment_samples": 8,
     "evaluate": ["wikitext2", "c4", "ptb"],
