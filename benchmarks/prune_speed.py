@@ -59,7 +59,7 @@ def measure(method: str, args: argparse.Namespace) -> list[str]:
     times += [sum(called[name].cumtime for name in SOLVER if name in called), sum(report.seconds.values())]
     outside = sum(times[1:3]) - times[3]
     share = share_of_peak(count, report.calibration.get("seq_length", 0), decoder.blocks[0].module, outside, teraflops)
-    return [method, f"{count:,}", *(f"{seconds:.1f}" for seconds in times), f"{share:.2f}"]
+    return [method, f"{count:,}", *(f"{seconds:.2f}" for seconds in times), f"{share:.3f}"]
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def cheap(monkeypatch):
         return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
-    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.01}  # accelerate allows one precision in a process
+    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.03}  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
     monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 8)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

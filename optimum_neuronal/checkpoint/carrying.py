@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..common.notes import get_logger
 from ..files.output import leads_out
 from ..model.origin import checkpoint_folder, find_tokenizer
+from ..model.sources import Source
 from .names import CARRIED, TOKENIZER_CONFIG, TOKENIZER_FILES
 from .packed_files import read_json, write_json
 
@@ -28,7 +29,7 @@ def carry_over(model: PreTrainedModel, folder: Path, tokenizer: Any = None, othe
         source = checkpoint_folder(model, allow_patterns=[*CARRIED, *TOKENIZER_FILES])
     except (OSError, ValueError) as error:
         logger.warning(f"Files beside the weights of {model.config.name_or_path!r} could not be copied: {error}")
-    own = source and tokenizer is not None and find_tokenizer(source, trust_remote_code=False)
+    own = source and tokenizer is not None and find_tokenizer(Source(source, {"trust_remote_code": False}))
     if own and _saved(own) == _saved(tokenizer):
         patterns += TOKENIZER_FILES
     for path in sorted({path for pattern in patterns if source for path in source.glob(pattern) if path.is_file()}):

@@ -34,6 +34,7 @@ def masked(folder, remove):
             prune.remove(module, "weight")
     model.save_pretrained(folder)
 
+
 TRAINED = ("--steps", 4, "--batch-size", 4, "--learning-rate", 0.03)
 
 
@@ -57,9 +58,7 @@ def test_the_whole_way(make, negative, run, dense, tmp_path, monkeypatch):
     assert "text.txt" in run("evaluate", *model, "--dataset", text, "--window", 16, "--max-windows", 2)
     assert "packed is" in run("speed", *model, "--batches", 1, "--prompt-tokens", 8, "--new-tokens", 2, "--rounds", 1)
     assert any("-0.0" in line for line in lines) == negative
-    run(
-        "finetune", *model, "--teacher", dense, *short, *TRAINED, "--output", tmp_path / "tuned"
-    )
+    run("finetune", *model, "--teacher", dense, *short, *TRAINED, "--output", tmp_path / "tuned")
     run("convert", tmp_path / "tuned", "--format", "packed", "--output", tmp_path / "converted")
     if not list((tmp_path / "sparse").glob("packed*")):
         run("convert", model[1], "--format", "packed", "--output", tmp_path / "converted", "--overwrite")
