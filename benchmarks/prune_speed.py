@@ -53,10 +53,11 @@ def measure(method: str, args: argparse.Namespace) -> list[str]:
     pruner, profile = NeuronALPruner(config, AutoTokenizer.from_pretrained(args.model)), cProfile.Profile()
     teraflops = peak_teraflops(ROWS, model.device, torch.float32, REPEATS)
     profile.runcall(pruner.prune, model)
-    called, report = pstats.Stats(profile).get_stats_profile().func_profiles, pruner.report
+    called, report = pstats.Stats(profile).stats, pruner.report  # (file, line, name) -> counts and seconds
     count = report.block_forwards
     times = [report.seconds.get(stage, 0) for stage in STAGES]
-    times += [sum(called[name].cumtime for name in SOLVER if name in called), sum(report.seconds.values())]
+    solving = [entry[3] for (file, _, name), entry in called.items() if name in SOLVER and "saliency" in file]
+    times += [sum(solving), sum(report.seconds.values())]
     outside = sum(times[1:3]) - times[3]
     share = share_of_peak(count, report.calibration.get("seq_length", 0), decoder.blocks[0].module, outside, teraflops)
     return [method, f"{count:,}", *(f"{seconds:.2f}" for seconds in times), f"{share:.3f}"]
