@@ -72,7 +72,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             self.sparsity_config = self._saved_config(state)
         record_sparsity(model, self.sparsity_config)
         for stage in self.stages.values():  # raises errors now, not at a later step
-            check_prune(model, stage, further=True)
+            check_prune(model, stage, further=self.sparsity_config is not None)
         if self.config.methods.needs_calibration:
             self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
         if self.sparsity_config is not None:
