@@ -195,4 +195,5 @@ def test_run_on_a_laptop(tmp_path):
     tokenizer.save_pretrained(options["MODEL"])
     found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, MINUTES=0.05, **options)
     assert found["packed"].packing.packed == 14 and found["weights"] > 0
-    assert found["tuned"] < found["small"] and found["report"].training
+    measured = found["report"].training[0]["held_out"]  # the notebook's own text is too little for a second's training
+    assert measured["after"] < measured["before"]
