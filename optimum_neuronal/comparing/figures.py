@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median_low, stdev
 from typing import Any
 
+from ..common.validation import check_choice
 from .results import PRESET, Result, group_by
 
 
@@ -81,12 +82,10 @@ def draw_figures(
 
 
 def check_lines(asked: Sequence[str], results: Sequence[Result]) -> None:
-    """Raise `ValueError` for a line that no result belongs to, see [`Result.is_called`]."""
+    """Raise `ValueError` for a line that no result belongs to."""
+    known = sorted({name for run in results for name in run.names})
     for text in asked:
-        if not any(run.is_called(text) for run in results):
-            raise ValueError(
-                f"No method is called {text!r}: expected a saliency, a top-up, or a pair such as wanda+owl."
-            )
+        check_choice("line", text, known)
 
 
 def best_lines(
@@ -102,7 +101,7 @@ def best_lines(
 
     def rank(line: str) -> tuple:
         logs = [math.log(run.mean_perplexity) for run in lines[line] if run.perplexity]
-        return not any(map(lines[line][0].is_called, asked)), -len(lines[line]), fmean(logs or [0.0])
+        return lines[line][0].names.isdisjoint(asked), -len(lines[line]), fmean(logs or [0.0])
 
     kept = sorted(lines, key=rank)[:MOST_LINES]
     left_out = f" ({MOST_LINES} of {len(lines)} lines)" if len(lines) > MOST_LINES else ""

@@ -47,9 +47,10 @@ class Result:
         """Saliency and top-up: `"wanda + owl"`, or `"preset fast (alps + uniform)"`."""
         return self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
 
-    def is_called(self, text: str) -> bool:
-        """Return True for the name of its saliency, top-up or preset, or a pair: `"wanda"`, `"owl"`, `"wanda+owl"`."""
-        return {*text.split("+")} <= {_base(self.saliency), self.topup_name}
+    @property
+    def names(self) -> set[str]:
+        """Names of saliency, top-up and pair without hyperparameters: `"wanda"`, `"owl"` and `"wanda+owl"`."""
+        return {_base(self.saliency), self.topup_name, f"{_base(self.saliency)}+{self.topup_name}"}
 
     @property
     def label(self) -> str:

@@ -22,7 +22,7 @@ from ..pruning.checks import check_prune
 from ..pruning.prepare import exclusive, prepare
 from ..pruning.prune import prune_model
 from ..pruning.reporting import make_sparsity_config
-from .keeping import SparsityCallback
+from .keeping import SparsityCallback, SparsityKeeper
 from .sparse_weights import SparseWeight, unwrap
 
 
@@ -75,6 +75,8 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             check_prune(model, stage, further=self.sparsity_config is not None)
         if self.config.methods.needs_calibration:
             self.ids = training_sequences(kwargs["train_dataloader"], self.config, model.config)
+        self.keeper.release()
+        self.keeper = SparsityKeeper([])
         if self.sparsity_config is not None:
             self._keep(model)
         if not state.global_step:

@@ -86,7 +86,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch)
         (("--config", "own.json"), "compare calibrates on one dataset at a time"),
         (("--output", "."), "something else than a comp.* --overwrite"),
         (("--keep", "own.json"), "Cannot keep models in own.json"),
-        (("--plots", "wanda+alpha"), r"No method is called 'wanda\+alpha'"),
+        (("--plots", "wanda+alpha"), r"line is 'wanda\+alpha': expected one of .*Did you mean 'wanda"),
     ):
         with pytest.raises(SystemExit, match=message):
             run("compare", "--model", "me/never-looked-at", *arguments)

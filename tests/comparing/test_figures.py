@@ -79,14 +79,14 @@ def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
 
 def test_the_best_eight_lines_and_what_was_asked_for(drawn):
     ways = [result("owl", f"s{i}", 0.5 + s / 10, (20.0 + i, 20.0 + i)) for i in range(12) for s in range(3)]
-    ways.append(result("owl", "best-at-one", 0.5, (1.0, 1.0)))
+    ways.append(result("owl", "best_at_one", 0.5, (1.0, 1.0)))
     for asked, last in (((), 8), (["s11+owl"], 7)):
         written = drawn(ways, asked=asked)
         names = {f"s{i} + owl" for i in range(last)} | {f"{text.partition('+')[0]} + owl" for text in asked}
         for figure in ("perplexity-by-sparsity", "perplexity-by-seconds"):
             assert set(lines_of(drawn.figures[figure])) == names and len(names) == 8
             assert any(text.endswith("on c4, wikitext2 (8 of 13 lines)") for text in written[figure])
-    with pytest.raises(ValueError, match="No method is called 'alpha': expected a saliency, a top-up, or a pair"):
+    with pytest.raises(ValueError, match="line is 'alpha': expected one of 'best_at_one'"):
         drawn(ways, asked=["alpha"])
     drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "wanda+alpha_pruning"])
 
