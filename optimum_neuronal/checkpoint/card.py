@@ -169,7 +169,7 @@ def _training(run: Mapping[str, Any]) -> str:
 def _tuning_command(run: Mapping[str, Any], base: str | None, model: str) -> list[str]:
     """Return the command that repeats a fine-tuning run of a model, without its output."""
     config = {**run["config"], "steps": run["steps"], "dataset": _places(run["config"]["dataset"] or [TEXT])}
-    given = {name: value for name, value in config.items() if value not in (None, False)}
+    given = {name: value for name, value in config.items() if value is not None and value is not False}  # 0 is given
     command = ["optimum-cli", "neuronal", "finetune", "--model", model]
     if teacher := run["teacher"]:
         command += ["--teacher", teacher if teacher == base or "/" in teacher else f"path/to/{teacher}"]
