@@ -157,8 +157,9 @@ def find_extra(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], list[st
     quantized = config.get("quantization_config") is not None and not is_packed(config)
     lost = hf_private.ignored_names(model, tensors) if quantized else []
     if not quantized and _is_whole(model, config):
-        dense = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
-        extra = {name: dense[name] for name in hf_private.match_names(skeleton_of(model), dense)[1]}
+        own = model.state_dict()
+        others = {name: tensor for name, tensor in tensors.items() if name not in own and PREFIX not in name}
+        extra = {name: others[name] for name in hf_private.match_names(skeleton_of(model), others)[1]}
     if model.config.name_or_path and not extra:
         lost += [f"the blocks of {key}" for key in _no_extra_blocks(model.config)]
     return extra, lost

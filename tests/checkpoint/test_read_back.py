@@ -83,3 +83,10 @@ def test_a_save_is_read_back_before_it_appears(module, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="nothing was changed there: model.norm.weight is read back with other values"):
         save_pretrained(make_model("llama"), tmp_path / "model", "dense" if module is writing else "packed")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_models_own_tensor_is_not_replaced_by_its_checkpoints(tmp_path):
+    make_source(tmp_path / "source", "llama", ["model.own"])
+    model = load_model(tmp_path / "source")
+    model.model.register_parameter("own", torch.nn.Parameter(torch.full((3, 5), 7.0, dtype=model.dtype)))
+    assert "model.own" not in writing.find_extra(model)[0]
