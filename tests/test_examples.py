@@ -93,8 +93,10 @@ def zeros(tmp_path):
 
 def test_distill(tmp_path, monkeypatch, capsys, text, zeros):
     folders = ("--model", tmp_path / "sparse", "--teacher", tmp_path / "dense", "--output", tmp_path / "tuned")
-    run("distill.py", monkeypatch, *folders, *text, "--steps", 10)
-    before, after = re.search(r"([\d.]+) \(before\), ([\d.]+) \(after\)", capsys.readouterr().out).groups()
+    run("distill.py", monkeypatch, *folders, *text, "--steps", 10, "--prompts", "def", "class")
+    shown = capsys.readouterr().out
+    before, after = re.search(r"([\d.]+) \(before\), ([\d.]+) \(after\)", shown).groups()
+    assert "2 answers of the dense model" in shown and "class\n  dense: " in shown
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
     assert float(after) < float(before) and same_zeros(tuned, zeros)
     perplexity = evaluate_perplexity(tuned, AutoTokenizer.from_pretrained(tmp_path / "tuned"), tmp_path / "test.txt")
@@ -185,6 +187,7 @@ def test_prune_with_neuronal(tmp_path, monkeypatch):
     assert set(found["pruner"].report.decisions) == {"block", "row"}
     assert [len(found["comparison"].results), len(found["comparison"].failed)] == [3, 0]
     assert found["tuned"] < found["pruned"] and found["zeros"] == pytest.approx(0.5, abs=5e-3)  # whole weights per row
+    assert found["answers"].prompts == len(found["PROMPTS"]) and found["answers"].kl > 0
     assert (tmp_path / "small" / "README.md").exists() and (tmp_path / "small-tuned" / "model.safetensors").exists()
 
 
@@ -195,5 +198,6 @@ def test_run_on_a_laptop(tmp_path):
     tokenizer.save_pretrained(options["MODEL"])
     found = run_notebook("run_on_a_laptop.ipynb", TOKENS=2, ROUNDS=1, MINUTES=0.05, **options)
     assert found["packed"].packing.packed == 14 and found["weights"] > 0
+    assert found["answers"].compare(found["packed"]).kl > 0, "the dense model's answer was kept"
     measured = found["report"].training[0]["held_out"]  # the notebook's own text is too little for a second's training
     assert measured["after"] < measured["before"]
