@@ -26,7 +26,7 @@ from .model.load_model import check_unquantized, checkpoint_dtype, load_model, l
 from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .pruning.prepare import PruneContext, exclusive, prepare
+from .pruning.prepare import PruneContext, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
 
@@ -216,10 +216,9 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another run uses the work directory.
-            `RuntimeError`: another thread prunes the model.
         """
         memory = MemoryLimits(batch_size, max_hidden_bytes)
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model
@@ -292,36 +291,33 @@ def prune_and_save(
     pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None = None
 ) -> PreTrainedModel:
     """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
-    with exclusive(model):
-        memory = job.memory
-        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-        context = pruner._prepare(model, job.dataset, folder, memory)
-        sets = load_tests(job.tests, model, context.tokenizer, job.window, job.max_windows, pruner.config.add_bos)
-        calibration = context.calibration
-        if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-            sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-        processes = context.records.processes
-        dense, _ = context.records.recorded(
-            f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {})
-        )
-        if processes.rank == 0:
-            for name, value in dense.items():
-                announce(f"perplexity of the dense model, {name}: {value:.2f}")
-        asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
-        context.clock.lap("evaluation")
-        report, pruned = prune_model(context), {}
-        pruner._remember(context, report)
-        try:
-            pruned = measure(model, sets, memory.batch_size)
-        except ValueError as error:  # the pruned model is saved all the same
-            logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-        answers = asked.compare(model).to_dict() if asked else {}
-        context.clock.lap("evaluation")
-        evaluation = report_tests(sets, dense=dense, pruned=pruned)
-        report = replace(report, evaluation=evaluation, answers=answers)
-        pruner.report = replace(report, seconds=dict(context.clock.seconds))
-        if processes.rank == 0:
-            save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
-        processes.from_first(None)  # the others wait
-        remove_records(folder)
-        return model
+    memory = job.memory
+    options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
+    context = pruner._prepare(model, job.dataset, folder, memory)
+    sets = load_tests(job.tests, model, context.tokenizer, job.window, job.max_windows, pruner.config.add_bos)
+    calibration = context.calibration
+    if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+        sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+    processes = context.records.processes
+    dense, _ = context.records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
+    if processes.rank == 0:
+        for name, value in dense.items():
+            announce(f"perplexity of the dense model, {name}: {value:.2f}")
+    asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
+    context.clock.lap("evaluation")
+    report, pruned = prune_model(context), {}
+    pruner._remember(context, report)
+    try:
+        pruned = measure(model, sets, memory.batch_size)
+    except ValueError as error:  # the pruned model is saved all the same
+        logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+    answers = asked.compare(model).to_dict() if asked else {}
+    context.clock.lap("evaluation")
+    evaluation = report_tests(sets, dense=dense, pruned=pruned)
+    report = replace(report, evaluation=evaluation, answers=answers)
+    pruner.report = replace(report, seconds=dict(context.clock.seconds))
+    if processes.rank == 0:
+        save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
+    processes.from_first(None)  # the others wait
+    remove_records(folder)
+    return model

@@ -29,7 +29,7 @@ from ..model.origin import own_tokenizer, public_name
 from ..model.projections import stored_names
 from ..model.sparsity_config import KEY
 from ..pruning.checks import check_prune
-from ..pruning.prepare import PruneContext, draw_calibration, exclusive, identity, ids_of, prepare
+from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report, make_sparsity_config, packed_size
 from ..report import PruningReport
@@ -122,29 +122,28 @@ def run_study(
     if folder is not None and study.overwrite:
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
-    with exclusive(model):
-        runner = CombinationRunner(study, model, tokenizer, memory)
-        comparison = Comparison(
-            model=public_name(model),
-            dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
-            results=[],
-            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
-            versions=versions(),
-            windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
-            config=study.config,
-            accuracy_over=study.accuracy_over,
-        )
-        for combination in progress(study.combinations, "comparing", "combination"):
-            method, config = combination.result.method, combination.config.to_dict()
-            name = digest(method, config, runner.depends_on(combination))
-            place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
-            kept = None if study.keep is None else Path(study.keep, place)
-            result = finished(folder, name, partial(runner.run, combination, kept), kept)
-            if result.error is not None:
-                logger.warning(f"{method} failed: {result.error}")
-            comparison.results.append(result)
-            if study.folder is not None:
-                comparison.save(study.folder, overwrite=True)  # its tables are this comparison's
+    runner = CombinationRunner(study, model, tokenizer, memory)
+    comparison = Comparison(
+        model=public_name(model),
+        dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
+        results=[],
+        calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+        versions=versions(),
+        windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
+        config=study.config,
+        accuracy_over=study.accuracy_over,
+    )
+    for combination in progress(study.combinations, "comparing", "combination"):
+        method, config = combination.result.method, combination.config.to_dict()
+        name = digest(method, config, runner.depends_on(combination))
+        place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
+        kept = None if study.keep is None else Path(study.keep, place)
+        result = finished(folder, name, partial(runner.run, combination, kept), kept)
+        if result.error is not None:
+            logger.warning(f"{method} failed: {result.error}")
+        comparison.results.append(result)
+        if study.folder is not None:
+            comparison.save(study.folder, overwrite=True)  # its tables are this comparison's
     return comparison
 
 

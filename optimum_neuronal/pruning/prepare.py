@@ -1,16 +1,13 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a pruning run share."""
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import called_blocks
@@ -38,9 +35,6 @@ from .checks import check_prune, find_refit_dtype
 
 
 logger = get_logger(__name__)
-
-_in_use: set[nn.Parameter] = set()
-_lock = threading.Lock()
 
 ACCELERATOR_TOKENS = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
 # Devices on which sequences run one at a time: kernels for more rows may round differently, and gain little.
@@ -204,24 +198,6 @@ def draw_calibration(
     }
     draw = partial(draw_windows, tokenizer=tokenizer, **how)
     return mix(datasets, config.num_samples, EXTRA_WINDOWS, lambda one, count: draw(one, num_samples=count))
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
-    parameters, is_taken = set(model.parameters() if isinstance(model, nn.Module) else ()), True
-    try:  # first, so that Ctrl-C leaves no model in use
-        with _lock:
-            is_taken = bool(parameters & _in_use)
-            if not is_taken:
-                _in_use.update(parameters)
-        if is_taken:
-            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
-        yield
-    finally:
-        if not is_taken:
-            with _lock:
-                _in_use.difference_update(parameters)
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ..model.projections import Decoder, stored_names
 from ..model.sparsity_config import KEY, read_sparsity_config, record_sparsity
 from ..model.zeros import measure_sparsity
 from ..pruning.checks import check_prune
-from ..pruning.prepare import exclusive, prepare
+from ..pruning.prepare import prepare
 from ..pruning.prune import prune_model
 from ..pruning.reporting import make_sparsity_config
 from .keeping import SparsityCallback, SparsityKeeper
@@ -97,7 +97,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         stage = self.stages.get(state.global_step)
         if stage is None:
             return
-        with preserve_rng_state(), exclusive(model):
+        with preserve_rng_state():
             context = prepare(model, stage, self.ids, further=True)
             report = prune_model(context)
         if self.keeper.weights:
