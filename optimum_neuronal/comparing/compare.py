@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -53,26 +53,9 @@ def compare(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    saliencies: Sequence[str] = ("wanda",),
-    topups: Sequence[str] = ("uniform", "owl", "neuronal"),
-    sparsities: Sequence[float] = (0.6, 0.7, 0.8),
-    presets: Sequence[str] = (),
-    without: Sequence[str] = (),
-    sweep: Mapping[str, Sequence[Any]] | None = None,
-    dataset: Any = "c4",
-    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
-    window: int | None = None,
-    max_windows: int | None = None,
-    tasks: Sequence[str] = (),
-    limit: int | None = None,
-    include_path: str | Path | None = None,
-    accuracy_over: Sequence[str] | None = None,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-    keep: str | Path | None = None,
     batch_size: int | None = None,
     max_hidden_bytes: int | None = None,
-    **config: Any,
+    **arguments: Any,
 ) -> Comparison:
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is unchanged.
 
@@ -82,14 +65,17 @@ def compare(
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
+        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
         saliencies, topups (`Sequence[str]`):
-            Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`.
-        sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
+            Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`. Default: `["wanda"]`, and
+            `["uniform", "owl", "neuronal"]`.
+        sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too. Default: 0.6, 0.7 and 0.8.
         presets (`Sequence[str]`): presets of the config to compare with.
         without (`Sequence[str]`): pairs of saliency and top-up to leave out, such as impossible ones: `"sparsegpt+dsnot"`.
         sweep (`Mapping`): field of the config -> values. Everything is run with each: `{"seed": [0, 16, 46]}`.
-        dataset: calibration data, as for [`NeuronALPruner.prune`].
-        evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
+        dataset: calibration data, as for [`NeuronALPruner.prune`]. Default: `"c4"`.
+        evaluate (`Sequence` or `dict`):
+            Test sets, each as for [`evaluate_perplexity`]; or name -> test set. Default: `["wikitext2"]`.
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`]; their questions are read once.
@@ -97,16 +83,13 @@ def compare(
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables of another model or that no comparison wrote.
         keep (`str` or `Path`, *optional*): directory in which to save each pruned model. None: none is saved.
-        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
-        config: further fields of [`NeuronALConfig`] for all combinations.
+        arguments: all others are fields of [`NeuronALConfig`] for all combinations.
 
     Raises:
         `ValueError`, `TypeError`: an unknown method or preset, or a combination that is impossible, with the model or at all.
         `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
-    grid = saliencies, topups, sparsities, presets, without, sweep, dataset
-    evaluation = evaluate, window, max_windows, tasks, limit, include_path, accuracy_over
-    study = Study(*grid, *evaluation, output, overwrite, config, keep)
+    study = Study.of(arguments)
     return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
