@@ -154,14 +154,17 @@ def prepare_training(
     # Unusable data and models should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
     _check_losses(student, teacher, text.held_out)
-    records = Records(folder, {**config.to_dict(), "processes": processes.count}, processes)
+    made_from = identity(find_sparse_decoder(student), torch.cat([text.held_out, text.ids]))
+    made_from["training data"] = made_from.pop("calibration data")
+    made_from["teacher"] = teacher and checksum(teacher)
+    settings = {**config.to_dict(), **made_from, "versions": versions(), "processes": processes.count}
+    records = Records(folder, settings, processes)
 
     def time_step() -> tuple[float, dict]:
         return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}
 
     steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
     text = draw(steps * config.batch_size) if timed else text
-    _check_same(records, student, teacher, text)
     every, width = math.ceil(steps / EVALUATIONS), student.config.get_text_config().hidden_size
     arguments = TrainingArguments(
         Path(processes.from_first(str(folder))) / "checkpoints",
@@ -207,23 +210,6 @@ def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int
             f"{micro_batch} in each process."
         )
     return micro_batch, accumulated
-
-
-def _check_same(
-    records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TokenWindows
-) -> None:
-    """Raise `ValueError` if the records belong to a fine-tune of other models, with other text or versions."""
-    decoder = find_sparse_decoder(student)
-    made_from = {**identity(decoder, text.ids), "versions": versions()}
-    made_from["training data"] = made_from.pop("calibration data")
-    if teacher is not None:
-        made_from["teacher"] = checksum(teacher)
-    before, _ = records.recorded("identity", lambda: (made_from, {}))
-    if before != made_from:
-        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
-        raise ValueError(
-            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
-        )
 
 
 def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:

@@ -293,10 +293,10 @@ class TestResuming:
         with pytest.raises(ValueError, match="different settings: learning_rate was 0.005, is 0.001"):
             tuned(folders, learning_rate=1e-3)
         make_model("llama", seed=1, vocab_size=256).save_pretrained(folders / "other")
-        with pytest.raises(ValueError, match="an unfinished fine-tune with another teacher: delete"):
+        with pytest.raises(ValueError, match="different settings: teacher was "):
             tuned(folders, teacher=folders / "other")
         (folders / "text.txt").write_text(TEXT[::-1])
-        with pytest.raises(ValueError, match="an unfinished fine-tune with another training data: delete"):
+        with pytest.raises(ValueError, match="different settings: training data was "):
             tuned(folders)
 
 
