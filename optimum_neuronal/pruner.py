@@ -290,9 +290,9 @@ def prune_and_save(
     calibration = context.calibration
     if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
         sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-    processes = context.records.processes
-    dense, _ = context.records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
-    if processes.rank == 0:
+    records = context.evaluator.records
+    dense, _ = records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
+    if records.processes.rank == 0:
         for name, value in dense.items():
             announce(f"perplexity of the dense model, {name}: {value:.2f}")
     asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
@@ -308,8 +308,8 @@ def prune_and_save(
     evaluation = report_tests(sets, dense=dense, pruned=pruned)
     report = replace(report, evaluation=evaluation, answers=answers)
     pruner.report = replace(report, seconds=dict(context.clock.seconds))
-    if processes.rank == 0:
+    if records.processes.rank == 0:
         save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
-    processes.from_first(None)  # the others wait
+    records.processes.from_first(None)  # the others wait
     remove_records(folder)
     return model

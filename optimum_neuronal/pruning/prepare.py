@@ -30,7 +30,7 @@ from ..data.token_windows import (
 from ..files.records import Records, checksum, checksum_ids, versions
 from ..model.origin import own_tokenizer
 from ..model.projections import Decoder
-from ..trials import Cache
+from ..trials import Cache, PlanEvaluator
 from .checks import check_prune, find_refit_dtype
 
 
@@ -59,13 +59,10 @@ class Clock:
 class PruneContext:
     """One pruning run: the dense model, how to prune it, and what the steps share."""
 
-    decoder: Decoder
+    evaluator: PlanEvaluator  # of the model and all calibration sequences
     config: NeuronALConfig
     calibration: TokenWindows | None  # None if saliency and top-up look at weights alone
     tokenizer: PreTrainedTokenizerBase | None
-    runner: BlockRunner
-    records: Records
-    cache: Cache  # shared by runs with the same calibration sequences
     clock: Clock
     dataset: Any = None  # passed by the user instead of the config's
     refit_dtype: str | None = None  # in which a refit multiplies, see [`find_refit_dtype`]
@@ -75,13 +72,12 @@ class PruneContext:
         return self.config.methods
 
     @property
-    def model(self) -> PreTrainedModel:
-        return self.decoder.model
+    def decoder(self) -> Decoder:
+        return self.evaluator.decoder
 
     @property
-    def ids(self) -> torch.Tensor:
-        """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
-        return ids_of(self.calibration)
+    def model(self) -> PreTrainedModel:
+        return self.decoder.model
 
 
 def prepare(
@@ -144,21 +140,22 @@ def prepare(
         max_hidden_bytes=memory.max_hidden_bytes,
         quiet=processes.rank > 0,
     )
-    return PruneContext(
-        decoder=decoder,
-        config=config,
-        calibration=calibration,
-        tokenizer=tokenizer,
+    evaluator = PlanEvaluator(
         runner=runner,
+        saliency=config.methods.saliency,
+        ids=ids,
+        num_alignment_samples=config.num_alignment_samples,
+        pattern=config.methods.pattern,
+        min_expert_tokens=config.min_expert_tokens,
         records=Records(folder, started_with, processes),
         cache=cache,
-        clock=clock,
-        dataset=None if isinstance(dataset, TokenWindows) else dataset,
-        refit_dtype=refit_dtype,
     )
+    passed = None if isinstance(dataset, TokenWindows) else dataset
+    return PruneContext(evaluator, config, calibration, tokenizer, clock, passed, refit_dtype)
 
 
 def ids_of(calibration: TokenWindows | None) -> torch.Tensor:
+    """Return calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
     return torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
 
 

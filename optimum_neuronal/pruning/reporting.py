@@ -54,7 +54,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
         block_forwards=outcome.block_forwards,
         starved_experts=outcome.starved_experts,
         divergence=outcome.divergence,
-        resumed=context.records.resumed,
+        resumed=context.evaluator.records.resumed,
         peak_memory=peak_memory(),
         versions=versions(),
         bits_per_weight=size.bits_per_weight,

@@ -35,7 +35,6 @@ from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer, read_base_model
 from ..model.zeros import SPARSE, measure_sparsity
-from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
 from .finetune_config import TOKENS, FinetuneConfig
@@ -68,15 +67,14 @@ def load_student(
     model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
-    student = load_model(model, dtype=torch.float32, **model_kwargs)
+    student = densify(load_model(model, dtype=torch.float32, **model_kwargs))
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
     resolve_seq_length(student.config, config.seq_length)
-    if next(packed_modules(student), None) is not None:
-        student = densify(student).requires_grad_(True)
     check_saveable(student, options)
     find_sparse_weights(student)
+    student.requires_grad_(True)
     if config.lora is None:  # trains as well without embeddings, in less time and memory
         student.get_input_embeddings().requires_grad_(False)
     return student, tokenizer

@@ -27,7 +27,7 @@ def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
     monkeypatch.setattr(hf_private, "execution_device", lambda _: torch.device(device))
     monkeypatch.setattr(preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None))  # runs nothing
     prepared = prepare(llama, config(), ids, memory=MemoryLimits(batch_size=given))
-    assert prepared.runner.batch_size == expected, "of 8192 tokens in all"
+    assert prepared.evaluator.runner.batch_size == expected, "of 8192 tokens in all"
 
 
 def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
