@@ -1,7 +1,7 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +303,7 @@ def prune_and_save(
         pruned = measure(model, sets, memory.batch_size)
     except ValueError as error:  # the pruned model is saved all the same
         logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-    answers = asked.compare(model).to_dict() if asked else {}
+    answers = asdict(asked.compare(model)) if asked else {}
     context.clock.lap("evaluation")
     evaluation = report_tests(sets, dense=dense, pruned=pruned)
     report = replace(report, evaluation=evaluation, answers=answers)

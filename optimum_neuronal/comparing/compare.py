@@ -4,8 +4,7 @@ import copy
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -89,8 +88,7 @@ def compare(
         `ValueError`, `TypeError`: an unknown method or preset, or a combination that is impossible, with the model or at all.
         `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
-    study = Study.of(arguments)
-    return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
+    return run_study(Study.of(arguments), *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
 def run_study(
@@ -173,7 +171,7 @@ class CombinationRunner:
         self.tasks, self.add_bos = study.questions, study.config.get("add_bos")
         sizes = study.window, study.max_windows, self.add_bos
         self.windows = load_tests(study.test_sets, model, tokenizer, *sizes)
-        self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
+        self._cache: tuple[Any, Cache] = None, Cache()  # the latest: with other data, hidden states differ
 
     def run(self, combination: Combination, kept: Path | None = None) -> Result:
         """Prune the model, measure it, save it if it is kept, and undo the pruning. Return the figures, or the error."""
@@ -197,7 +195,7 @@ class CombinationRunner:
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
             projection_sparsity={name: shares["sparsity"] for name, shares in report.projections.items()},
-            allocation_seconds=report.seconds["allocation"] + cache.saved,
+            allocation_seconds=report.seconds["allocation"] + sum(cache.saved.values()),
             pruning_seconds=report.seconds["pruning"],
         )
 
@@ -241,31 +239,10 @@ class CombinationRunner:
         needed = combination.config.methods.needs_calibration
         return self.calibrations[combination.drawn_by] if needed else None
 
-    def _cache_of(self, combination: Combination) -> "TimedCache":
+    def _cache_of(self, combination: Combination) -> Cache:
         """Return the cache of the combination before, unless what it holds depends on something else."""
         key = combination.drawn_by, [getattr(combination.config, name) for name in CACHED_BY]
         if self._cache[0] != key:
-            self._cache = key, TimedCache()
-        self._cache[1].start()
+            self._cache = key, Cache(lasting=True)
+        self._cache[1].saved.clear()
         return self._cache[1]
-
-
-class TimedCache(Cache):
-    """A cache of several combinations. `saved` is the time that the current one would need to make what was cached before."""
-
-    def __init__(self) -> None:
-        super().__init__(lasting=True)
-        self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
-        self.start()
-
-    def start(self) -> None:
-        self.saved, self.asked = 0.0, set[Hashable]()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        start, known = time.perf_counter(), key in self.seconds
-        value = super().get(key, make)
-        self.seconds.setdefault(key, time.perf_counter() - start)
-        if known and key not in self.asked:
-            self.saved += self.seconds[key]
-        self.asked.add(key)
-        return value

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,12 @@ def finetune(
         sets = load_tests(tests, student, tokenizer, window, max_windows, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
         asked = answers and DenseAnswers(dense, tokenizer, None if answers is True else answers)
-        compared = [asked.compare(student).to_dict()] if asked else []
+        compared = [asdict(asked.compare(student))] if asked else []
         training = _train(setup)
         if dataset is not None:
             training["config"]["dataset"] = None  # it was passed
         training["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
-        compared += [asked.compare(student).to_dict()] if asked else []
+        compared += [asdict(asked.compare(student))] if asked else []
         training["answers"] = dict(zip(("before", "after"), compared))
         if report is not None:
             report = replace(report, training=[*report.training, training])
