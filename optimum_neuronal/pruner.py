@@ -306,8 +306,8 @@ def prune_and_save(
     answers = asdict(asked.compare(model)) if asked else {}
     context.clock.lap("evaluation")
     evaluation = report_tests(sets, dense=dense, pruned=pruned)
-    report = replace(report, evaluation=evaluation, answers=answers)
-    pruner.report = replace(report, seconds=dict(context.clock.seconds))
+    seconds = dict(context.clock.seconds)
+    pruner.report = replace(report, evaluation=evaluation, answers=answers, seconds=seconds)
     if records.processes.rank == 0:
         save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
     records.processes.from_first(None)  # the others wait

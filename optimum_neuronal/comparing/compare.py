@@ -25,7 +25,6 @@ from ..files.output import check_output, write_atomically
 from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
-from ..model.projections import stored_names
 from ..model.sparsity_config import KEY
 from ..pruning.checks import check_prune
 from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
@@ -201,10 +200,10 @@ class CombinationRunner:
 
     def _save(self, context: PruneContext, report: PruningReport, perplexity: dict[str, float], kept: Path) -> None:
         """Save the model, whose weights are sparse now, as a pruned one."""
-        model, dense, names = self.model, self.model.config, stored_names(self.model, context.decoder)
+        model, dense = self.model, self.model.config
         report = replace(report, evaluation=report_tests(self.windows, pruned=perplexity))
         model.config = copy.copy(dense)
-        setattr(model.config, KEY, make_sparsity_config(context.decoder, report, names))
+        setattr(model.config, KEY, make_sparsity_config(context.decoder, report))
         try:
             options = check_saveable(model, SaveOptions(dtype=checkpoint_dtype(model)))
             save_pruned(model, check_output(kept, overwrite=True), report, self.tokenizer, options)

@@ -17,7 +17,7 @@ from ..common.torch_state import inference
 from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
 from ..model.change import Change, NewWeight, PackedChange
-from ..model.projections import Block, Decoder, stored_names, trial_weights
+from ..model.projections import Block, Decoder, trial_weights
 from ..model.sparsity_config import record_sparsity
 from ..report import PruningReport
 from ..saliency import Inputs
@@ -41,10 +41,9 @@ COMPARED = 2  # held-out sequences on which the pruned model is compared with th
 def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     decoder = context.decoder
-    names = stored_names(context.model, decoder)
     outcome = find_changes(context)
     report = make_report(context, outcome)
-    sparsity_config = make_sparsity_config(decoder, report, names)
+    sparsity_config = make_sparsity_config(decoder, report)
     with deferred_interrupt():
         apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
         record_sparsity(context.model, sparsity_config)

@@ -1,7 +1,7 @@
 """The report of a pruning run, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,14 +63,11 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     )
 
 
-def make_sparsity_config(
-    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
-) -> dict[str, Any]:
-    """Return what a pruned model's config keeps of the report; `weight_names` are those of [`stored_names`]."""
+def make_sparsity_config(decoder: Decoder, report: PruningReport) -> dict[str, Any]:
+    """Return what a pruned model's config keeps of the report."""
     return describe_sparsity(
         decoder,
         Sparsity(report.achieved_sparsity, report.blocks, report.projections),
-        weight_names,
         base_model=hub_id(decoder.model),
         method=report.method,
         sparsity=report.requested_sparsity,
