@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median_low, stdev
 from typing import Any
 
-from ..common.validation import check_choice
+from ..common.validation import check_choice, require_extra
 from .results import PRESET, Result, group_by
 
 
@@ -233,21 +233,13 @@ def draw_lines(axes, points: Points, styles: Styles, dense: Result | None) -> No
         axes.set_title("\n".join(named), loc="right", size="x-small")
 
 
-def check_matplotlib() -> None:
-    """Raise `ImportError` if figures cannot be drawn. Call it before hours of measuring."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"Figures need matplotlib ({error}): pip install 'optimum-neuronal[report]'") from error
-
-
 @contextmanager
 def new_figure(path: str | Path, height: float, title: str) -> Iterator[Any]:
     """Yield an empty matplotlib figure, `height` inches high, and save it when the block ends.
 
     The user's matplotlib settings are neither used nor changed.
     """
-    check_matplotlib()
+    require_extra("matplotlib", "report")
     from matplotlib import style
     from matplotlib.figure import Figure
 

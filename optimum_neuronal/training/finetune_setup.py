@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
@@ -78,16 +77,6 @@ def load_student(
     if config.lora is None:  # trains as well without embeddings, in less time and memory
         student.get_input_embeddings().requires_grad_(False)
     return student, tokenizer
-
-
-def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package that the training needs is missing."""
-    missing = [] if is_accelerate_available() else ["train"]
-    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
-    if missing:
-        raise ImportError(
-            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
-        )
 
 
 def find_teacher(
