@@ -29,8 +29,8 @@ class Sparsity(NamedTuple):
     """Shares of zeros in pruned projections."""
 
     achieved: float  # in all of them
-    blocks: Mapping[str, float]
-    projections: Mapping[str, Mapping[str, float]]  # `sparsity`, `smallest_row` and `largest_row` of each
+    blocks: dict[str, float]
+    projections: dict[str, dict[str, float]]  # `sparsity`, `smallest_row` and `largest_row` of each
 
 
 class _SparsityConfig(TypedDict, total=False):
