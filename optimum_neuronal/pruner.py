@@ -1,7 +1,7 @@
 """`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .model.load_model import check_unquantized, checkpoint_dtype, load_model, l
 from .model.origin import find_tokenizer
 from .model.sources import locate
 from .model.sparsity_config import KEY
-from .pruning.prepare import PruneContext, exclusive, prepare
+from .pruning.prepare import PruneContext, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport
 
@@ -95,7 +95,6 @@ class NeuronALPruner(OptimumQuantizer):
     def from_pretrained(
         cls,
         model_or_path: str | Path,
-        file_name: str | None = None,
         *,
         config: NeuronALConfig,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
@@ -107,7 +106,6 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model_or_path (`str` or `Path`): Hub id or directory of the dense model, or a GGUF file.
-            file_name: part of optimum's interface; a model is more than one file, so it must be None.
             config ([`NeuronALConfig`]): how to prune.
             tokenizer (*optional*): as for the class; None: the checkpoint's own.
             stream_to (`str` or `Path`, *optional*):
@@ -116,8 +114,6 @@ class NeuronALPruner(OptimumQuantizer):
             device (`torch.device`, *optional*): with `stream_to`: where to compute. None: the accelerator, or the CPU.
             model_kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, ...
         """
-        if file_name is not None:
-            raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner, source = cls(config, tokenizer), locate(model_or_path, model_kwargs)
         check_unquantized(source)
         if stream_to is None:
@@ -131,7 +127,6 @@ class NeuronALPruner(OptimumQuantizer):
     def quantize(
         self,
         save_dir: str | Path,
-        file_prefix: str | None = None,
         *,
         dataset: Any = None,
         work_dir: str | Path | None = None,
@@ -149,7 +144,6 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             save_dir (`str` or `Path`): absent, or an empty directory; checked before the work starts, and at its end.
-            file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
@@ -165,8 +159,6 @@ class NeuronALPruner(OptimumQuantizer):
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
             overwrite (`bool`): True to replace a model's directory at `save_dir`, with all that is in it.
         """
-        if file_prefix is not None:
-            raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         output = check_output(save_dir, overwrite, [self.model.config.name_or_path])
@@ -216,10 +208,9 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit together.
             `BlockingIOError`: another run uses the work directory.
-            `RuntimeError`: another thread prunes the model.
         """
         memory = MemoryLimits(batch_size, max_hidden_bytes)
-        with work_directory(work_dir) as folder, exclusive(model):
+        with work_directory(work_dir) as folder:
             context = self._prepare(model, dataset, folder, memory)
             self._remember(context, prune_model(context))
         return model
@@ -292,36 +283,33 @@ def prune_and_save(
     pruner: NeuronALPruner, model: PreTrainedModel, job: PruningJob, folder: Path | None = None
 ) -> PreTrainedModel:
     """Prune, measure and save a model, as a checked job says. `folder`: of [`work_directory`]."""
-    with exclusive(model):
-        memory = job.memory
-        options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
-        context = pruner._prepare(model, job.dataset, folder, memory)
-        sets = load_tests(job.tests, model, context.tokenizer, job.window, job.max_windows, pruner.config.add_bos)
-        calibration = context.calibration
-        if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
-            sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
-        processes = context.records.processes
-        dense, _ = context.records.recorded(
-            f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {})
-        )
-        if processes.rank == 0:
-            for name, value in dense.items():
-                announce(f"perplexity of the dense model, {name}: {value:.2f}")
-        asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
-        context.clock.lap("evaluation")
-        report, pruned = prune_model(context), {}
-        pruner._remember(context, report)
-        try:
-            pruned = measure(model, sets, memory.batch_size)
-        except ValueError as error:  # the pruned model is saved all the same
-            logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
-        answers = asked.compare(model).to_dict() if asked else {}
-        context.clock.lap("evaluation")
-        evaluation = report_tests(sets, dense=dense, pruned=pruned)
-        report = replace(report, evaluation=evaluation, answers=answers)
-        pruner.report = replace(report, seconds=dict(context.clock.seconds))
-        if processes.rank == 0:
-            save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
-        processes.from_first(None)  # the others wait
-        remove_records(folder)
-        return model
+    memory = job.memory
+    options = check_saveable(model, replace(job.options, dtype=job.options.dtype or checkpoint_dtype(model)))
+    context = pruner._prepare(model, job.dataset, folder, memory)
+    sets = load_tests(job.tests, model, context.tokenizer, job.window, job.max_windows, pruner.config.add_bos)
+    calibration = context.calibration
+    if not sets and calibration is not None and calibration.held_out is not None and model.can_generate():
+        sets = {CALIBRATION_TEST: replace(calibration, ids=calibration.held_out)}
+    records = context.evaluator.records
+    dense, _ = records.recorded(f"dense-{digest(sets)}", lambda: (measure(model, sets, memory.batch_size), {}))
+    if records.processes.rank == 0:
+        for name, value in dense.items():
+            announce(f"perplexity of the dense model, {name}: {value:.2f}")
+    asked = job.answers and DenseAnswers(model, context.tokenizer, None if job.answers is True else job.answers)
+    context.clock.lap("evaluation")
+    report, pruned = prune_model(context), {}
+    pruner._remember(context, report)
+    try:
+        pruned = measure(model, sets, memory.batch_size)
+    except ValueError as error:  # the pruned model is saved all the same
+        logger.warning(f"The perplexity of the pruned model could not be measured. {error}")
+    answers = asdict(asked.compare(model)) if asked else {}
+    context.clock.lap("evaluation")
+    evaluation = report_tests(sets, dense=dense, pruned=pruned)
+    seconds = dict(context.clock.seconds)
+    pruner.report = replace(report, evaluation=evaluation, answers=answers, seconds=seconds)
+    if records.processes.rank == 0:
+        save_pruned(model, job.output, pruner.report, pruner.tokenizer, options)
+    records.processes.from_first(None)  # the others wait
+    remove_records(folder)
+    return model

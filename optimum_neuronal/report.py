@@ -169,5 +169,4 @@ def training_text(run: Mapping[str, Any]) -> str:
 
 def window_text(values: Mapping[str, Any]) -> str:
     """Return what a perplexity was measured on: `"16 x 2048 tokens"`, or `"16 x 2048 tokens (BOS first)"`."""
-    count = f"{values['windows']} x" if "windows" in values else "windows of"  # not in reports of earlier versions
-    return f"{count} {values['window']} tokens{' (BOS first)' if values.get('bos') else ''}"
+    return f"{values['windows']} x {values['window']} tokens{' (BOS first)' if values.get('bos') else ''}"

@@ -98,12 +98,12 @@ def tokenizer():
     return make_tokenizer()
 
 
-def make_tokenizer(**special) -> transformers.PreTrainedTokenizerFast:
-    """The word "w7" is the id 7, anything else 255; it warns above 4 tokens, as that is what its model admits.
+def make_tokenizer(offset=0, **special) -> transformers.PreTrainedTokenizerFast:
+    """The word "w7" is the id 7 + offset, anything else 255; it warns above 4 tokens, as that is what its model admits.
 
     With `bos_token="w9"`, every text begins with the id 9.
     """
-    words = {f"w{i}": i for i in range(VOCAB - 1)} | {"<unk>": VOCAB - 1}
+    words = {f"w{i}": (i + offset) % (VOCAB - 1) for i in range(VOCAB - 1)} | {"<unk>": VOCAB - 1}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if bos := special.get("bos_token"):

@@ -26,9 +26,3 @@ def test_the_table_has_the_forwards_and_the_seconds_of_each_stage(monkeypatch, c
     solver, every, share = (float(cell) for cell in rows[3][-3:])
     assert 0 < solver < every
     assert 0 < share < 1
-
-
-def test_presets_keep_their_own_sparsity():
-    fields = {"dataset": "c4", "num_samples": 16}
-    assert prune_speed.method_config("two-four", 0.7, **fields).sparsity == 0.5
-    assert prune_speed.method_config("fast", 0.7, **fields).sparsity == 0.7

@@ -7,9 +7,8 @@ import torch
 from conftest import make_model, make_tokenizer
 from optimum.quantization_base import OptimumQuantizer
 from several_processes import in_processes
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_helpers import same_state, state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
@@ -170,10 +169,7 @@ class TestQuantize:
 def saved_with_own_tokenizer(folder, offset):
     """A dense checkpoint with a tokenizer of its own, in which the word "w7" is another id."""
     make_model("llama", vocab_size=256).save_pretrained(folder)
-    words = {f"w{i}": (i + offset) % 255 for i in range(255)} | {"<unk>": 255}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+    make_tokenizer(offset).save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..common.registry import format_method
+from ..common.validation import require_extra
 from ..comparing.compare import run_study
 from ..comparing.comparison import merge
 from ..comparing.experiments import EXPERIMENTS, experiment
-from ..comparing.figures import check_lines, check_matplotlib
+from ..comparing.figures import check_lines
 from ..comparing.study import LISTS, Study
 from ..config.config_fields import DATASETS
 from ..config.neuronal_config import read_config_file
@@ -73,7 +74,7 @@ class CompareCommand(Command):
         if self.args.merge and self.given - {"merge", "output", "quiet", "debug"}:
             raise ValueError("--merge prunes nothing and takes --output alone: leave the other flags out.")
         if self.args.plots is not None:
-            check_matplotlib()
+            require_extra("matplotlib", "report")
         flags.import_modules(self.args.modules)
 
     def work(self) -> None:

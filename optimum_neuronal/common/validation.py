@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_args
 
@@ -14,6 +15,12 @@ import regex
 Made = TypeVar("Made")
 
 LARGEST = 2**63 - 1  # of torch's integers and seeds
+
+
+def require_extra(package: str, extra: str) -> None:
+    """Raise `ImportError` if a package that an extra of this package installs is missing."""
+    if find_spec(package) is None:
+        raise ImportError(f"{package} is missing: pip install 'optimum-neuronal[{extra}]'")
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

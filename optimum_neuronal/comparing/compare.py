@@ -4,8 +4,7 @@ import copy
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,10 +25,9 @@ from ..files.output import check_output, write_atomically
 from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
-from ..model.projections import stored_names
 from ..model.sparsity_config import KEY
 from ..pruning.checks import check_prune
-from ..pruning.prepare import PruneContext, draw_calibration, exclusive, identity, ids_of, prepare
+from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report, make_sparsity_config, packed_size
 from ..report import PruningReport
@@ -53,26 +51,9 @@ def compare(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    saliencies: Sequence[str] = ("wanda",),
-    topups: Sequence[str] = ("uniform", "owl", "neuronal"),
-    sparsities: Sequence[float] = (0.6, 0.7, 0.8),
-    presets: Sequence[str] = (),
-    without: Sequence[str] = (),
-    sweep: Mapping[str, Sequence[Any]] | None = None,
-    dataset: Any = "c4",
-    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
-    window: int | None = None,
-    max_windows: int | None = None,
-    tasks: Sequence[str] = (),
-    limit: int | None = None,
-    include_path: str | Path | None = None,
-    accuracy_over: Sequence[str] | None = None,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-    keep: str | Path | None = None,
     batch_size: int | None = None,
     max_hidden_bytes: int | None = None,
-    **config: Any,
+    **arguments: Any,
 ) -> Comparison:
     """Prune a model in many ways, and measure the loss and the storage of each. Afterwards the model is unchanged.
 
@@ -82,14 +63,17 @@ def compare(
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a dense decoder model, which may be offloaded, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
+        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
         saliencies, topups (`Sequence[str]`):
-            Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`.
-        sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too.
+            Methods, with hyperparameters if needed, as on the command line: `"owl:half_width=0.1"`. Default: `["wanda"]`, and
+            `["uniform", "owl", "neuronal"]`.
+        sparsities (`Sequence[float]`): each in [0, 1). Presets are used at each, too. Default: 0.6, 0.7 and 0.8.
         presets (`Sequence[str]`): presets of the config to compare with.
         without (`Sequence[str]`): pairs of saliency and top-up to leave out, such as impossible ones: `"sparsegpt+dsnot"`.
         sweep (`Mapping`): field of the config -> values. Everything is run with each: `{"seed": [0, 16, 46]}`.
-        dataset: calibration data, as for [`NeuronALPruner.prune`].
-        evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
+        dataset: calibration data, as for [`NeuronALPruner.prune`]. Default: `"c4"`.
+        evaluate (`Sequence` or `dict`):
+            Test sets, each as for [`evaluate_perplexity`]; or name -> test set. Default: `["wikitext2"]`.
         window (`int`, *optional*): tokens per test window. None: the smaller of 2048 and the model's limit.
         max_windows (`int`, *optional*): windows per test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`]; their questions are read once.
@@ -97,17 +81,13 @@ def compare(
         output (`str` or `Path`, *optional*): directory for tables and finished results. A later call resumes from them.
         overwrite (`bool`): True runs finished combinations again, and replaces tables of another model or that no comparison wrote.
         keep (`str` or `Path`, *optional*): directory in which to save each pruned model. None: none is saved.
-        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
-        config: further fields of [`NeuronALConfig`] for all combinations.
+        arguments: all others are fields of [`NeuronALConfig`] for all combinations.
 
     Raises:
         `ValueError`, `TypeError`: an unknown method or preset, or a combination that is impossible, with the model or at all.
         `FileExistsError`: the directory holds a table of another model, or that no comparison wrote.
     """
-    grid = saliencies, topups, sparsities, presets, without, sweep, dataset
-    evaluation = evaluate, window, max_windows, tasks, limit, include_path, accuracy_over
-    study = Study(*grid, *evaluation, output, overwrite, config, keep)
-    return run_study(study, *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
+    return run_study(Study.of(arguments), *as_model(model, tokenizer), MemoryLimits(batch_size, max_hidden_bytes))
 
 
 def run_study(
@@ -122,29 +102,28 @@ def run_study(
     if folder is not None and study.overwrite:
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
-    with exclusive(model):
-        runner = CombinationRunner(study, model, tokenizer, memory)
-        comparison = Comparison(
-            model=public_name(model),
-            dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
-            results=[],
-            calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
-            versions=versions(),
-            windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
-            config=study.config,
-            accuracy_over=study.accuracy_over,
-        )
-        for combination in progress(study.combinations, "comparing", "combination"):
-            method, config = combination.result.method, combination.config.to_dict()
-            name = digest(method, config, runner.depends_on(combination))
-            place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
-            kept = None if study.keep is None else Path(study.keep, place)
-            result = finished(folder, name, partial(runner.run, combination, kept), kept)
-            if result.error is not None:
-                logger.warning(f"{method} failed: {result.error}")
-            comparison.results.append(result)
-            if study.folder is not None:
-                comparison.save(study.folder, overwrite=True)  # its tables are this comparison's
+    runner = CombinationRunner(study, model, tokenizer, memory)
+    comparison = Comparison(
+        model=public_name(model),
+        dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
+        results=[],
+        calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+        versions=versions(),
+        windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
+        config=study.config,
+        accuracy_over=study.accuracy_over,
+    )
+    for combination in progress(study.combinations, "comparing", "combination"):
+        method, config = combination.result.method, combination.config.to_dict()
+        name = digest(method, config, runner.depends_on(combination))
+        place = re.sub(r"[^\w.]+", "-", method)[:80] + f"-{name[:8]}"
+        kept = None if study.keep is None else Path(study.keep, place)
+        result = finished(folder, name, partial(runner.run, combination, kept), kept)
+        if result.error is not None:
+            logger.warning(f"{method} failed: {result.error}")
+        comparison.results.append(result)
+        if study.folder is not None:
+            comparison.save(study.folder, overwrite=True)  # its tables are this comparison's
     return comparison
 
 
@@ -191,7 +170,7 @@ class CombinationRunner:
         self.tasks, self.add_bos = study.questions, study.config.get("add_bos")
         sizes = study.window, study.max_windows, self.add_bos
         self.windows = load_tests(study.test_sets, model, tokenizer, *sizes)
-        self._cache: tuple[Any, TimedCache] = None, TimedCache()  # the latest: with other data, hidden states differ
+        self._cache: tuple[Any, Cache] = None, Cache()  # the latest: with other data, hidden states differ
 
     def run(self, combination: Combination, kept: Path | None = None) -> Result:
         """Prune the model, measure it, save it if it is kept, and undo the pruning. Return the figures, or the error."""
@@ -215,16 +194,16 @@ class CombinationRunner:
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=[report.blocks.get(block.name) for block in context.decoder.blocks],
             projection_sparsity={name: shares["sparsity"] for name, shares in report.projections.items()},
-            allocation_seconds=report.seconds["allocation"] + cache.saved,
+            allocation_seconds=report.seconds["allocation"] + sum(cache.saved.values()),
             pruning_seconds=report.seconds["pruning"],
         )
 
     def _save(self, context: PruneContext, report: PruningReport, perplexity: dict[str, float], kept: Path) -> None:
         """Save the model, whose weights are sparse now, as a pruned one."""
-        model, dense, names = self.model, self.model.config, stored_names(self.model, context.decoder)
+        model, dense = self.model, self.model.config
         report = replace(report, evaluation=report_tests(self.windows, pruned=perplexity))
         model.config = copy.copy(dense)
-        setattr(model.config, KEY, make_sparsity_config(context.decoder, report, names))
+        setattr(model.config, KEY, make_sparsity_config(context.decoder, report))
         try:
             options = check_saveable(model, SaveOptions(dtype=checkpoint_dtype(model)))
             save_pruned(model, check_output(kept, overwrite=True), report, self.tokenizer, options)
@@ -259,31 +238,10 @@ class CombinationRunner:
         needed = combination.config.methods.needs_calibration
         return self.calibrations[combination.drawn_by] if needed else None
 
-    def _cache_of(self, combination: Combination) -> "TimedCache":
+    def _cache_of(self, combination: Combination) -> Cache:
         """Return the cache of the combination before, unless what it holds depends on something else."""
         key = combination.drawn_by, [getattr(combination.config, name) for name in CACHED_BY]
         if self._cache[0] != key:
-            self._cache = key, TimedCache()
-        self._cache[1].start()
+            self._cache = key, Cache(lasting=True)
+        self._cache[1].saved.clear()
         return self._cache[1]
-
-
-class TimedCache(Cache):
-    """A cache of several combinations. `saved` is the time that the current one would need to make what was cached before."""
-
-    def __init__(self) -> None:
-        super().__init__(lasting=True)
-        self.seconds: dict[Hashable, float] = {}  # key -> time in which its value was made
-        self.start()
-
-    def start(self) -> None:
-        self.saved, self.asked = 0.0, set[Hashable]()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        start, known = time.perf_counter(), key in self.seconds
-        value = super().get(key, make)
-        self.seconds.setdefault(key, time.perf_counter() - start)
-        if known and key not in self.asked:
-            self.saved += self.seconds[key]
-        self.asked.add(key)
-        return value

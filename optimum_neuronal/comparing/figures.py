@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median_low, stdev
 from typing import Any
 
-from ..common.validation import check_choice
+from ..common.validation import check_choice, require_extra
 from .results import PRESET, Result, group_by
 
 
@@ -23,12 +23,14 @@ SHEET = {  # a style sheet of matplotlib
     "axes.titlesize": "medium",
     "figure.titlesize": "medium",
     "axes.grid": True,
+    "axes.grid.which": "both",
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "grid.color": "#dddddd",
     "legend.frameon": False,
     "xtick.minor.size": 3.5,  # as the major ones
+    "ytick.minor.size": 3.5,
     "savefig.dpi": 150,
     "savefig.bbox": "tight",  # legends below the axes are in the picture
 }
@@ -231,21 +233,13 @@ def draw_lines(axes, points: Points, styles: Styles, dense: Result | None) -> No
         axes.set_title("\n".join(named), loc="right", size="x-small")
 
 
-def check_matplotlib() -> None:
-    """Raise `ImportError` if figures cannot be drawn. Call it before hours of measuring."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"Figures need matplotlib ({error}): pip install 'optimum-neuronal[report]'") from error
-
-
 @contextmanager
 def new_figure(path: str | Path, height: float, title: str) -> Iterator[Any]:
     """Yield an empty matplotlib figure, `height` inches high, and save it when the block ends.
 
     The user's matplotlib settings are neither used nor changed.
     """
-    check_matplotlib()
+    require_extra("matplotlib", "report")
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -279,18 +273,12 @@ def look(color: int, line: int) -> dict[str, Any]:
 
 
 def show_round_numbers(axis) -> None:
-    """Put at least three round numbers along an axis whose limits are final, also if it is logarithmic."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+    """Put round numbers along an axis, with labels between the powers of ten if it is logarithmic."""
+    from matplotlib.ticker import LogFormatter, MaxNLocator
 
-    low, high = sorted(axis.get_view_interval())
-    locator: Any = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
-    if axis.get_scale() == "symlog":
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("{x:g}")
+    scale = axis.get_scale()
+    if scale == "linear":
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
         return
-    if axis.get_scale() == "log":
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-        if high > 12 * low:  # a narrower range holds too few powers of ten and their multiples
-            locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
-    axis.set_major_locator(locator)
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}" if scale == "symlog" else LogFormatter(minor_thresholds=(2, 0.5)))

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ class Answers:
     prompts: int
     tokens: int
     examples: list[dict[str, str]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values, JSON-serializable."""
-        return asdict(self)
 
     def __repr__(self) -> str:
         rows = [

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.torch_state import inference
-from ..common.validation import check_count, did_you_mean, validate_strings
+from ..common.validation import check_count, did_you_mean, require_extra, validate_strings
 from .perplexity import check_language_model
 
 
@@ -147,10 +147,13 @@ def load_tasks(
             if value is not None:
                 raise ValueError(f"{option} is {value}, but there are no tasks: name some, or leave it out.")
         return TaskSet({})
+    require_extra("lm_eval", "eval")
+    from lm_eval.tasks import TaskManager
+
     path = include_path and str(include_path)
-    manager = _task_manager(include_path=path, include_defaults=path is None)
+    manager = TaskManager(include_path=path, include_defaults=path is None)
     if path and not set(names) <= set(manager.all_tasks):  # then the harness's own tasks too, which takes many seconds
-        manager = _task_manager(include_path=path)
+        manager = TaskManager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(f"Unknown task {name!r}.{did_you_mean(name, ['paper', *manager.all_tasks])}")
@@ -175,14 +178,6 @@ def _errors_only() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _task_manager(**options: Any) -> Any:
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise ImportError(f"Tasks need lm-eval ({error}): pip install 'optimum-neuronal[eval]'") from error
-    return TaskManager(**options)
 
 
 def _result(name: str, task: Any, results: dict, harness: Any) -> TaskResult:

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..compat import hf_private
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
@@ -187,18 +186,18 @@ class Decoder:
         return Place(reader.name, reader.shape[1])
 
 
-def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
+def stored_names(decoder: Decoder) -> dict[str, list[str]]:
     """Return kind of projection, see [`kind_of`] -> names of its weights in a checkpoint's files, `*` for every number.
 
     They differ from the model's where transformers converts weights when it saves, as it does with many experts.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in decoder.model.named_parameters()}
     by_kind: dict[str, list[str]] = {}
     for block, projection in every_projection(decoder):
         kind = kind_of(block, projection)
         if kind not in by_kind and projection.pruned:
             stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = hf_private.as_stored(model, {names[id(projection.owner)]: stand_in})
+            stored = hf_private.as_stored(decoder.model, {names[id(projection.owner)]: stand_in})
             by_kind[kind] = sorted({with_stars(name) for name in stored})
     return by_kind
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..common.display import escaped
 from ..common.notes import get_logger
-from .projections import Decoder, Projection, every_projection, kind_of, with_stars
+from .projections import Decoder, Projection, every_projection, kind_of, stored_names, with_stars
 
 
 logger = get_logger(__name__)
@@ -29,8 +29,8 @@ class Sparsity(NamedTuple):
     """Shares of zeros in pruned projections."""
 
     achieved: float  # in all of them
-    blocks: Mapping[str, float]
-    projections: Mapping[str, Mapping[str, float]]  # `sparsity`, `smallest_row` and `largest_row` of each
+    blocks: dict[str, float]
+    projections: dict[str, dict[str, float]]  # `sparsity`, `smallest_row` and `largest_row` of each
 
 
 class _SparsityConfig(TypedDict, total=False):
@@ -90,10 +90,9 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     return value
 
 
-def describe_sparsity(
-    decoder: Decoder, found: Sparsity, weight_names: Mapping[str, list[str]], **how: Any
-) -> dict[str, Any]:
-    """Return the sparsity_config of a sparse model. `weight_names` are those of [`stored_names`], `how` says how it was made."""
+def describe_sparsity(decoder: Decoder, found: Sparsity, **how: Any) -> dict[str, Any]:
+    """Return the sparsity_config of a sparse model. `how` says how it was made."""
+    weight_names = stored_names(decoder)
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:

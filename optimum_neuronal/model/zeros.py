@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..compat import hf_private
 from .change import Change
 from .find_blocks import count_packed, find_all_projections
-from .projections import Decoder, by_owner, stored_names
+from .projections import Decoder, by_owner
 from .sparsity_config import Sparsity, describe_sparsity, read_sparsity_config
 
 
@@ -61,5 +61,5 @@ def find_sparsity_config(model: PreTrainedModel) -> dict[str, Any] | None:
         decoder = find_all_projections(model)
         found = measure_sparsity(decoder)
         if found.achieved > SPARSE:
-            return describe_sparsity(decoder, found, stored_names(model, decoder))
+            return describe_sparsity(decoder, found)
     return None

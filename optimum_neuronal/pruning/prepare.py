@@ -1,16 +1,13 @@
 """`prepare`: checks model and config, draws the calibration data, and returns all that the steps of a pruning run share."""
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.block_inputs import called_blocks
@@ -33,14 +30,11 @@ from ..data.token_windows import (
 from ..files.records import Records, checksum, checksum_ids, versions
 from ..model.origin import own_tokenizer
 from ..model.projections import Decoder
-from ..trials import Cache
+from ..trials import Cache, PlanEvaluator
 from .checks import check_prune, find_refit_dtype
 
 
 logger = get_logger(__name__)
-
-_in_use: set[nn.Parameter] = set()
-_lock = threading.Lock()
 
 ACCELERATOR_TOKENS = 8192  # tokens per forward of a block on an accelerator: fewer would leave it idle
 # Devices on which sequences run one at a time: kernels for more rows may round differently, and gain little.
@@ -65,13 +59,10 @@ class Clock:
 class PruneContext:
     """One pruning run: the dense model, how to prune it, and what the steps share."""
 
-    decoder: Decoder
+    evaluator: PlanEvaluator  # of the model and all calibration sequences
     config: NeuronALConfig
     calibration: TokenWindows | None  # None if saliency and top-up look at weights alone
     tokenizer: PreTrainedTokenizerBase | None
-    runner: BlockRunner
-    records: Records
-    cache: Cache  # shared by runs with the same calibration sequences
     clock: Clock
     dataset: Any = None  # passed by the user instead of the config's
     refit_dtype: str | None = None  # in which a refit multiplies, see [`find_refit_dtype`]
@@ -81,13 +72,12 @@ class PruneContext:
         return self.config.methods
 
     @property
-    def model(self) -> PreTrainedModel:
-        return self.decoder.model
+    def decoder(self) -> Decoder:
+        return self.evaluator.decoder
 
     @property
-    def ids(self) -> torch.Tensor:
-        """Calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
-        return ids_of(self.calibration)
+    def model(self) -> PreTrainedModel:
+        return self.decoder.model
 
 
 def prepare(
@@ -150,21 +140,22 @@ def prepare(
         max_hidden_bytes=memory.max_hidden_bytes,
         quiet=processes.rank > 0,
     )
-    return PruneContext(
-        decoder=decoder,
-        config=config,
-        calibration=calibration,
-        tokenizer=tokenizer,
+    evaluator = PlanEvaluator(
         runner=runner,
+        saliency=config.methods.saliency,
+        ids=ids,
+        num_alignment_samples=config.num_alignment_samples,
+        pattern=config.methods.pattern,
+        min_expert_tokens=config.min_expert_tokens,
         records=Records(folder, started_with, processes),
         cache=cache,
-        clock=clock,
-        dataset=None if isinstance(dataset, TokenWindows) else dataset,
-        refit_dtype=refit_dtype,
     )
+    passed = None if isinstance(dataset, TokenWindows) else dataset
+    return PruneContext(evaluator, config, calibration, tokenizer, clock, passed, refit_dtype)
 
 
 def ids_of(calibration: TokenWindows | None) -> torch.Tensor:
+    """Return calibration sequences, int64, shape (num_samples, seq_length); shape (0, 0) without calibration."""
     return torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
 
 
@@ -204,24 +195,6 @@ def draw_calibration(
     }
     draw = partial(draw_windows, tokenizer=tokenizer, **how)
     return mix(datasets, config.num_samples, EXTRA_WINDOWS, lambda one, count: draw(one, num_samples=count))
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from pruning this model, or one that shares weights with it: they would see trial weights."""
-    parameters, is_taken = set(model.parameters() if isinstance(model, nn.Module) else ()), True
-    try:  # first, so that Ctrl-C leaves no model in use
-        with _lock:
-            is_taken = bool(parameters & _in_use)
-            if not is_taken:
-                _in_use.update(parameters)
-        if is_taken:
-            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
-        yield
-    finally:
-        if not is_taken:
-            with _lock:
-                _in_use.difference_update(parameters)
 
 
 def identity(decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ..common.torch_state import inference
 from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
 from ..model.change import Change, NewWeight, PackedChange
-from ..model.projections import Block, Decoder, stored_names, trial_weights
+from ..model.projections import Block, Decoder, trial_weights
 from ..model.sparsity_config import record_sparsity
 from ..report import PruningReport
 from ..saliency import Inputs
@@ -41,10 +41,9 @@ COMPARED = 2  # held-out sequences on which the pruned model is compared with th
 def prune_model(context: PruneContext) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was."""
     decoder = context.decoder
-    names = stored_names(context.model, decoder)
     outcome = find_changes(context)
     report = make_report(context, outcome)
-    sparsity_config = make_sparsity_config(decoder, report, names)
+    sparsity_config = make_sparsity_config(decoder, report)
     with deferred_interrupt():
         apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
         record_sparsity(context.model, sparsity_config)
@@ -53,44 +52,32 @@ def prune_model(context: PruneContext) -> PruningReport:
 
 def find_changes(context: PruneContext) -> PruneOutcome:
     """Find the changes of all weights, without making them (the paper's Algorithm 1)."""
-    config, methods, runner = context.config, context.methods, context.runner
-    _warn_if_underdetermined(context)
-    evaluator = PlanEvaluator(
-        runner=runner,
-        saliency=methods.saliency,
-        ids=context.ids,
-        num_alignment_samples=config.num_alignment_samples,
-        pattern=methods.pattern,
-        min_expert_tokens=config.min_expert_tokens,
-        records=context.records,
-        cache=context.cache,
-    )
+    config, methods, evaluator = context.config, context.methods, context.evaluator
+    runner, ids = evaluator.runner, evaluator.ids
     with inference(context.model):
         if methods.needs_calibration:
-            context.cache.once("replay is right", partial(runner.check_replay, context.ids[:1]))
+            evaluator.cache.once("replay is right", partial(runner.check_replay, ids[:1]))
         context.clock.lap("calibration data")
         allocation = methods.topup.allocate(evaluator, config.sparsity)
         context.clock.lap("allocation")
         refit = None
         if config.refit_epochs:
             dtype = getattr(torch, context.refit_dtype or "float32")
-            measured = context.records.recorded("importance", lambda: ({}, feature_importance(runner, context.ids)))
+            measured = evaluator.records.recorded("importance", lambda: ({}, feature_importance(runner, ids)))
             refit = Refit(config.refit_epochs, config.refit_learning_rate, dtype, measured[1])
         changes, starved = prune_blocks(evaluator, allocation, refit, methods.topup.scores_dense, context.clock)
         context.clock.lap("pruning")
-        divergences = measure_divergence(context, evaluator, changes)
+        divergences = measure_divergence(context, changes)
     return PruneOutcome(allocation, changes, runner.block_forwards, starved, divergences)
 
 
-def measure_divergence(
-    context: PruneContext, evaluator: PlanEvaluator, changes: Mapping[str, Change]
-) -> dict[str, float]:
+def measure_divergence(context: PruneContext, changes: Mapping[str, Change]) -> dict[str, float]:
     """Return the report's `divergence`. Warn if the score alone, with the same sparsity everywhere, is better."""
-    methods, calibration, runner = context.methods, context.calibration, context.runner
+    methods, calibration, runner = context.methods, context.calibration, context.evaluator.runner
     if calibration is None or calibration.held_out is None or not context.decoder.predicts_next_token:
         return {}
     ids = calibration.held_out[:COMPARED]
-    evaluator = replace(evaluator, ids=ids, num_alignment_samples=len(ids), cache=Cache())
+    evaluator = replace(context.evaluator, ids=ids, num_alignment_samples=len(ids), cache=Cache())
 
     def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         with trial_weights(block.pruned, lambda p: changes[p.name]):
@@ -112,17 +99,6 @@ def measure_divergence(
             f"pruned by score alone, with the same sparsity everywhere ({found[-1]:.3f}). Try another preset or method."
         )
     return dict(zip(("pruned", "by_score"), found))
-
-
-def _warn_if_underdetermined(context: PruneContext) -> None:
-    """Warn if there are fewer tokens than inputs: a least-squares fit then has no unique solution."""
-    tokens, projections = context.ids.numel(), context.decoder.projections.values()
-    widest = max((p.shape[1] for p in projections if p.expert is None), default=0)
-    if context.methods.saliency.updates_weights and tokens < widest:
-        logger.warning(
-            f"There are only {tokens} calibration tokens for projections with up to {widest} inputs, so the fit of "
-            "weights is underdetermined. Use more sequences (num_samples)."
-        )
 
 
 def prune_blocks(

@@ -1,7 +1,7 @@
 """The report of a pruning run, and the `sparsity_config` in config.json. Both are made before any weight changes."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
         block_forwards=outcome.block_forwards,
         starved_experts=outcome.starved_experts,
         divergence=outcome.divergence,
-        resumed=context.records.resumed,
+        resumed=context.evaluator.records.resumed,
         peak_memory=peak_memory(),
         versions=versions(),
         bits_per_weight=size.bits_per_weight,
@@ -63,14 +63,11 @@ def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
     )
 
 
-def make_sparsity_config(
-    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
-) -> dict[str, Any]:
-    """Return what a pruned model's config keeps of the report; `weight_names` are those of [`stored_names`]."""
+def make_sparsity_config(decoder: Decoder, report: PruningReport) -> dict[str, Any]:
+    """Return what a pruned model's config keeps of the report."""
     return describe_sparsity(
         decoder,
         Sparsity(report.achieved_sparsity, report.blocks, report.projections),
-        weight_names,
         base_model=hub_id(decoder.model),
         method=report.method,
         sparsity=report.requested_sparsity,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..common.display import display_name
 from ..common.notes import get_logger
 from ..common.progress import announce
 from ..common.torch_state import default_device, preserve_rng_state
+from ..common.validation import require_extra
 from ..compat import hf_private
 from ..data.documents import check_texts
 from ..data.known_datasets import check_datasets
@@ -29,7 +30,7 @@ from ..model.origin import find_tokenizer, public_name
 from ..report import REPORT_NAME, PruningReport
 from .checkpoints import Checkpoints
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, check_extras, find_teacher, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, find_teacher, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -95,7 +96,9 @@ def finetune(
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
     check_datasets(datasets, tests.values())
-    check_extras(config)
+    require_extra("accelerate", "train")
+    if config.lora is not None:
+        require_extra("peft", "peft")
     options, teacher = SaveOptions(format, save_dtype), find_teacher(teacher, model, config, model_kwargs)
     if answers and teacher is None:
         raise ValueError(
@@ -111,12 +114,12 @@ def finetune(
         sets = load_tests(tests, student, tokenizer, window, max_windows, config.add_bos)
         before, _ = setup.records.recorded(f"before-{digest(sets)}", lambda: (measure(student, sets), {}))
         asked = answers and DenseAnswers(dense, tokenizer, None if answers is True else answers)
-        compared = [asked.compare(student).to_dict()] if asked else []
+        compared = [asdict(asked.compare(student))] if asked else []
         training = _train(setup)
         if dataset is not None:
             training["config"]["dataset"] = None  # it was passed
         training["evaluation"] = report_tests(sets, before=before, after=measure(student, sets))
-        compared += [asked.compare(student).to_dict()] if asked else []
+        compared += [asdict(asked.compare(student))] if asked else []
         training["answers"] = dict(zip(("before", "after"), compared))
         if report is not None:
             report = replace(report, training=[*report.training, training])

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import is_accelerate_available, is_peft_available
 from transformers.utils.logging import is_progress_bar_enabled
 
 from ..checkpoint.save_options import SaveOptions
@@ -35,7 +34,6 @@ from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer, read_base_model
 from ..model.zeros import SPARSE, measure_sparsity
-from ..packed.packed_module import packed_modules
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
 from .finetune_config import TOKENS, FinetuneConfig
@@ -68,28 +66,17 @@ def load_student(
     model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
-    student = load_model(model, dtype=torch.float32, **model_kwargs)
+    student = densify(load_model(model, dtype=torch.float32, **model_kwargs))
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
     resolve_seq_length(student.config, config.seq_length)
-    if next(packed_modules(student), None) is not None:
-        student = densify(student).requires_grad_(True)
     check_saveable(student, options)
     find_sparse_weights(student)
+    student.requires_grad_(True)
     if config.lora is None:  # trains as well without embeddings, in less time and memory
         student.get_input_embeddings().requires_grad_(False)
     return student, tokenizer
-
-
-def check_extras(config: FinetuneConfig) -> None:
-    """Raise `ImportError` if a package that the training needs is missing."""
-    missing = [] if is_accelerate_available() else ["train"]
-    missing += ["peft"] if config.lora is not None and not is_peft_available() else []
-    if missing:
-        raise ImportError(
-            f"Fine-tuning needs the extra [{','.join(missing)}]: pip install 'optimum-neuronal[{','.join(missing)}]'"
-        )
 
 
 def find_teacher(
@@ -154,14 +141,17 @@ def prepare_training(
     # Unusable data and models should raise before anything is recorded.
     text = draw(1 if timed else _count_steps(config) * config.batch_size)
     _check_losses(student, teacher, text.held_out)
-    records = Records(folder, {**config.to_dict(), "processes": processes.count}, processes)
+    made_from = identity(find_sparse_decoder(student), torch.cat([text.held_out, text.ids]))
+    made_from["training data"] = made_from.pop("calibration data")
+    made_from["teacher"] = teacher and checksum(teacher)
+    settings = {**config.to_dict(), **made_from, "versions": versions(), "processes": processes.count}
+    records = Records(folder, settings, processes)
 
     def time_step() -> tuple[float, dict]:
         return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}
 
     steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
     text = draw(steps * config.batch_size) if timed else text
-    _check_same(records, student, teacher, text)
     every, width = math.ceil(steps / EVALUATIONS), student.config.get_text_config().hidden_size
     arguments = TrainingArguments(
         Path(processes.from_first(str(folder))) / "checkpoints",
@@ -207,23 +197,6 @@ def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int
             f"{micro_batch} in each process."
         )
     return micro_batch, accumulated
-
-
-def _check_same(
-    records: Records, student: PreTrainedModel, teacher: PreTrainedModel | None, text: TokenWindows
-) -> None:
-    """Raise `ValueError` if the records belong to a fine-tune of other models, with other text or versions."""
-    decoder = find_sparse_decoder(student)
-    made_from = {**identity(decoder, text.ids), "versions": versions()}
-    made_from["training data"] = made_from.pop("calibration data")
-    if teacher is not None:
-        made_from["teacher"] = checksum(teacher)
-    before, _ = records.recorded("identity", lambda: (made_from, {}))
-    if before != made_from:
-        changed = ", ".join(name for name in made_from if before.get(name) != made_from[name])
-        raise ValueError(
-            f"{records.directory} holds an unfinished fine-tune with another {changed}: delete that directory to start again."
-        )
 
 
 def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:

@@ -15,11 +15,10 @@ from ..common.notes import get_logger
 from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
-from ..model.projections import Decoder, stored_names
 from ..model.sparsity_config import KEY, read_sparsity_config, record_sparsity
 from ..model.zeros import measure_sparsity
 from ..pruning.checks import check_prune
-from ..pruning.prepare import exclusive, prepare
+from ..pruning.prepare import prepare
 from ..pruning.prune import prune_model
 from ..pruning.reporting import make_sparsity_config
 from .keeping import SparsityCallback, SparsityKeeper
@@ -97,12 +96,14 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         stage = self.stages.get(state.global_step)
         if stage is None:
             return
-        with preserve_rng_state(), exclusive(model):
+        with preserve_rng_state():
             context = prepare(model, stage, self.ids, further=True)
             report = prune_model(context)
         if self.keeper.weights:
             self.keeper.apply()  # some saliencies update other weights, even those that were zero already
-            _record_all_zeros(context.decoder, report)
+            achieved, blocks, projections = measure_sparsity(context.decoder)
+            report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
+            record_sparsity(model, make_sparsity_config(context.decoder, report))
         self.sparsity_config = getattr(model.config, KEY)
         self._keep(model)
         _clear_state(optimizer, self.keeper.weights)
@@ -116,13 +117,6 @@ def _clear_state(optimizer: torch.optim.Optimizer, weights: list[SparseWeight]) 
         for value in optimizer.state.get(weight.owner, {}).values():
             if isinstance(value, torch.Tensor) and value.shape == weight.mask.shape:
                 weight.apply_to(value)
-
-
-def _record_all_zeros(decoder: Decoder, report: Any) -> None:
-    """Record the zeros of the last pruning run and of earlier ones in the model's config."""
-    achieved, blocks, projections = measure_sparsity(decoder)
-    report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
-    record_sparsity(decoder.model, make_sparsity_config(decoder, report, stored_names(decoder.model, decoder)))
 
 
 def _check_schedule(schedule: Mapping[Any, Any]) -> dict[int, float]:

@@ -109,12 +109,16 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
         evaluate(llama, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer))
     with pytest.raises(ValueError, match="'neuronal_prose' has no metric 'acc'"):
         tasks.load_tasks(["neuronal_words", "neuronal_prose"], include_path=TASKS, accuracy_only=True)
-    index = tasks._task_manager  # without the harness's own tasks, which take long to read
-    monkeypatch.setattr(tasks, "_task_manager", lambda **options: index(**options | {"include_defaults": False}))
+    from lm_eval.tasks import TaskManager
+
+    def without_own_tasks(**options):  # which take long to read
+        return TaskManager(**options | {"include_defaults": False})
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", without_own_tasks)
     with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
         evaluate(llama, tokenizer, ["neuronal_words", "neuronal_word"])
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"pip install 'optimum-neuronal\[eval\]'"):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ImportError, match=r"lm_eval is missing: pip install 'optimum-neuronal\[eval\]'"):
         evaluate(llama, tokenizer)
 
 

@@ -1,6 +1,5 @@
 """The context of a pruning run: batches, its identity, and threads."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from optimum_neuronal.common.torch_state import MemoryLimits
 from optimum_neuronal.compat import hf_private
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prepare as preparing
-from optimum_neuronal.pruning.prepare import draw_calibration, exclusive, identity, prepare
+from optimum_neuronal.pruning.prepare import draw_calibration, identity, prepare
 
 
 def config(**fields):
@@ -28,7 +27,7 @@ def test_sequences_run_one_at_a_time_on_a_cpu_and_in_batches_on_an_accelerator(
     monkeypatch.setattr(hf_private, "execution_device", lambda _: torch.device(device))
     monkeypatch.setattr(preparing, "called_blocks", lambda decoder, device: (decoder.blocks, None))  # runs nothing
     prepared = prepare(llama, config(), ids, memory=MemoryLimits(batch_size=given))
-    assert prepared.runner.batch_size == expected, "of 8192 tokens in all"
+    assert prepared.evaluator.runner.batch_size == expected, "of 8192 tokens in all"
 
 
 def test_padded_token_ids_are_refused_in_calibration_and_tests(llama, ids):
@@ -63,15 +62,6 @@ def test_the_config_of_the_report_names_data_that_replace_its_own(ids, tokenizer
     for given, named in ((text, "text.txt"), (["w1 " * 400], None), (ids, None)):
         pruner.prune(make_model("llama"), given)
         assert pruner.report.config["dataset"] == named
-
-
-def test_pruning_a_model_twice_at_once_raises(llama, ids):
-    pruner = NeuronALPruner(config())
-    with exclusive(llama.model):
-        with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
-            pruner.prune(llama, ids)
-        pruner.prune(copy.deepcopy(llama), ids)
-    pruner.prune(llama, ids)
 
 
 def test_two_models_at_once_are_pruned_as_each_alone(ids):

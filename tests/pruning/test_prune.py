@@ -95,17 +95,6 @@ def test_the_divergence_on_held_out_text_beside_that_of_the_score_alone(llama, i
     )
 
 
-def test_fewer_tokens_than_inputs_give_a_warning(llama, ids, monkeypatch):
-    warnings = []
-    monkeypatch.setattr(module.logger, "warning", warnings.append)
-    few = {"num_samples": 1, "num_alignment_samples": 1}
-    find_changes(context_of(llama, ids[:1, :8], saliency="alps", **few))
-    assert len(warnings) == 1 and "only 8 calibration tokens for projections with up to 48 inputs" in warnings[0]
-    find_changes(context_of(llama, ids, saliency="alps"))
-    find_changes(context_of(llama, ids[:1, :8], **few))
-    assert len(warnings) == 1, "enough tokens, and a saliency that fits nothing"
-
-
 def test_a_log_names_the_steps(llama, ids, capsys):
     both = {"topup": "neuronal", "topup_args": {"steps": "both"}}
     steps = ["comparing sparsities by block", "measuring how rows deviate", "comparing sparsities by row"]

@@ -24,11 +24,11 @@ def report_of(decisions, calibration=None, dataset="c4"):
     clock.lap("pruning")
     context = SimpleNamespace(
         decoder=SimpleNamespace(blocks=[block], projections=block.projections, model=model),
+        evaluator=SimpleNamespace(records=Records()),
         model=model,
         config=(config := NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")),
         methods=config.methods,
         calibration=calibration,
-        records=Records(),
         clock=clock,
         dataset=None,
         refit_dtype=None,

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from several_processes import in_processes
 from sparse import make_sparse, same_zeros, zeros_of
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trial_helpers import same_state
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback
@@ -19,19 +19,12 @@ from optimum_neuronal.pruning.prepare import prepare
 from optimum_neuronal.pruning.prune import prune_model
 from optimum_neuronal.training.keeping import SparsityLostError, read_stored_names
 
-
-@pytest.fixture
-def data():
-    ids = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(1))
-    return [{"input_ids": row, "labels": row} for row in ids]
+from .conftest import make_arguments
 
 
 def make_trainer(model, folder, data, *callbacks, **fields):
-    defaults = {
-        "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "save_strategy": "no",
-        "report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 100, "weight_decay": 0.1,
-    }  # fmt: skip
-    arguments = TrainingArguments(str(folder), **{**defaults, **fields})
+    defaults = {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
+    arguments = make_arguments(folder, **{**defaults, **fields})
     return Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=list(callbacks))
 
 

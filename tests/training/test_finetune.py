@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import datasets
 import pytest
@@ -293,10 +294,10 @@ class TestResuming:
         with pytest.raises(ValueError, match="different settings: learning_rate was 0.005, is 0.001"):
             tuned(folders, learning_rate=1e-3)
         make_model("llama", seed=1, vocab_size=256).save_pretrained(folders / "other")
-        with pytest.raises(ValueError, match="an unfinished fine-tune with another teacher: delete"):
+        with pytest.raises(ValueError, match="different settings: teacher was "):
             tuned(folders, teacher=folders / "other")
         (folders / "text.txt").write_text(TEXT[::-1])
-        with pytest.raises(ValueError, match="an unfinished fine-tune with another training data: delete"):
+        with pytest.raises(ValueError, match="different settings: training data was "):
             tuned(folders)
 
 
@@ -351,9 +352,10 @@ class TestRefused:
             tuned(folders)
 
     def test_missing_packages(self, folders, monkeypatch):
-        monkeypatch.setattr(finetune_setup, "is_accelerate_available", lambda: False)
-        with pytest.raises(ImportError, match=r"Fine-tuning needs the extra \[train\]: pip install"):
-            tuned(folders)
+        for package, extra, given in (("peft", "peft", {"lora": 2}), ("accelerate", "train", {})):
+            monkeypatch.setitem(sys.modules, package, None)
+            with pytest.raises(ImportError, match=rf"{package} is missing: pip install .*\[{extra}\]"):
+                tuned(folders, **given)
 
     def test_the_sparse_model_itself_or_its_teacher_as_output(self, folders, monkeypatch):
         for output in ("sparse", "dense"):

@@ -9,12 +9,14 @@ from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 from sparse import make_sparse, same_zeros, zeros_of
 from torch.nn.functional import cross_entropy, log_softmax
-from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM, Trainer, TrainingArguments
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM, Trainer
 from trial_helpers import same_state
 
 from optimum_neuronal import SparseTrainer, SparsityCallback, evaluate_perplexity
 from optimum_neuronal.training import sparse_trainer
 from optimum_neuronal.training.sparse_trainer import Predictor, mixed_loss
+
+from .conftest import make_arguments
 
 
 ROWS = 5  # tokens in a chunk
@@ -22,18 +24,9 @@ ROWS = 5  # tokens in a chunk
 IN_CHUNKS = ("llama", "gemma2", "cohere", "granite", "phi", "gpt2", "mixtral", "gemma3", "recurrent_gemma")
 
 
-@pytest.fixture
-def data():
-    ids = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(1))
-    return [{"input_ids": row, "labels": row} for row in ids]
-
-
 def trainer(model, folder, data, teacher=None, kl_weight=1.0, callbacks=None, extra=None, **fields):
-    defaults = {
-        "max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "save_strategy": "no",
-        "report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 100, "weight_decay": 0.1,
-    }  # fmt: skip
-    arguments = TrainingArguments(str(folder), **{**defaults, **fields})
+    defaults = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3}
+    arguments = make_arguments(folder, **{**defaults, **fields})
     how = {"teacher": teacher, "kl_weight": kl_weight, "callbacks": callbacks, **(extra or {})}
     return SparseTrainer(model, arguments, train_dataset=data, eval_dataset=data[:6], **how)
 
