@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in common.h, the slowest first.
-KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
+KERNELS = {"portable": 0, "avx2": 1, "avx512": 2, "avx512_vbmi2": 3, "avx512_bf16": 4}
 TORCH = "torch"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
