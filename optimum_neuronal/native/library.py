@@ -98,7 +98,10 @@ def find_library() -> Library | BuildError:
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """Return the kernels to compute with, or None for torch. Raise `ValueError` if the variable names others."""
+    """Return the kernels to compute with, or None for torch, with a warning unless the variable asks for it.
+
+    Raise `ValueError` if the variable names others.
+    """
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
         return None
@@ -106,22 +109,15 @@ def find_kernel() -> Kernel | None:
     if isinstance(library, BuildError):
         if forced:
             raise ValueError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
+        logger.warning(
+            f"There are no compiled kernels for packed weights: {library}. torch takes over, and needs about 30 times as long "
+            "for each token as with dense weights. Install a C compiler, such as gcc, or densify the model."
+        )
         return None
     if forced and forced not in library.kernels:
         known = ", ".join((*library.kernels, TORCH))
         raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {known}, which this processor can run")
     return Kernel(library, forced or library.kernels[-1])
-
-
-@lru_cache(maxsize=1)
-def warn_without_kernel() -> None:
-    """Warn once if packed weights are computed by torch for lack of compiled kernels."""
-    if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
-        logger.warning(
-            f"There are no compiled kernels for packed weights: {find_library()}. torch takes over, and needs about "
-            "30 times as long for each token as with dense weights. Install a C compiler, such as gcc, or densify the "
-            "model."
-        )
 
 
 def describe_environment() -> dict[str, Any]:

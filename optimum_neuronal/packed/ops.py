@@ -39,11 +39,9 @@ def sparse_linear(weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | No
 
 
 def weight_of(tensors: Sequence[torch.Tensor], columns: int) -> SparseMatrix:
-    """Return the weight of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
+    """Return the weight of an operation's tensors, which a module has checked."""
     layout = PackedWeight if len(tensors) == 3 else GroupedWeight
-    weight = layout(*tensors, (row_count(tensors), columns))
-    weight.check_tensors()
-    return weight
+    return layout(*tensors, (row_count(tensors), columns))
 
 
 def row_count(tensors: Sequence[torch.Tensor]) -> int:

@@ -145,17 +145,6 @@ def test_what_does_not_fit_raises():
     ):
         with pytest.raises(ValueError, match=message):
             ops.sparse_linear(weight, inputs, bias)
-    mask, values, offsets = weight.tensors()
-    for tensors, message in (
-        ((mask.int(), values, offsets), "its mask have dtype torch.int32"),
-        ((mask.t().contiguous().t(), values, offsets), "not contiguous"),
-        ((mask, values.bfloat16(), offsets), "but the weight torch.bfloat16"),
-        ((mask, values.double(), offsets), "its dtype is torch.float64: expected one of torch.bfloat16"),
-        ((mask, values, offsets[1:]), r"expected torch.uint8 and \[3, 16\]"),
-        ((values, mask, offsets, offsets), r"its index have dtype torch.uint8 and shape \[4, 16\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            torch.ops.optimum_neuronal.packed_linear(x, tensors, None)
 
 
 def test_torch_knows_the_operations_well():
