@@ -132,22 +132,9 @@ class PackedWeight(SparseMatrix):
         mask, offsets = self.mask[first:last], self.offsets[first : last + 1]
         return replace(self, mask=mask, offsets=offsets, shape=(last - first, self.shape[-1]))
 
-    def rows(self, first: int, last: int) -> "PackedWeight":
-        """Return the rows from `first` up to `last` as a weight with their values alone, which shares memory."""
-        part = self.window(first, last)
-        start, stop = int(part.offsets[0]), int(part.offsets[-1])
-        return replace(part, values=self.values[start:stop], offsets=part.offsets - start)
-
-    @classmethod
-    def joined(cls, parts: Sequence["PackedWeight"]) -> "PackedWeight":
-        """Concatenate rows of weights with the same columns, dtype and device."""
-        mask, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
-        return cls.from_parts(mask, values, (len(mask), parts[0].shape[-1]))
-
-    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedWeight":
-        """Return this weight on another device, or with another dtype."""
-        values = self.values.to(device=device, dtype=dtype)
-        return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
+    def to(self, dtype: torch.dtype | None) -> "PackedWeight":
+        """Return this weight with another dtype; None: its own."""
+        return replace(self, values=self.values.to(dtype=dtype))
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int, device: torch.device) -> None:

@@ -44,7 +44,7 @@ def test_known_layout():
 )
 def test_weights_of_any_bits_come_back(rows, columns, dtype, cast, density, at_a_time, seed):
     """Mask and values are the same, although padding has the value 0: so may kept values that were cast."""
-    packed = PackedWeight.pack(any_bits((rows, columns), dtype, density, seed)).to(dtype=cast)
+    packed = PackedWeight.pack(any_bits((rows, columns), dtype, density, seed)).to(cast)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped_weight, "BLOCK", at_a_time)
         weight = GroupedWeight.from_packed(packed)
