@@ -20,7 +20,7 @@ FUZZ = examples(60)
 
 @pytest.fixture
 def choosing_anew():
-    remembered = (library.find_kernel, library.find_library)
+    remembered = (library.find_kernel, library.compiled_kernels)
     for function in remembered:
         function.cache_clear()
     yield
@@ -169,7 +169,7 @@ def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
     broken.write_text("no library")
     for name in ("installed_library", "cached_library"):
         monkeypatch.setattr(library, name, lambda: broken)
-    assert "the compiled kernels cannot be loaded" in str(library.find_library())
+    assert "the compiled kernels cannot be loaded" in str(library.compiled_kernels())
 
 
 FORK = """
