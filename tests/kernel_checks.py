@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimum_neuronal.native.build import BuildError
-from optimum_neuronal.native.library import Kernel, find_library
+from optimum_neuronal.native.library import Kernel, compiled_kernels
 from optimum_neuronal.packed.packed_weight import INTEGERS
 
 
@@ -16,10 +16,10 @@ FAR = 2**31 + 5  # more than 31 bits number
 
 def kernels() -> list[Kernel]:
     """Return all compiled kernels that this processor can run."""
-    library = find_library()
-    if isinstance(library, BuildError):
-        pytest.skip(str(library))
-    return [Kernel(library, name) for name in library.kernels]
+    found = compiled_kernels()
+    if isinstance(found, BuildError):
+        pytest.skip(str(found))
+    return list(found.values())
 
 
 def any_bits(shape, dtype=torch.float32, density=0.3, seed=0) -> torch.Tensor:

@@ -103,7 +103,7 @@ def test_a_pooler_is_no_final_norm(ids):
 @pytest.mark.parametrize(
     "name, block, chain",
     [
-        ("BertModel", "encoder.layer.0", "attention.self.value attention.output.dense intermediate.dense output.dense"),
+        ("BertModel", "encoder.layer.0", "attention.output.dense intermediate.dense"),
         ("DistilBertForMaskedLM", "distilbert.transformer.layer.0", "attention.k_lin attention.out_lin ffn.lin1 ffn.lin2"),
         ("ModernBertForMaskedLM", "model.layers.0", "attn.Wqkv attn.Wo mlp.Wi mlp.Wo"),
     ],

@@ -29,22 +29,13 @@ class BufferModule(nn.Module):
     def stored(self) -> dict[str, torch.Tensor]:
         """Return what a state dict holds instead of buffers in another layout."""
 
-    def _check_moved(self) -> None:
-        """Arrange the buffers now, since a graph of torch.compile or of the device cannot."""
-        if not any(buffer is not None and buffer.is_meta for buffer in self._buffers.values()):
-            with suppress(ValueError):  # the next use raises it
-                self.check()
-
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "BufferModule":
         self.restore_layout()
         super()._apply(fn, recurse)
-        self._check_moved()
+        if not any(buffer is not None and buffer.is_meta for buffer in self._buffers.values()):
+            with suppress(ValueError):  # the next use raises it
+                self.check()  # now, since a graph of torch.compile or of the device cannot
         return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.restore_layout()  # `torch.load` may have moved the tensors
-        self._check_moved()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

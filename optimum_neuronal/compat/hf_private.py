@@ -47,11 +47,6 @@ def content_version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def wrapper_tensor(kind: type[torch.Tensor], like: Any) -> torch.Tensor:
-    """Return a tensor of a subclass without memory, of the shape, dtype and device of `like`."""
-    return torch.Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)
-
-
 # Loading.
 
 
@@ -186,12 +181,10 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def compiled_parts(model: nn.Module) -> list[str]:
-    """Return the names of modules inside a model that torch.compile has compiled, in place or in a wrapper."""
-    parts = [(name, module) for name, module in model.named_modules() if name]
-    return [
-        name for name, module in parts if uncompiled(module) is not module or module._compiled_call_impl is not None
-    ]
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Return True if torch.compile has compiled a module inside a model, in place or in a wrapper."""
+    inside = list(model.modules())[1:]
+    return any(uncompiled(module) is not module or module._compiled_call_impl is not None for module in inside)
 
 
 def unsplit_modules(model: PreTrainedModel) -> set[str]:

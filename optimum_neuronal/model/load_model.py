@@ -53,7 +53,11 @@ def load_model(model_or_path: str | os.PathLike[str] | Source, **model_kwargs: A
     except NameError as error:  # of transformers, without the package for a quantization
         raise ImportError(f"A package that reads the weights of {model_or_path} is missing: {error}.") from error
     check_formats(info["unexpected_keys"], model_or_path)
-    check_complete(info["missing_keys"], model_or_path)
+    if missing := info["missing_keys"]:
+        raise ValueError(
+            f"{model_or_path} lacks {first_names(missing)}, which would be random numbers: download or save the checkpoint "
+            "again."
+        )
     model.checkpoint_dtype = dtype
     model.checkpoint_place = _chosen(model_kwargs, ("revision", "cache_dir", "local_files_only"))
     if gguf_file is not None:
@@ -78,14 +82,6 @@ def skeleton_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return a new model of a model's class and config, on the meta device."""
     with torch.device("meta"):
         return type(model)(copy.deepcopy(model.config))
-
-
-def check_complete(missing: Collection[str], checkpoint: str | os.PathLike[str]) -> None:
-    """Raise `ValueError` for weights that a checkpoint lacks, by name: they would be random numbers."""
-    if missing:
-        raise ValueError(
-            f"{checkpoint} lacks {first_names(missing)}, which would be random numbers: download or save the checkpoint again."
-        )
 
 
 def first_names(names: Collection[str]) -> str:

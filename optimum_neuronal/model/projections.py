@@ -131,17 +131,6 @@ class Block:
         """(name of an attention, MLP or expert, role) -> its projection of that role."""
         return {(p.parent, p.role): p for p in self.projections.values()}
 
-    def reader(self, projection: Projection, role: str) -> Projection | None:
-        """Return the projection of a role in the same module, or in the nearest module around it with exactly one."""
-        if sibling := self.siblings.get((projection.parent, role)):
-            return sibling
-        readers = [p for p in self.projections.values() if p.role == role]
-        around, inside = projection.parent, []
-        while not inside and len(around) > len(self.name):  # BERT has a module for each: `attention.self`, `.output`
-            around = around.rpartition(".")[0]
-            inside = [reader for reader in readers if reader.name.startswith(f"{around}.")]
-        return inside[0] if len(inside) == 1 else None
-
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
@@ -177,7 +166,7 @@ class Decoder:
             return Place(block.name, projection.shape[0])
         if fed == MLP:
             return block.mlp_input
-        reader = block.reader(projection, fed)
+        reader = block.siblings.get((projection.parent, fed))
         if reader is None:
             raise ValueError(
                 f"{projection.parent} has no {fed!r} projection that reads the output of {projection.name}: use "

@@ -7,12 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#define HAS_X86 1
+#ifdef __x86_64__
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#define HAS_NEON 1
-#include <arm_neon.h>
 #endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -25,7 +21,7 @@ enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2 };
 enum { BF16 = 0, FP16 = 1, FP32 = 2, DTYPES = 3 };
 enum { MOST_ROWS = 8 }; /* of x at a time */
 /* As in library.py. A processor that can run one can run all before it. */
-enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
+enum { ON_ANY, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -93,22 +89,11 @@ INLINE void store_number(void *numbers, int64_t index, int dtype, float number) 
         ((uint16_t *)numbers)[index] = dtype == BF16 ? to_bf16(number) : to_fp16(number);
 }
 
-/* Copies what is left between `p` and `end` to a buffer of `most` bytes, and fills it up with zeros. Returns the
- * buffer. */
-INLINE const void *copy_last(const void *p, const void *end, size_t most, void *buffer) {
-    size_t left = (size_t)((const char *)end - (const char *)p);
-    memset(buffer, 0, most);
-    memcpy(buffer, p, left < most ? left : most);
-    return buffer;
-}
-
 /* Whether this processor can run a kernel. */
 EXPORT int neuronal_supports(int kernel) {
     if (kernel == ON_ANY)
         return 1;
-#if defined(HAS_NEON)
-    return kernel == ON_NEON;
-#elif defined(HAS_X86)
+#ifdef __x86_64__
     if (kernel < ON_AVX2 || kernel >= KERNELS)
         return 0;
     __builtin_cpu_init();
@@ -121,23 +106,4 @@ EXPORT int neuronal_supports(int kernel) {
 #else
     return 0;
 #endif
-}
-
-/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte shuffles, in which
- * 0x80 gives zero. For processors without an instruction that expands. */
-static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
-static int8_t SHUFFLE32[256][8]
-    __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
-
-static void __attribute__((constructor)) fill_shuffles(void) {
-    for (int mask = 0; mask < 256; mask++) {
-        int next = 0;
-        for (int column = 0; column < 8; column++) {
-            int kept = mask >> column & 1;
-            SHUFFLE16[mask][2 * column] = kept ? (uint8_t)(2 * next) : 0x80;
-            SHUFFLE16[mask][2 * column + 1] = kept ? (uint8_t)(2 * next + 1) : 0x80;
-            SHUFFLE32[mask][column] = kept ? (int8_t)next : -1;
-            next += kept;
-        }
-    }
 }

@@ -14,11 +14,9 @@
 
 #include <pthread.h>
 
-#if defined(HAS_X86)
+#ifdef __x86_64__
 #include "isa/avx2.h"
 #include "isa/avx512.h"
-#elif defined(HAS_NEON)
-#include "isa/neon.h"
 #endif
 
 /* The kernels of one instruction set. */
@@ -33,14 +31,7 @@ static const SparseSet SPARSE_SETS[KERNELS] = {
                        [FP32] = {.block = 64, .rows = {ROWS_OF(portable_fp32)}}},
                 .unpack2 = portable_unpack2,
                 .unpack4 = portable_unpack4},
-#ifdef HAS_NEON
-    [ON_NEON] = {.of = {[BF16] = {.block = 8, .split = 1, .rows = {ROWS_OF(neon_bf16)}},
-                        [FP16] = {.block = 8, .rows = {ROWS_OF(neon_fp16)}},
-                        [FP32] = {.block = 8, .rows = {ROWS_OF(neon_fp32)}}},
-                 .unpack2 = neon_unpack2,
-                 .unpack4 = neon_unpack4},
-#endif
-#ifdef HAS_X86
+#ifdef __x86_64__
     [ON_AVX2] = {.of = {[BF16] = {.block = 16, .split = 1, .rows = {ROWS_OF(avx2_bf16)}},
                         [FP16] = {.block = 8, .rows = {ROWS_OF(avx2_fp16)}},
                         [FP32] = {.block = 8, .rows = {ROWS_OF(avx2_fp32)}}},

@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in common.h, the slowest first.
-KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
+KERNELS = {"portable": 0, "avx2": 1, "avx512": 2, "avx512_vbmi2": 3, "avx512_bf16": 4}
 TORCH = "torch"
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
@@ -39,22 +39,14 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-class Library:
-    """The compiled kernels in a file. The caller checks that tensors fit each other."""
-
-    def __init__(self, path: Path):
-        self.functions = ctypes.CDLL(str(path))
-        for name, arguments in FUNCTIONS.items():
-            function = getattr(self.functions, name)
-            function.argtypes, function.restype = arguments, _INT
-        self.kernels = [name for name, code in KERNELS.items() if self.functions.neuronal_supports(code)]
-
-
 class Kernel:
-    """The kernels of one instruction set in `KERNELS`, for tensors on the CPU. They use as many threads as torch."""
+    """The kernels of one instruction set in `KERNELS`, for tensors on the CPU, which the caller checks.
 
-    def __init__(self, library: Library, name: str):
-        self.name, self._code, self._functions = name, KERNELS[name], library.functions
+    They use as many threads as torch.
+    """
+
+    def __init__(self, functions: ctypes.CDLL, name: str):
+        self.name, self._code, self._functions = name, KERNELS[name], functions
 
     def multiply(self, x: Tensor, mask: Tensor, values: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         """Return `x @ W.T + bias`: x (count, in), result (count, out). All tensors are contiguous and on the CPU."""
@@ -83,13 +75,22 @@ def _check(result: int) -> None:
         raise MemoryError("no memory for the activations") if result == 2 else RuntimeError(f"kernel error {result}")
 
 
+def _load(path: Path) -> dict[str, Kernel]:
+    """Return the kernels in a compiled file that this processor can run, by name, the slowest first."""
+    functions = ctypes.CDLL(str(path))
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(functions, name)
+        function.argtypes, function.restype = arguments, _INT
+    return {name: Kernel(functions, name) for name, code in KERNELS.items() if functions.neuronal_supports(code)}
+
+
 @lru_cache(maxsize=1)
-def find_library() -> Library | BuildError:
-    """Return the compiled kernels from the installation or the user's cache, or the error that says why there are none."""
+def compiled_kernels() -> dict[str, Kernel] | BuildError:
+    """Return the kernels of the installation or the user's cache by name, or the error that says why there are none."""
     with suppress(OSError):  # missing, or compiled for another system
-        return Library(installed_library())
+        return _load(installed_library())
     try:
-        return Library(cached_library())
+        return _load(cached_library())
     except BuildError as error:
         return error
     except OSError as error:
@@ -98,35 +99,31 @@ def find_library() -> Library | BuildError:
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """Return the kernels to compute with, or None for torch. Raise `ValueError` if the variable names others."""
+    """Return the kernels to compute with, or None for torch, with a warning unless the variable asks for it.
+
+    Raise `ValueError` if the variable names others.
+    """
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
         return None
-    library = find_library()
-    if isinstance(library, BuildError):
+    kernels = compiled_kernels()
+    if isinstance(kernels, BuildError):
         if forced:
-            raise ValueError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
-        return None
-    if forced and forced not in library.kernels:
-        known = ", ".join((*library.kernels, TORCH))
-        raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {known}, which this processor can run")
-    return Kernel(library, forced or library.kernels[-1])
-
-
-@lru_cache(maxsize=1)
-def warn_without_kernel() -> None:
-    """Warn once if packed weights are computed by torch for lack of compiled kernels."""
-    if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
+            raise ValueError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {kernels}") from kernels
         logger.warning(
-            f"There are no compiled kernels for packed weights: {find_library()}. torch takes over, and needs about "
-            "30 times as long for each token as with dense weights. Install a C compiler, such as gcc, or densify the "
-            "model."
+            f"There are no compiled kernels for packed weights: {kernels}. torch takes over, and needs about 30 times as long "
+            "for each token as with dense weights. Install a C compiler, such as gcc, or densify the model."
         )
+        return None
+    if forced and forced not in kernels:
+        known = ", ".join((*kernels, TORCH))
+        raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {known}, which this processor can run")
+    return kernels[forced or list(kernels)[-1]]
 
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, processor, accelerators and kernels, JSON-serializable. Compile the kernels if they are missing."""
-    library = find_library()
+    kernels = compiled_kernels()
     try:
         kernel = find_kernel()
         used = kernel.name if kernel else f"{TORCH}: packed weights save memory, but take about 30 times as long"
@@ -142,7 +139,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
         "kernel in use": used,
-        "kernels that run here": f"none: {library}" if isinstance(library, BuildError) else ", ".join(library.kernels),
+        "kernels that run here": f"none: {kernels}" if isinstance(kernels, BuildError) else ", ".join(kernels),
     }
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
@@ -14,7 +13,7 @@ from ..common.torch_state import may_use_triton, triton_problem
 from ..model.change import PackedMask
 from ..native.library import TORCH, VARIABLE
 from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
-from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
+from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, row_blocks
 
 
 logger = get_logger(__name__)
@@ -79,13 +78,6 @@ class GroupedWeight(SparseMatrix):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.values, self.index, self.base, self.starts
 
-    def check_tensors(self) -> None:
-        slots, device = len(self.values), self.device
-        check_tensor("values", self.values, self.dtype, slots, device=device)
-        check_tensor("index", self.index, torch.uint8, slots, device=device)
-        check_tensor("base", self.base, _dtype_of_base(self.shape[1]), slots // GROUP, device=device)
-        check_tensor("starts", self.starts, torch.int32, self.shape[0] + 1, device=device)
-
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if len(x) <= MAX_FUSED_ROWS:
             return find_kernels(self.device).multiply(self, x, bias)
@@ -99,12 +91,6 @@ class GroupedWeight(SparseMatrix):
     def window(self, first: int, last: int) -> "GroupedWeight":
         """Return the rows from `first` up to `last` to compute with. They share all slots, so no number is read."""
         return replace(self, starts=self.starts[first : last + 1], shape=(last - first, self.shape[1]))
-
-
-def grouped_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
-    """Return about the bytes of a grouped weight, (rows, in): half of each row's last group is padding."""
-    slots = kept + shape[0] * GROUP // 2
-    return slots * (itemsize + 1) + slots // GROUP * 2 + 4 * (shape[0] + 1)
 
 
 def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:

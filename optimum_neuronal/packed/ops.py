@@ -19,31 +19,25 @@ REFUSAL = (
     "call peft.get_peft_model(model, optimum_neuronal.lora_for_packed(model, config))."
 )
 
-LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
-for _schema in (
-    "packed_linear(Tensor x, Tensor[] weight, Tensor? bias) -> Tensor",
-    "packed_gradient(Tensor gradient, Tensor[] weight, int columns) -> Tensor",
-    "block_gradient(Tensor x) -> Tensor",
-    "refuse_gradient(Tensor gradient) -> Tensor",
-):
-    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
+def sparse_linear(
+    weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | None = None, passes_gradients: bool = True
+) -> torch.Tensor:
+    """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked weight W (out, in). Gradients reach x only.
 
-def sparse_linear(weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias`, x (..., in), bias (out,), for a checked weight W (out, in). Gradients reach x only."""
+    Unless it `passes_gradients`, a backward raises `RuntimeError`.
+    """
     differentiated = x.requires_grad and torch.is_grad_enabled()
     if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
-        return torch.ops.optimum_neuronal.packed_linear(x, weight.tensors(), bias)
+        return torch.ops.optimum_neuronal.packed_linear(x, weight.tensors(), bias, passes_gradients)
     # Without torch's dispatch, which takes as long as the rest of a small product.
     return _multiply(weight, x, bias).view(*x.shape[:-1], weight.row_count)
 
 
 def weight_of(tensors: Sequence[torch.Tensor], columns: int) -> SparseMatrix:
-    """Return the weight of an operation's tensors. Shapes and dtypes are checked, but not the contents."""
+    """Return the weight of an operation's tensors, which a module has checked."""
     layout = PackedWeight if len(tensors) == 3 else GroupedWeight
-    weight = layout(*tensors, (row_count(tensors), columns))
-    weight.check_tensors()
-    return weight
+    return layout(*tensors, (row_count(tensors), columns))
 
 
 def row_count(tensors: Sequence[torch.Tensor]) -> int:
@@ -66,62 +60,61 @@ def _multiply(weight: SparseMatrix, x: torch.Tensor, bias: torch.Tensor | None) 
     return weight.multiply(flat.contiguous(), bias)
 
 
-def _packed_linear(x, tensors, bias):
-    weight = weight_of(tensors, x.shape[-1])
-    product = _multiply(weight, x, bias)
-    return product.resize_(*x.shape[:-1], weight.row_count)  # not a view, because Falcon adds to its outputs in place
+def _packed_linear(x, weight, bias, passes_gradients):
+    product = _multiply(weight_of(weight, x.shape[-1]), x, bias)
+    return product.resize_(*x.shape[:-1], row_count(weight))  # not a view, because Falcon adds to its outputs in place
 
 
-def _packed_gradient(gradient, tensors, columns):
+def _empty_product(x, weight, bias, passes_gradients):
+    return x.new_empty(*x.shape[:-1], row_count(weight))
+
+
+@torch.library.custom_op("optimum_neuronal::packed_gradient", mutates_args=())
+def packed_gradient(
+    gradient: torch.Tensor, weight: Sequence[torch.Tensor], columns: int, passes_gradients: bool
+) -> torch.Tensor:
     """Return `gradient @ W`, shapes (..., out) and (out, in). Make W dense by blocks of rows, and sum in float32."""
+    if not passes_gradients:
+        raise RuntimeError(REFUSAL)
     *lead, rows = gradient.shape
-    weight = weight_of(tensors, columns)
-    flat = gradient.reshape(math.prod(lead), rows)
+    matrix, flat = weight_of(weight, columns), gradient.reshape(math.prod(lead), rows)
     total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
     # On CPUs torch takes fifty times as long for bfloat16, unless the second matrix is transposed.
     dtype = torch.float32 if flat.device.type == "cpu" else flat.dtype
     for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
-        total += flat[:, block].to(dtype) @ weight.window(block.start, block.stop).to_dense().to(dtype)
+        total += flat[:, block].to(dtype) @ matrix.window(block.start, block.stop).to_dense().to(dtype)
     return total.to(gradient.dtype).view(*lead, columns)
 
 
-def _refuse_gradient(gradient):
-    raise RuntimeError(REFUSAL)
+@packed_gradient.register_fake
+def _(gradient, weight, columns, passes_gradients):
+    return gradient.new_empty(*gradient.shape[:-1], columns)
 
 
-def _setup_linear(ctx, inputs, output) -> None:
-    x, tensors, _ = inputs
-    ctx.columns = x.shape[-1]
+def _keep_weight(ctx, inputs, output) -> None:
+    x, tensors, _, passes_gradients = inputs
+    ctx.columns, ctx.passes_gradients = x.shape[-1], passes_gradients
     ctx.save_for_backward(*tensors)
 
 
 def _linear_backward(ctx, gradient):
     tensors = ctx.saved_tensors  # can be read once
-    of_x = torch.ops.optimum_neuronal.packed_gradient(gradient, tensors, ctx.columns)
-    return of_x, [None] * len(tensors), None
+    return packed_gradient(gradient, tensors, ctx.columns, ctx.passes_gradients), [None] * len(tensors), None, None
 
 
 def _no_second_gradient(ctx, *gradients):
     raise RuntimeError("Packed weights have no second derivatives.")
 
 
-# This key stands for every device.
-LIBRARY.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
-LIBRARY.impl("packed_gradient", _packed_gradient, "CompositeExplicitAutograd")
-LIBRARY.impl("block_gradient", torch.clone, "CompositeExplicitAutograd")
-LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
-
-for _name, _fake in (
-    ("packed_linear", lambda x, tensors, bias: x.new_empty(*x.shape[:-1], row_count(tensors))),
-    ("packed_gradient", lambda x, tensors, columns: x.new_empty(*x.shape[:-1], columns)),
-    ("block_gradient", torch.empty_like),
-    ("refuse_gradient", torch.empty_like),
-):
-    torch.library.register_fake(f"optimum_neuronal::{_name}", _fake, lib=LIBRARY)
-
-for _name, _backward, _setup in (
-    ("packed_linear", _linear_backward, _setup_linear),
-    ("packed_gradient", _no_second_gradient, None),
-    ("block_gradient", lambda ctx, gradient: torch.ops.optimum_neuronal.refuse_gradient(gradient), None),
-):
-    torch.library.register_autograd(f"optimum_neuronal::{_name}", _backward, setup_context=_setup, lib=LIBRARY)
+packed_gradient.register_autograd(_no_second_gradient)
+# Not a custom_op, whose wrapper takes a third as long again as a small product.
+LIBRARY = torch.library.Library("optimum_neuronal", "FRAGMENT")
+LIBRARY.define(
+    "packed_linear(Tensor x, Tensor[] weight, Tensor? bias, bool passes_gradients) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")  # for every device
+torch.library.register_fake("optimum_neuronal::packed_linear", _empty_product, lib=LIBRARY)
+torch.library.register_autograd(
+    "optimum_neuronal::packed_linear", _linear_backward, setup_context=_keep_weight, lib=LIBRARY
+)

@@ -29,20 +29,16 @@ class PackedStack(PackedModule):
     suffix = ""
 
     def __init__(self, matrix: PackedWeight, experts: int, transposed: bool, dense_config: PreTrainedConfig | None):
-        out = matrix.row_count // experts
-        super().__init__(matrix, (experts, out, matrix.shape[-1]), transposed)
-        self.experts, self.out_features = experts, out
+        super().__init__(matrix, (experts, matrix.row_count // experts, matrix.shape[-1]), transposed)
+        self.experts = experts
         self.dense_config = dense_config  # of the experts module before, for `take_packed`
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Multiply each row of x (rows, in) with its expert's weight: (rows, out). `chosen` (rows,) ascends."""
-        x = self.forbid_backward(x.to(self.dtype))
+        x = x.to(self.dtype)
         if torch.compiler.is_compiling():  # into an operation without a backward
             return packed_experts(x, chosen, self.tensors(), self.experts)
-        return _by_expert(self.matrix, x, chosen, self.experts)
-
-    def extra_repr(self) -> str:
-        return f"experts={self.experts}, out_features={self.out_features}, in_features={self.columns}, {super().extra_repr()}"
+        return _by_expert(self.matrix, x, chosen, self.experts, self.passes_gradients)
 
 
 @torch.library.custom_op("optimum_neuronal::packed_experts", mutates_args=())
@@ -58,7 +54,9 @@ def _(x, chosen, weight, experts):
     return x.new_empty(x.shape[0], row_count(weight) // experts)
 
 
-def _by_expert(stack: SparseMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+def _by_expert(
+    stack: SparseMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int, passes_gradients: bool = False
+) -> torch.Tensor:
     out = stack.row_count // experts
     is_differentiated = torch.is_grad_enabled() and x.requires_grad
     if isinstance(stack, GroupedWeight) and len(x) <= MAX_FUSED_ROWS * experts and not is_differentiated:
@@ -68,7 +66,7 @@ def _by_expert(stack: SparseMatrix, x: torch.Tensor, chosen: torch.Tensor, exper
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
             weight = stack.window(expert * out, (expert + 1) * out)
-            output[start : start + count] = sparse_linear(weight, x[start : start + count])
+            output[start : start + count] = sparse_linear(weight, x[start : start + count], None, passes_gradients)
             start += count
     return output
 

@@ -95,17 +95,11 @@ class PackedModule(HoldsPackedWeight, BufferModule):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
+        passes = self.passes_gradients
         if torch.compiler.is_compiling():
-            x = self.forbid_backward(x.to(self.dtype))
-            return torch.ops.optimum_neuronal.packed_linear(x, self.tensors(), bias)
+            return torch.ops.optimum_neuronal.packed_linear(x.to(self.dtype), self.tensors(), bias, passes)
         matrix = self.matrix
-        return sparse_linear(matrix, self.forbid_backward(x if x.dtype == matrix.dtype else x.to(matrix.dtype)), bias)
-
-    def forbid_backward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return an input through which a backward raises an error, unless adapters are trained."""
-        if x.requires_grad and torch.is_grad_enabled() and not self.passes_gradients:
-            return torch.ops.optimum_neuronal.block_gradient(x)
-        return x
+        return sparse_linear(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias, passes)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors of the weight for a graph of torch.compile."""

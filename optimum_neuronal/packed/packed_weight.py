@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ..model.change import PackedMask
-from ..native.library import find_kernel, warn_without_kernel
-from .sparse_matrix import BLOCK, SCRATCH_ROWS, SparseMatrix, check_tensor, row_blocks
+from ..native.library import find_kernel
+from .sparse_matrix import BLOCK, SCRATCH_ROWS, SparseMatrix, row_blocks
 
 
 FORMAT = "sparse"  # the name of this format in files
@@ -77,11 +77,14 @@ class PackedWeight(SparseMatrix):
 
         On the meta device, only dtypes and shapes are checked.
         """
+        check_shape(shape, dtype)
         for name in ("mask", "values"):
             if tensors.get(STORED + name) is None:
                 raise ValueError(f"it has no {name}")
         mask, values = tensors[STORED + "mask"], tensors[STORED + "values"]
-        _check_stored(mask, values, shape, dtype)
+        size = math.prod(shape[:-1]), row_stride(shape[-1])
+        _check_tensor("values", values, dtype, values.numel(), device=values.device)
+        _check_tensor("mask", mask, torch.uint8, *size, device=values.device)
         weight = cls.from_parts(mask, values, shape)
         if not mask.is_meta:
             weight._check_bits()
@@ -93,10 +96,6 @@ class PackedWeight(SparseMatrix):
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.mask, self.values, self.offsets
-
-    def check_tensors(self) -> None:
-        _check_stored(self.mask, self.values, self.shape, self.dtype)
-        check_tensor("offsets", self.offsets, torch.int64, self.row_count + 1, device=self.device)
 
     def _check_bits(self) -> None:
         """Raise `ValueError` unless the mask keeps as many elements as there are values, and none past a row's end."""
@@ -112,8 +111,6 @@ class PackedWeight(SparseMatrix):
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
         if kernel is not None and len(x) <= most:
             return kernel.multiply(x, *self.tensors(), bias)
-        if kernel is None and x.device.type == "cpu":
-            warn_without_kernel()
         # Without kernels, few rows at a time, so that they stay in the cache until they are multiplied.
         together = SCRATCH_ROWS if kernel else BLOCK // max(1, x.shape[1])
         return self.multiply_by_blocks(x, bias, together)
@@ -127,43 +124,28 @@ class PackedWeight(SparseMatrix):
         integers = INTEGERS[dense.element_size()]  # copied as integers, so that no bit of a NaN changes
         source = self.values.view(integers)
         for block in row_blocks(*dense.shape):
-            target, kept = dense[block].view(integers), unpack_bits(mask[block], dense.shape[1])
-            if not len(source):
-                target.zero_()
-            elif dense.device.type == "cpu":
-                target.zero_().masked_scatter_(kept, source[int(offsets[block.start]) :])
-            else:  # a slice of `source` would wait for the device, to read an offset
-                places = kept.cumsum(1).add_(offsets[block, None] - 1).clamp_(min=0, max=len(source) - 1)
-                target.copy_(source[places].masked_fill_(~kept, 0))
+            kept = unpack_bits(mask[block], dense.shape[1])
+            dense[block].view(integers).zero_().masked_scatter_(kept, source[int(offsets[block.start]) :])
 
     def window(self, first: int, last: int) -> "PackedWeight":
         """Return the rows from `first` up to `last` to compute with. They share all values, so no offset is read."""
         mask, offsets = self.mask[first:last], self.offsets[first : last + 1]
         return replace(self, mask=mask, offsets=offsets, shape=(last - first, self.shape[-1]))
 
-    def rows(self, first: int, last: int) -> "PackedWeight":
-        """Return the rows from `first` up to `last` as a weight with their values alone, which shares memory."""
-        part = self.window(first, last)
-        start, stop = int(part.offsets[0]), int(part.offsets[-1])
-        return replace(part, values=self.values[start:stop], offsets=part.offsets - start)
-
-    @classmethod
-    def joined(cls, parts: Sequence["PackedWeight"]) -> "PackedWeight":
-        """Concatenate rows of weights with the same columns, dtype and device."""
-        mask, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
-        return cls.from_parts(mask, values, (len(mask), parts[0].shape[-1]))
-
-    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedWeight":
-        """Return this weight on another device, or with another dtype."""
-        values = self.values.to(device=device, dtype=dtype)
-        return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
+    def to(self, dtype: torch.dtype | None) -> "PackedWeight":
+        """Return this weight with another dtype; None: its own."""
+        return replace(self, values=self.values.to(dtype=dtype))
 
 
-def _check_stored(mask: torch.Tensor, values: torch.Tensor, shape: Any, dtype: Any) -> None:
-    """Raise `ValueError` unless these tensors can make a weight, as far as dtypes and shapes tell."""
-    check_shape(shape, dtype)
-    check_tensor("values", values, dtype, values.numel(), device=values.device)
-    check_tensor("mask", mask, torch.uint8, math.prod(shape[:-1]), row_stride(shape[-1]), device=values.device)
+def _check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int, device: torch.device) -> None:
+    """Raise `ValueError` unless a part of a weight has this dtype and shape, is contiguous and on this device."""
+    came = tensor.dtype, list(tensor.shape), tensor.device
+    if came != (dtype, list(shape), device):
+        raise ValueError(
+            f"its {name} have dtype {came[0]} and shape {came[1]} on {came[2]}: expected {dtype} and {list(shape)} on {device}"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(f"its {name} are not contiguous")
 
 
 def check_shape(shape: Any, dtype: Any) -> None:

@@ -75,7 +75,7 @@ def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype
             try:
                 if (header := left.pop(place.path, None)) is None:
                     raise ValueError("the checkpoint has it dense, but packs another weight of the layer")
-                put_packed(model, place.path, _empty(header, place, place.parameter(model).shape).to(dtype=dtype))
+                put_packed(model, place.path, _empty(header, place, place.parameter(model).shape).to(dtype))
             except ValueError as error:
                 raise ValueError(f"The packed weight of {place.path} cannot be loaded: {error}.") from error
     if left:

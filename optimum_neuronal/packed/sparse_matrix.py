@@ -18,17 +18,6 @@ def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice
         yield slice(start, min(rows, start + step))
 
 
-def check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int, device: torch.device) -> None:
-    """Raise `ValueError` unless a part of a weight has this dtype and shape, is contiguous and on this device."""
-    came = tensor.dtype, list(tensor.shape), tensor.device
-    if came != (dtype, list(shape), device):
-        raise ValueError(
-            f"its {name} have dtype {came[0]} and shape {came[1]} on {came[2]}: expected {dtype} and {list(shape)} on {device}"
-        )
-    if not tensor.is_contiguous():
-        raise ValueError(f"its {name} are not contiguous")
-
-
 class SparseMatrix(ABC):
     """A sparse weight of shape (..., in). All dimensions but the last count rows."""
 
@@ -55,10 +44,6 @@ class SparseMatrix(ABC):
     @abstractmethod
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all tensors, as operations take them."""
-
-    @abstractmethod
-    def check_tensors(self) -> None:
-        """Raise `ValueError` unless dtypes and shapes fit, and tensors are contiguous and on one device."""
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Make a sparse model compute with packed weights, in place, and back."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..common.notes import get_logger
-from ..common.torch_state import may_use_triton, trim_heap
+from ..common.torch_state import trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from ..model.change import packed_bytes
 from ..model.sparsity_config import record_sparsity
 from ..model.zeros import find_sparsity_config, is_zero
-from .grouped_weight import grouped_bytes
 from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept
 from .replacing import find_packable, put_packed, take_packed
@@ -31,10 +29,10 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     """Pack all weights of a model that are sparse enough to become smaller, in place.
 
     Each packed weight is a bitmask and the nonzero values, which kernels multiply with: 0.36 of the bytes at 70%
-    sparsity in bfloat16, and 0.46 on GPUs, where columns take the place of the bitmask. Linear layers (`nn.Linear`,
-    `Conv1D`) and the experts of MoE layers are packed. Outputs are the same up to rounding. The model can generate, be
-    evaluated and be compiled, and LoRA can train on top of it. To prune it or to train its weights, call [`densify`]
-    first.
+    sparsity in bfloat16. On GPUs, where columns take the place of the bitmask, it is 0.46, and below 36% sparsity more than
+    dense. Linear layers (`nn.Linear`, `Conv1D`) and the experts of MoE layers are packed. Outputs are the same up to
+    rounding. The model can generate, be evaluated and be compiled, and LoRA can train on top of it. To prune it or to train
+    its weights, call [`densify`] first.
     `model.packing` lists the weights that stay dense.
 
     `model.save_pretrained` writes dense weights; `optimum_neuronal.save_pretrained(..., format="packed")` packed ones.
@@ -55,11 +53,8 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     # A head may have weights of its own although the config ties it: packed, it could not be loaded.
     tied = hf_private.tied_names(model) & places.keys()
     shared = Counter([*places.values(), *(places[name] for name in tied)])
-    # Set already here, so that a model that an interrupt leaves packed in part can be saved.
-    model.hf_quantizer = DenseSaving(None)
     reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
     if next(packed_modules(model), None) is None:
-        del model.hf_quantizer
         raise ValueError(
             f"No weight of {type(model).__name__} is sparse enough to be smaller packed. Prune the model first, with "
             "NeuronALPruner or optimum-cli neuronal prune."
@@ -156,12 +151,6 @@ def pack_weight(weight: torch.Tensor, transposed: bool = False) -> PackedWeight 
     return PackedWeight.pack(matrix.reshape(shape))
 
 
-def _grows_on_its_device(matrix: PackedWeight) -> bool:
-    """Return True if kernels hold a weight in more memory than it takes dense: on GPUs, below about 36% zeros in 16 bits."""
-    size, dense = matrix.dtype.itemsize, matrix.dtype.itemsize * math.prod(matrix.shape)
-    return may_use_triton(matrix.device) and grouped_bytes(matrix.shape, len(matrix.values), size) >= dense
-
-
 def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | None:
     """Pack a module's weights in place. Return why they stay dense; None if they are packed or hardly have zeros."""
     module = model.get_submodule(name)
@@ -183,7 +172,7 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module, or the config says so"
     matrices: dict[str, Any] = {p.path: pack_weight(weights[p.path], p.transposed) for p in places}
-    if None in matrices.values() or any(map(_grows_on_its_device, matrices.values())):
+    if None in matrices.values():
         return "not smaller packed"
     del weights
     for path in list(matrices):

@@ -48,7 +48,7 @@ def check_prunable(model: PreTrainedModel, further: bool = False) -> None:
     inner = hf_private.uncompiled(model)
     if not isinstance(inner, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
-    if inner is not model or hf_private.compiled_parts(model):
+    if inner is not model or hf_private.has_compiled_parts(model):
         raise ValueError("The model or a part of it is compiled: load it again, prune it, and compile it afterwards.")
     if hasattr(model, "peft_config") or any(hasattr(module, "get_base_layer") for module in model.modules()):
         raise ValueError(

@@ -45,25 +45,14 @@ class PruningQuantizer(hf_private.PlainQuantizer):
         from ..pruning.prepare import draw_calibration
 
         hf_private.forget_quantization(model)
-        self._held: set[str] = set()  # names of weights that the checkpoint holds
         check_prune(model, self.quantization_config, loaded=False)
         with torch.device("cpu"):  # transformers calls this under torch.device("meta")
             revision = _revision(checkpoint_files)
             self._calibration = draw_calibration(model, self.quantization_config, revision=revision)
 
-    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_) -> bool:
-        """Note the name of a weight in the checkpoint, since transformers asks about each one. Nothing is quantized."""
-        self._held.add(param_name)
-        return False
-
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
-        from ..model.load_model import check_complete
         from ..pruner import NeuronALPruner
 
-        missing, prefix = hf_private.missing_names(model, self._held), f"{model.base_model_prefix}."
-        if type(model).__name__ not in (model.config.architectures or ()):  # a new head, for example a classifier's
-            missing = {name for name in missing if name.startswith(prefix)}
-        check_complete(missing, model.config.name_or_path)
         hf_private.forget_quantization(model)
         return NeuronALPruner(self.quantization_config).prune(model, self._calibration)
 

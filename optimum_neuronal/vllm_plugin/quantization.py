@@ -1,7 +1,7 @@
-"""The load format of vLLM, which reads packed checkpoints packed, and its quantization method, whose layers compute so."""
+"""The load format of vLLM, which reads packed checkpoints, and its quantization method, whose layers compute packed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, initialize_online_processing
 from vllm.model_executor.utils import set_weight_attrs
 
 from ..checkpoint.hub import find_checkpoint
@@ -22,7 +23,7 @@ from ..checkpoint.names import QUANT_METHOD
 from ..checkpoint.packed_files import check_version, is_packed, read_weights
 from ..packed.packed_module import PackedLinear
 from ..packed.packed_weight import DTYPES
-from .arriving import ArrivingRows, PackedRows
+from ..packed.sparsify import pack_weight
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -69,7 +70,9 @@ class PackedQuantization(QuantizationConfig):
 
 
 class PackedLinearMethod(LinearMethodBase):
-    """A linear layer's method: it holds the weight packed or, if no row is smaller packed, as vLLM's layers do."""
+    """A linear layer's method: it holds the weight packed or, if that is not smaller, as vLLM's layers do."""
+
+    uses_meta_device = True  # until vLLM has all of a layer's weights: few layers are in memory dense
 
     def __init__(self, name: str):
         self.name = name
@@ -82,32 +85,34 @@ class PackedLinearMethod(LinearMethodBase):
         input_size: int,
         output_size: int,
         params_dtype: torch.dtype,
-        weight_loader: Callable[..., None],
         **attrs: Any,
     ) -> None:
-        """Register a weight without memory, whose loader keeps the rows that arrive."""
-        shape = (sum(output_partition_sizes), input_size_per_partition)
-        self.arriving = ArrivingRows(shape, params_dtype, torch.get_default_device())
-
-        def keep(param: nn.Parameter, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            weight_loader(self.arriving, loaded, *args, **kwargs)
-
-        empty = torch.empty(shape, dtype=params_dtype, device="meta")
+        """Register a weight without memory. vLLM makes it once all of its parts have arrived."""
+        empty = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=params_dtype, device="meta")
         layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
-        set_weight_attrs(layer.weight, {"input_dim": 1, "output_dim": 0, "weight_loader": keep, **attrs})
+        set_weight_attrs(layer.weight, {"input_dim": 1, "output_dim": 0, **attrs})
+        initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Join the rows that arrived. A layer without packed rows becomes an ordinary one."""
-        arriving, self.arriving = self.arriving, None
-        weight = arriving.finish(self.name)
-        if isinstance(weight, torch.Tensor):
-            layer.weight, layer.quant_method = nn.Parameter(weight, requires_grad=False), UnquantizedLinearMethod()
-            layer.quant_method.process_weights_after_loading(layer)
+        """Pack the weight. A layer that would not be smaller becomes an ordinary one.
+
+        vLLM calls it when the layer is complete, and again at the end. Raise `ValueError` if a part has not arrived.
+        """
+        if hasattr(layer, "packed"):
+            return
+        info = get_layerwise_info(layer)
+        if info.load_numel < info.load_numel_total:
+            raise ValueError(
+                f"{self.name} got {info.load_numel} elements of its weights: expected {info.load_numel_total}. The checkpoint "
+                "lacks a weight: download or save it again."
+            )
+        weight = pack_weight(layer.weight)
+        if weight is None:
+            layer.quant_method = UnquantizedLinearMethod()
         else:
-            # Adapters read its dtype and device. Computing with it fails.
-            empty = torch.empty(0, dtype=arriving.dtype, device=arriving.device)
-            layer.weight = nn.Parameter(empty, requires_grad=False)
             layer.packed = PackedLinear(weight)
+            # Adapters read its dtype and device. Computing with it fails.
+            layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias`, shape (..., rows)."""
@@ -116,14 +121,14 @@ class PackedLinearMethod(LinearMethodBase):
 
 @register_model_loader(QUANT_METHOD)
 class PackedLoader(DefaultModelLoader):
-    """vLLM's default loader, except that weights of packed checkpoints are checked and stay packed."""
+    """vLLM's default loader, except that it reads packed checkpoints, and checks them."""
 
     def __init__(self, load_config: LoadConfig):
         super().__init__(replace(load_config, load_format="auto"))
         self.enable_weights_track = True  # a parameter that was not loaded is an error, as in dense models
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights; packed ones are [`PackedRows`]. Raise `ValueError` if the checkpoint is damaged."""
+        """Yield names and dense weights, one at a time. Raise `ValueError` if the checkpoint is damaged."""
         if not is_packed(vars(model_config.hf_config)):
             yield from super().get_all_weights(model_config, model)
             return
@@ -131,5 +136,5 @@ class PackedLoader(DefaultModelLoader):
         folder = find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
         for name, weight, header in read_weights(folder, packed=True):
             if header is not None:
-                weight = weight.to_dense().mT if header.transposed else PackedRows(weight)
+                weight = weight.to_dense().mT if header.transposed else weight.to_dense()
             yield name, weight

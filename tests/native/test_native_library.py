@@ -20,7 +20,7 @@ FUZZ = examples(60)
 
 @pytest.fixture
 def choosing_anew():
-    remembered = (library.find_kernel, library.find_library, library.warn_without_kernel)
+    remembered = (library.find_kernel, library.compiled_kernels)
     for function in remembered:
         function.cache_clear()
     yield
@@ -141,7 +141,6 @@ def test_the_variable_forces_a_kernel(monkeypatch, choosing_anew):
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "torch")
     monkeypatch.setattr(library.logger, "warning", pytest.fail)
-    library.warn_without_kernel()
     assert library.find_kernel() is None
 
 
@@ -154,9 +153,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     monkeypatch.delenv(library.VARIABLE, raising=False)
     warnings = []
     monkeypatch.setattr(library.logger, "warning", warnings.append)
-    assert library.find_kernel() is None and not warnings
-    library.warn_without_kernel()
-    library.warn_without_kernel()
+    assert library.find_kernel() is None and library.find_kernel() is None
     assert len(warnings) == 1 and "no C compiler was found. torch takes over" in warnings[0]
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "portable")
@@ -172,7 +169,7 @@ def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
     broken.write_text("no library")
     for name in ("installed_library", "cached_library"):
         monkeypatch.setattr(library, name, lambda: broken)
-    assert "the compiled kernels cannot be loaded" in str(library.find_library())
+    assert "the compiled kernels cannot be loaded" in str(library.compiled_kernels())
 
 
 FORK = """

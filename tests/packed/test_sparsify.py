@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import FEW, make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed, zero
-from sparse_checkpoints import same
 from torch import nn
 from torch.nn.utils import prune
 from transformers import Trainer, TrainingArguments
@@ -112,22 +111,6 @@ def test_errors():
     model.is_quantized = True
     with pytest.raises(ValueError, match="only floating-point weights can be packed"):
         sparsify(model)
-
-
-def test_a_model_that_an_interrupt_left_packed_in_part_can_be_saved(tmp_path, monkeypatch):
-    model, pack = make_zeroed(), module._pack_module
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def interrupted(model, name, shared):
-        if "layers.1" in name:
-            raise KeyboardInterrupt
-        return pack(model, name, shared)
-
-    monkeypatch.setattr(module, "_pack_module", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sparsify(model)
-    model.save_pretrained(tmp_path)
-    assert next(packed_modules(model)) and same(type(model).from_pretrained(tmp_path).state_dict(), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])

@@ -7,6 +7,34 @@
 #define AVX2_NAMES "avx2,fma,f16c,bmi2,popcnt"
 #define AVX2 TARGET(AVX2_NAMES)
 
+/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte shuffles, in which
+ * 0x80 gives zero. */
+static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
+static int8_t SHUFFLE32[256][8]
+    __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
+
+static void __attribute__((constructor)) fill_shuffles(void) {
+    for (int mask = 0; mask < 256; mask++) {
+        int next = 0;
+        for (int column = 0; column < 8; column++) {
+            int kept = mask >> column & 1;
+            SHUFFLE16[mask][2 * column] = kept ? (uint8_t)(2 * next) : 0x80;
+            SHUFFLE16[mask][2 * column + 1] = kept ? (uint8_t)(2 * next + 1) : 0x80;
+            SHUFFLE32[mask][column] = kept ? (int8_t)next : -1;
+            next += kept;
+        }
+    }
+}
+
+/* Copies what is left between `p` and `end` to a buffer of `most` bytes, and fills it up with zeros. Returns the
+ * buffer. */
+INLINE const void *copy_last(const void *p, const void *end, size_t most, void *buffer) {
+    size_t left = (size_t)((const char *)end - (const char *)p);
+    memset(buffer, 0, most);
+    memcpy(buffer, p, left < most ? left : most);
+    return buffer;
+}
+
 AVX2 INLINE float avx2_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 from conftest import make_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import optimum_neuronal
@@ -86,6 +87,15 @@ def test_a_missing_file_is_named(tmp_path):
     file.unlink()
     generated, output = generate(folder, **PACKED)
     assert generated is None and file.name in output
+
+
+def test_a_missing_part_of_a_merged_weight_is_an_error(tmp_path):
+    file = save("dense", tmp_path / "dense") / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.self_attn.k_proj.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    generated, output = generate(file.parent, **ZEROS)
+    assert generated is None and "model.layers.0.self_attn.qkv_proj got" in output
 
 
 def test_packed_checkpoints_raise_without_the_load_format(tmp_path):
