@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compat import hf_private
 from ..model.projections import Block, Decoder
 
 
@@ -53,17 +52,6 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
             module.__dict__.pop("forward", None)
         else:
             module.forward = before
-
-
-@contextmanager
-def hooked(module: nn.Module, hook: Callable, before: bool = False) -> Iterator[None]:
-    """Register a hook that runs after each forward of a module, or before it, while the context lasts."""
-    register = module.register_forward_pre_hook if before else module.register_forward_hook
-    try:
-        register(hook)
-        yield
-    finally:  # not by its handle, which is lost if Ctrl-C comes while the hook is registered
-        hf_private.remove_hook(module, hook)
 
 
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -212,7 +200,7 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     with ExitStack() as stack:
         for module in decoder.module.modules():
             if module not in inside and not isinstance(module, nn.Dropout):
-                stack.enter_context(hooked(module, observe))
+                stack.enter_context(module.register_forward_hook(observe))
         yield
 
 
@@ -250,8 +238,12 @@ def called_blocks(decoder: Decoder, device: torch.device) -> tuple[list[Block], 
 def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
     """Return the outputs of blocks in the decoder's own forward on token ids of shape (sequences, tokens)."""
     outputs: dict[nn.Module, object] = {}
+
+    def observe(module, args, output):
+        outputs[module] = output
+
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(hooked(block.module, lambda module, _, output: outputs.update({module: output})))
+            stack.enter_context(block.module.register_forward_hook(observe))
         decoder.module(input_ids=ids, use_cache=False)
     return [outputs[block.module] for block in blocks]
