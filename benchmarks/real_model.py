@@ -10,7 +10,7 @@ access to the Hub, skip it and measure an original instead of the folder, such a
 
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1. Run it
 again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the
-error of each block's output on the test text, the calibration text and unused calibration text, and the greedy answers to
+error of each block's output, weighted as the refit does, on the test text, the calibration text and unused calibration text, and the greedy answers to
 three prompts, if the model has a chat template. Every sequence that Gemma reads starts with BOS, as anywhere in this
 package.
 """
@@ -29,11 +29,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.registry import parse_method
-from optimum_neuronal.common.torch_state import default_device
+from optimum_neuronal.common.torch_state import default_device, inference
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.evaluation.answers import answer
 from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.importance import feature_importance
 from optimum_neuronal.pruning.prepare import draw_calibration
 from optimum_neuronal.pruning.refit import relative_error
 
@@ -69,7 +72,7 @@ LABELS = {  # of methods in a figure
     "alps+uniform+refit_epochs=6": "preset best (ALPS, refit)",
 }
 COMPARED = 4  # sequences on which outputs of blocks are compared
-REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "seconds", "versions")
+REPORTED = ("achieved_sparsity", "block_lambda", "row_lambda", "decisions", "divergence", "seconds", "versions")
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -145,19 +148,30 @@ def prune(
     if calibration is not None:
         texts |= {"calibration": calibration.ids, "held out": calibration.held_out}
     dense = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(model.device)
-    errors = {name: errors_by_block(model, dense, ids[:COMPARED]) for name, ids in texts.items() if ids is not None}
+    weights = importance_by_block(dense, texts["test"])
+    errors = {
+        name: errors_by_block(model, dense, ids[:COMPARED], weights) for name, ids in texts.items() if ids is not None
+    }
     return {name: getattr(pruner.report, name) for name in REPORTED} | {"errors": errors}
 
 
+def importance_by_block(dense: PreTrainedModel, ids: torch.Tensor) -> list[torch.Tensor | float]:
+    """Return the importance of the features of each block's output, (hidden size,); 1 after the final norm."""
+    with inference(dense):
+        return [*feature_importance(BlockRunner(find_decoder(dense), device=dense.device), ids).values()][:-1] + [1.0]
+
+
 @torch.no_grad()
-def errors_by_block(model: PreTrainedModel, dense: PreTrainedModel, ids: torch.Tensor) -> list[float]:
-    """Return the squared error of each block's output relative to the dense model's, mean over tokens. `ids` is (N, L).
+def errors_by_block(
+    model: PreTrainedModel, dense: PreTrainedModel, ids: torch.Tensor, weights: list[torch.Tensor | float]
+) -> list[float]:
+    """Return the squared error of each block's output as the refit measures it, see [`feature_importance`]. `ids` is (N, L).
 
     That of the last block is measured after the final norm.
     """
     decoders = (own.base_model for own in (model, dense))  # the head would take most of the time
     ours, theirs = (own(ids.to(own.device), output_hidden_states=True).hidden_states[1:] for own in decoders)
-    return [float(relative_error(outputs, expected)) for outputs, expected in zip(ours, theirs)]
+    return [float(relative_error(*outputs)) for outputs in zip(ours, theirs, weights)]
 
 
 def read(results: Path) -> list[dict]:
