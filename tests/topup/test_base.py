@@ -38,7 +38,6 @@ def test_contract(name, ids):
         ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
         ("evopress", {"survivors": (2, 1)}, "expected equal lengths"),
         ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),
-        ("search", {"objective": "kll"}, "Did you mean 'kl'"),
     ],
 )
 def test_bad_hyper_parameters(name, fields, message):
