@@ -59,7 +59,6 @@ class BlockRunner:
         self.decoder, self.batch_size, self.device = decoder, batch_size, torch.device(device)
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
         self._announced: set[str] = set()  # labels
-        self._is_shown = False
         modules = (module for block in decoder.blocks for module in block.module.modules())
         self.loader = BlockLoader(decoder.blocks) if any(map(is_offloaded, modules)) else None
         self.block_forwards = 0
@@ -143,16 +142,12 @@ class BlockRunner:
         return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, unless it already shows another one."""
-        if label is None or self._quiet or self._is_shown:
-            yield from indices
-            return
-        is_first, self._is_shown = label not in self._announced, True
+        """Return the indices, to iterate over while [`progress`] shows a label, if there is one."""
+        if label is None or self._quiet:
+            return iter(indices)
+        is_first = label not in self._announced
         self._announced.add(label)
-        try:
-            yield from progress(indices, label, "block", is_first)
-        finally:
-            self._is_shown = False
+        return progress(indices, label, "block", is_first)
 
     def replay(
         self,

@@ -53,12 +53,19 @@ class BESA(TopUp):
     def allocate(self, evaluator: PlanEvaluator, sparsity: float) -> Allocation:
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(Plan.uniform(evaluator.decoder.projections, sparsity))
-        learned = evaluator.measure(_LearnedSparsities(self, sparsity))
+        learned = evaluator.measure(LearnedSparsities(self, sparsity))
         return Allocation(Plan(learned["sparsity"]), {"besa": learned})
 
-    def learn(self, evaluator: PlanEvaluator, sparsity: float) -> Finding:
-        """Return two sparsities of every projection: as learned, and after the shift to the target."""
-        runner, last = evaluator.runner, evaluator.decoder.blocks[-1]
+
+@dataclass(frozen=True)
+class LearnedSparsities(Measurement):
+    """Two sparsities of every projection: as learned, and after the shift to the target."""
+
+    topup: BESA
+    sparsity: float
+
+    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
+        runner, last, sparsity = evaluator.runner, evaluator.decoder.blocks[-1], self.sparsity
         sparsities: dict[str, dict[str, float]] = {"sparsity": {}, "learned": {}}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -70,8 +77,8 @@ class BESA(TopUp):
             inputs, rates = evaluator.inputs(block, norms), []
             for projection in block.pruned:
                 score = evaluator.saliency.score_of(projection, inputs)
-                rates.append(LearnedRate(projection, score, sparsity, self.candidate_step))
-            self._train(runner, block, rates, zip(stream, calls, target), sparsity)
+                rates.append(LearnedRate(projection, score, sparsity, self.topup.candidate_step))
+            self._train(runner, block, rates, zip(stream, calls, target))
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
             sizes = torch.tensor([projection.numel for projection in block.pruned])
             shifted = shift_to_mean(learned, sparsity, sizes, 0, 1).tolist()
@@ -89,34 +96,21 @@ class BESA(TopUp):
         runner.run(inputs, 2, visit, "learning sparsities by projection (BESA)")
         return sparsities, {}
 
-    def _train(
-        self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data: Iterable, sparsity: float
-    ) -> None:
+    def _train(self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data: Iterable) -> None:
         """Train a block's rates on every sequence in turn: its hidden states, call and target."""
-        optimizer = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
+        optimizer = torch.optim.Adam([rate.logits for rate in rates], lr=self.topup.learning_rate)
         total, data = sum(rate.weights for rate in rates), list(data)
-        for hidden, call, target in data * self.epochs:
+        for hidden, call, target in data * self.topup.epochs:
             runner.block_forwards += len(hidden)
             gradients = _mask_gradients(block, rates, hidden, call, target)
             optimizer.zero_grad()
             with torch.enable_grad():
                 share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
-                loss = self.penalty * ((share - sparsity) / sparsity) ** 2
+                loss = self.topup.penalty * ((share - self.sparsity) / self.sparsity) ** 2
                 for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
                     loss = loss + (rate.kept * gradient).sum().cpu()
             loss.backward()
             optimizer.step()
-
-
-@dataclass(frozen=True)
-class _LearnedSparsities(Measurement):
-    """The sparsities that a top-up learns, in [`BESA.learn`]."""
-
-    topup: BESA
-    sparsity: float
-
-    def measure(self, evaluator: PlanEvaluator, plans: Sequence[Plan]) -> Finding:
-        return self.topup.learn(evaluator, self.sparsity)
 
 
 class LearnedRate:

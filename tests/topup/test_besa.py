@@ -17,20 +17,14 @@ def allocate(model, ids, sparsity=0.6, **chosen):
         return BESA().allocate(make_evaluator(model, ids, **chosen), sparsity)
 
 
-class TestRate:
-    """One projection of two rows and four inputs; candidates 0, 0.25, ..., 1, all of them equally probable."""
-
-    @pytest.fixture
-    def rate(self):
-        score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
-        return LearnedRate(make_projection(torch.ones(2, 4)), score, 0.5, 0.25)
-
-    def test_the_least_salient_falls_by_most_candidates(self, rate):
-        """By four of five, the most salient by one."""
-        assert rate.logits.softmax(dim=0).tolist() == pytest.approx([0.2] * 5)
-        assert rate.sparsity.item() == pytest.approx(0.5)
-        assert rate.kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
-        assert rate.mask().tolist() == [[True, False, True, False], [False, False, True, True]]
+def test_the_least_salient_falls_by_most_candidates():
+    """Two rows and four inputs; candidates 0, 0.25, ..., 1, equally probable: it falls by four, the most salient by one."""
+    score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+    rate = LearnedRate(make_projection(torch.ones(2, 4)), score, 0.5, 0.25)
+    assert rate.logits.softmax(dim=0).tolist() == pytest.approx([0.2] * 5)
+    assert rate.sparsity.item() == pytest.approx(0.5)
+    assert rate.kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert rate.mask().tolist() == [[True, False, True, False], [False, False, True, True]]
 
 
 def test_tilted_has_the_mean():
