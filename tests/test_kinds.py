@@ -55,7 +55,7 @@ def test_pruned_as_its_own_class(name, ids, tmp_path):
         assert key in pruned or torch.equal(value, before[key])
 
 
-@pytest.mark.parametrize("topup", ["atp", "dsa", "evopress", "search"])
+@pytest.mark.parametrize("topup", ["atp", "evopress", "search"])
 def test_topups_that_compare_outputs_need_a_causal_head(topup, ids):
     model = make_kind("LlamaForSequenceClassification")
     with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* Choose 'neuronal'"):

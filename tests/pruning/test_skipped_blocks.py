@@ -80,7 +80,6 @@ METHODS = {
     "search": dict(topup="search", topup_args=dict(budget=24)),
     "alps": dict(saliency="alps"),
     "besa": dict(topup="besa"),
-    "dsa": dict(topup="dsa", topup_args=dict(population=2, generations=1, offspring=1)),
     "refit": dict(saliency="alps", refit_epochs=1, num_samples=16),
 }
 
