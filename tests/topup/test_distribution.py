@@ -62,8 +62,8 @@ class TestGetDist:
 
 
 def test_shift_to_mean_by_hand():
-    """The mean is 0.65. Or 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02."""
+    """The mean is 0.65. Or 0.9 + x and 0.99 (clipped): 0.25 (0.9 + x) + 0.7425 = 0.98, so x = 0.05."""
     weights = torch.tensor([1, 3])
-    for values, mean, expected in (([0.5, 0.7], 0.6, [0.45, 0.65]), ([0.9, 0.99], 0.98, [0.92, 1.0])):
-        shifted = shift_to_mean(torch.tensor(values, dtype=torch.float64), mean, weights, 0, 1)
+    for values, mean, expected in (([0.5, 0.7], 0.6, [0.45, 0.65]), ([0.9, 0.99], 0.98, [0.95, 0.99])):
+        shifted = shift_to_mean(torch.tensor(values, dtype=torch.float64), mean, weights)
         assert shifted.tolist() == pytest.approx(expected)
