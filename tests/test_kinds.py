@@ -1,7 +1,5 @@
 """Models of other kinds than language models, from their checkpoints to sparse ones: with their own classes and heads."""
 
-import logging
-
 import pytest
 import torch
 from conftest import make_tokenizer
@@ -17,7 +15,6 @@ from optimum_neuronal.pruning.dry_run import dry_run
 
 
 PRUNED = {**ENCODERS, **OTHER_HEADS, **MULTIMODAL}
-SEARCHED = ["BertForMaskedLM", "LlamaForSequenceClassification", "Qwen3Model", "Qwen2VLForConditionalGeneration"]
 
 
 def config(**fields) -> NeuronALConfig:
@@ -58,22 +55,10 @@ def test_pruned_as_its_own_class(name, ids, tmp_path):
         assert key in pruned or torch.equal(value, before[key])
 
 
-@pytest.mark.parametrize("name", SEARCHED)
-def test_without_a_causal_head_the_search_goes_by_alignment_and_says_so(name, ids, caplog):
-    model = make_kind(name)
-    pruner = NeuronALPruner(config(topup="search", topup_args={"budget": 12}))
-    pruner.prune(model, ids)
-    causal = model.can_generate()
-    assert pruner.report.decisions["search"]["objective"] == ("kl" if causal else "alignment")
-    notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    note = f"{name} has no causal language-model head, so the top-up 'search' uses objective='alignment'."
-    assert (note in notes) == (not causal)
-
-
-@pytest.mark.parametrize("topup", ["atp", "dsa", "evopress"])
+@pytest.mark.parametrize("topup", ["atp", "evopress", "search"])
 def test_topups_that_compare_outputs_need_a_causal_head(topup, ids):
     model = make_kind("LlamaForSequenceClassification")
-    with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* Choose 'search'"):
+    with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* Choose 'neuronal'"):
         NeuronALPruner(config(topup=topup)).prune(model, ids)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compat import hf_private
 from ..model.projections import Block, Decoder
 
 
@@ -53,17 +52,6 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
             module.__dict__.pop("forward", None)
         else:
             module.forward = before
-
-
-@contextmanager
-def hooked(module: nn.Module, hook: Callable, before: bool = False) -> Iterator[None]:
-    """Register a hook that runs after each forward of a module, or before it, while the context lasts."""
-    register = module.register_forward_pre_hook if before else module.register_forward_hook
-    try:
-        register(hook)
-        yield
-    finally:  # not by its handle, which is lost if Ctrl-C comes while the hook is registered
-        hf_private.remove_hook(module, hook)
 
 
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -140,42 +128,6 @@ class BlockInputs:
     final_norm: nn.Module | None = None  # applied by the decoder to the last block's output
 
 
-def capture_inputs(
-    decoder: Decoder,
-    ids: torch.Tensor,
-    batch_size: int,
-    device: torch.device,
-    wrap: Wrap,
-    max_hidden_bytes: int | None = None,
-) -> BlockInputs:
-    """Run the decoder once per batch, its blocks passing their hidden states through. Call it inside [`inference`].
-
-    `ids` has shape (sequences, tokens). `wrap` is [`output_wrapper`] of a block. Hidden states beyond `max_hidden_bytes`
-    are kept in CPU memory. The inputs are bit-equal to the model's own, since no block computes anything.
-    """
-    inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
-    known: list[torch.Tensor] = []
-
-    def passthrough(index: int) -> Callable:
-        def forward(*args, **kwargs):
-            hidden, call = split_hidden(args, kwargs)
-            if index == 0:
-                keep_shared(hidden, hidden, call)
-                inputs.hidden.append(hidden)
-            shared = {key: _shared(value, known) for key, value in call.kwargs.items()}
-            inputs.calls[index].append(Call(_shared(call.args, known), shared))
-            return wrap(hidden)
-
-        return forward
-
-    with replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
-        for batch in ids.split(batch_size):
-            decoder.module(input_ids=batch.to(device), use_cache=False)
-            if max_hidden_bytes is not None and sum(hidden.nbytes for hidden in inputs.hidden) > max_hidden_bytes:
-                inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
-    return inputs
-
-
 @contextmanager
 def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -184,10 +136,10 @@ def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> 
         yield
 
 
-def _shared(value: Any, known: list[torch.Tensor]) -> Any:
+def reuse_tensors(value: Any, known: list[torch.Tensor]) -> Any:
     """Return an equal tensor from an earlier call, if there is one: masks and positions repeat from batch to batch."""
     if type(value) is tuple:
-        return tuple(map(partial(_shared, known=known), value))
+        return tuple(map(partial(reuse_tensors, known=known), value))
     if not isinstance(value, torch.Tensor):
         return value
     for earlier in known:
@@ -199,7 +151,7 @@ def _shared(value: Any, known: list[torch.Tensor]) -> Any:
 
 
 @contextmanager
-def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
+def watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     """Find the module that reads the last block's output. A pooler, whose output has another shape, does not count."""
     inside = {module for block in decoder.blocks for module in block.module.modules()}
 
@@ -212,7 +164,7 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
     with ExitStack() as stack:
         for module in decoder.module.modules():
             if module not in inside and not isinstance(module, nn.Dropout):
-                stack.enter_context(hooked(module, observe))
+                stack.enter_context(module.register_forward_hook(observe))
         yield
 
 
@@ -245,13 +197,3 @@ def called_blocks(decoder: Decoder, device: torch.device) -> tuple[list[Block], 
             "family is not supported."
         )
     return [decoder.blocks[index] for index in sorted(called)], wraps[0]
-
-
-def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
-    """Return the outputs of blocks in the decoder's own forward on token ids of shape (sequences, tokens)."""
-    outputs: dict[nn.Module, object] = {}
-    with ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(hooked(block.module, lambda module, _, output: outputs.update({module: output})))
-        decoder.module(input_ids=ids, use_cache=False)
-    return [outputs[block.module] for block in blocks]

@@ -21,17 +21,17 @@ from .block_inputs import (
     Stream,
     Streams,
     Wrap,
-    block_outputs,
     called_blocks,
-    capture_inputs,
     first_output,
     keep_shared,
     limited,
     replaced_blocks,
     replaced_forward,
     restore_shared,
+    reuse_tensors,
     split_hidden,
     to_device,
+    watch_final_norm,
 )
 from .offload import BlockLoader
 from .statistics import Norms, SquaredNorms, observe_inputs
@@ -59,7 +59,6 @@ class BlockRunner:
         self.decoder, self.batch_size, self.device = decoder, batch_size, torch.device(device)
         self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
         self._announced: set[str] = set()  # labels
-        self._is_shown = False
         modules = (module for block in decoder.blocks for module in block.module.modules())
         self.loader = BlockLoader(decoder.blocks) if any(map(is_offloaded, modules)) else None
         self.block_forwards = 0
@@ -74,8 +73,10 @@ class BlockRunner:
         Raise `ValueError` if outputs differ, a projection is not used, or activations are not finite.
         """
         blocks = self.decoder.blocks
-        (end,) = block_outputs(self.decoder, blocks[-1:], ids.to(self.device))
-        expected = first_output(end)
+        outputs: list[Any] = []
+        with blocks[-1].module.register_forward_hook(lambda _module, _args, output: outputs.append(output)):
+            self.decoder.module(input_ids=ids.to(self.device), use_cache=False)
+        expected = first_output(outputs[0])
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
@@ -114,9 +115,32 @@ class BlockRunner:
         return called_blocks(self.decoder, self.device)[1]
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
-        """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
-        size = batch_size or self.batch_size
-        return capture_inputs(self.decoder, ids, size, self.device, self.wrap, self.max_hidden_bytes)
+        """Run the decoder once per batch of `ids`, (sequences, tokens), its blocks passing their hidden states through.
+
+        The inputs are bit-equal to the model's own, since no block computes anything.
+        """
+        decoder, wrap, most = self.decoder, self.wrap, self.max_hidden_bytes
+        inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
+        known: list[torch.Tensor] = []
+
+        def passing(index: int) -> Callable:
+            def forward(*args, **kwargs):
+                hidden, call = split_hidden(args, kwargs)
+                if index == 0:
+                    keep_shared(hidden, hidden, call)
+                    inputs.hidden.append(hidden)
+                shared = {key: reuse_tensors(value, known) for key, value in call.kwargs.items()}
+                inputs.calls[index].append(Call(reuse_tensors(call.args, known), shared))
+                return wrap(hidden)
+
+            return forward
+
+        with replaced_blocks(decoder, passing), watch_final_norm(decoder, inputs):
+            for batch in ids.split(batch_size or self.batch_size):
+                decoder.module(input_ids=batch.to(self.device), use_cache=False)
+                if most is not None and sum(hidden.nbytes for hidden in inputs.hidden) > most:
+                    inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
+        return inputs
 
     def run(
         self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None = None, release: bool = False
@@ -143,16 +167,12 @@ class BlockRunner:
         return results
 
     def progress(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
-        """Yield indices while [`progress`] shows this label, unless it already shows another one."""
-        if label is None or self._quiet or self._is_shown:
-            yield from indices
-            return
-        is_first, self._is_shown = label not in self._announced, True
+        """Return the indices, to iterate over while [`progress`] shows a label, if there is one."""
+        if label is None or self._quiet:
+            return iter(indices)
+        is_first = label not in self._announced
         self._announced.add(label)
-        try:
-            yield from progress(indices, label, "block", is_first)
-        finally:
-            self._is_shown = False
+        return progress(indices, label, "block", is_first)
 
     def replay(
         self,

@@ -9,7 +9,6 @@ from torch import nn
 
 from ..common.torch_state import full_precision
 from ..compat import hf_private
-from .block_inputs import hooked
 
 
 class SquaredNorms:
@@ -122,5 +121,5 @@ def observe_inputs(
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(hooked(module, observing(name), before=True))
+            stack.enter_context(module.register_forward_pre_hook(observing(name)))
         yield

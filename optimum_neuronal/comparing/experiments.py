@@ -30,7 +30,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "paper": SETUP
     | {
         "saliencies": ["magnitude", "multiflow", "wanda", "sparsegpt:variant=authors"],
-        "without": ["sparsegpt+dsnot", "sparsegpt+alpha_pruning", "sparsegpt+besa", "sparsegpt+dsa"],
+        "without": ["sparsegpt+dsnot", "sparsegpt+alpha_pruning"],
         "tasks": ["paper"],
         "accuracy_over": ["multiflow", "wanda"],  # as Table 6
     },
@@ -43,9 +43,8 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
             *(f"{STEP},block_lambdas=[0.08],schedule={name}" for name in ("exponential", "logarithmic", "linear")),
         ]
     },
-    # Seconds, with BESA and DSA.
-    "paper-runtime": ONLY_WIKITEXT2
-    | {"topups": [UNIFORM, DSNOT, OWL, "besa", "dsa", ALPHA, NEURONAL], "sparsities": [0.65, 0.7, 0.75, 0.8]},
+    # Seconds.
+    "paper-runtime": ONLY_WIKITEXT2 | {"sparsities": [0.65, 0.7, 0.75, 0.8]},
     # The perplexity at every lambda, and the lambdas that alignment and reconstruction error choose.
     "paper-lambdas": SETUP
     | {"topups": [STEP, f"{STEP},metric=reconstruction", *(f"{STEP},block_lambdas=[{value}]" for value in LAMBDAS)]},

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..common.registry import Registry, parse_method
+from ..common.registry import Registry, parse_method, title_of
 from ..common.validation import check_choice, check_numbers, validate_list, validate_strings
 from ..config.config_fields import as_json
 from ..config.neuronal_config import NeuronALConfig
@@ -143,7 +143,7 @@ def _combine(result: Result, study: Study) -> Combination:
     if result.saliency == PRESET:
         titles = {"topup": f"{result.topup} ({methods.title})"}
     else:
-        titles = {"saliency": methods.saliency.title(), "topup": methods.topup.title()}
+        titles = {"saliency": title_of(methods.saliency), "topup": methods.topup.title()}
     return Combination(replace(result, **titles), config, dataset)
 
 

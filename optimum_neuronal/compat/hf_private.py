@@ -169,13 +169,6 @@ def tied_names(model: PreTrainedModel) -> set[str]:
     return {name for pair in pairs.items() for name in pair}
 
 
-def remove_hook(module: nn.Module, hook: Any) -> None:
-    """Remove a forward hook from a module, if it has it."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, own in hooks.items() if own is hook]:
-            del hooks[key]
-
-
 def uncompiled(model: nn.Module) -> nn.Module:
     """Return the model inside the wrapper of torch.compile, or any other model itself."""
     return getattr(model, "_orig_mod", model)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..common.registry import title_of
 from ..common.validation import (
     check_choice,
     check_field,
@@ -107,7 +108,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 f"{saliency.name!r} updates them: choose one that does not, such as 'wanda'."
             )
         pattern = None if self.pattern is None else ColumnPattern.parse(self.pattern)
-        title = [f"{saliency.title()} + {topup.title(saliency)}"]
+        title = [f"{title_of(saliency)} + {topup.title(saliency)}"]
         title += [f"pattern {pattern}"] if pattern else []
         title += [f"refit of {self.refit_epochs} epochs"] if self.refit_epochs else []
         return Methods(saliency, topup, pattern, ", ".join(title))

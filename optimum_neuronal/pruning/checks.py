@@ -67,7 +67,7 @@ def _check_topup(decoder: Decoder, topup: TopUp) -> None:
     if topup.compares_outputs and not decoder.predicts_next_token:
         raise ValueError(
             f"The top-up {topup.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "
-            "causal language-model head. Choose 'search', which then uses alignment errors, or 'neuronal'."
+            "causal language-model head. Choose 'neuronal', which compares activations."
         )
 
 

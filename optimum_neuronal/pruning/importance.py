@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..blocks.block_inputs import Call, Stream, Streams, hooked, keep_shared, to_device
+from ..blocks.block_inputs import Call, Stream, Streams, keep_shared, to_device
 from ..blocks.runner import BlockRunner, output_with
 from ..model.projections import Block
 
@@ -35,7 +35,7 @@ def feature_importance(runner: BlockRunner, ids: torch.Tensor) -> dict[str, torc
         with ExitStack() as stack, torch.enable_grad():  # a gradient marks the stream
             for module in block.module.modules():
                 if not any(module.children()):
-                    stack.enter_context(hooked(module, partial(_observe, parts[index])))
+                    stack.enter_context(module.register_forward_hook(partial(_observe, parts[index])))
             output = output_with(block, parameters, states.requires_grad_(), call).detach()
         if not parts[index].any():
             parts[index] += 1 / median_size(states)

@@ -9,7 +9,7 @@ import torch
 
 from ..blocks.statistics import Hessian, Norms, SquaredNorms, activation
 from ..common.notes import get_logger
-from ..common.registry import OWN, Registry, title_of
+from ..common.registry import OWN, Registry
 from ..model.change import Change, NewWeight, Zeros
 from ..model.projections import Projection
 from .plan import ColumnPattern, Plan, mask_groups, mask_rows
@@ -71,10 +71,6 @@ class Saliency(ABC):
     updates_weights: ClassVar[bool] = False
     knows_rows: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
-
-    def title(self) -> str:
-        """Return what tables call the method."""
-        return title_of(self)
 
     @abstractmethod
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:

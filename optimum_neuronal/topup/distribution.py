@@ -97,20 +97,17 @@ def authors_rounding(evaluator: PlanEvaluator, plan: Plan) -> Plan:
     return Plan({name: int(widths[name] * share) / widths[name] for name, share in plan.sparsity.items()})
 
 
-def shift_to_mean(
-    values: torch.Tensor,
-    mean: float,
-    weights: torch.Tensor,
-    least: float = LEAST_SPARSITY,
-    most: float = MOST_SPARSITY,
-) -> torch.Tensor:
-    """Add one number to all values and clip them to [least, most], so that their weighted mean is `mean`.
+def shift_to_mean(values: torch.Tensor, mean: float, weights: torch.Tensor) -> torch.Tensor:
+    """Add one number to all values and clip them to [0.01, 0.99], so that their weighted mean is `mean`.
 
     values, float64 within [-1, 2], and weights both have shape (n,).
     """
     weights = weights.double() / weights.sum()
-    shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
-    return (values + shift).clamp(least, most)
+
+    def shifted(shift: float) -> torch.Tensor:
+        return (values + shift).clamp(LEAST_SPARSITY, MOST_SPARSITY)
+
+    return shifted(bisect(lambda shift: bool((shifted(shift) * weights).sum() < mean), -2.0, 2.0, 60))
 
 
 def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> float:

@@ -1,6 +1,6 @@
 """EvoPress: evolutionary search that moves sparsity between blocks, by the error of the whole model's output."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar
@@ -124,21 +124,15 @@ def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) 
             offsets[raised] += 1
         return tuple(offsets) if tuple(offsets) != parent and max(map(abs, offsets)) <= most else None
 
-    return distinct(mutant, count, DRAWS_PER_OFFSPRING * count)
+    found: dict[Offsets, None] = {}
+    for _ in range(DRAWS_PER_OFFSPRING * count):
+        if (offsets := mutant()) is not None:
+            found[offsets] = None
+        if len(found) == count:
+            break
+    return list(found)
 
 
 def draw(generator: torch.Generator, below: int) -> int:
     """Return a random integer from 0 to `below - 1`."""
     return int(torch.randint(below, (), generator=generator))
-
-
-def distinct(make: Callable[[], Hashable | None], count: int, attempts: int) -> list:
-    """Call `make` until it has returned `count` different values other than None, at most `attempts` times."""
-    values: dict[Hashable, None] = {}
-    for _ in range(attempts):
-        value = make()
-        if value is not None:
-            values[value] = None
-        if len(values) == count:
-            break
-    return list(values)

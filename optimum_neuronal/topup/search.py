@@ -2,24 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
-from ..common.notes import get_logger
 from ..common.validation import hyper
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import Plan
-from ..saliency.wanda import Wanda
 from ..trials import PlanEvaluator
-from ..trials.alignment import AlignmentErrors
-from ..trials.output_errors import OUTPUT_METRICS, OutputErrors
+from ..trials.output_errors import OutputErrors
 from ..trials.scores import RowSaliency
 from .base import Allocation, TopUp, register_topup
 from .distribution import LEAST_SPARSITY, MOST_SPARSITY, get_dist, shift_to_mean
 
-
-logger = get_logger(__name__)
 
 FIRST_STEP, LAST_STEP = 0.1, 0.015  # change of sparsity by a probe: in the first rounds, and at least
 # Length of a candidate on a round's line, in steps -> factor of the next step if this candidate is best.
@@ -29,8 +25,6 @@ BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
 BUDGET = 58  # the passes of NeuronAL's two steps: 29 candidates, each run dense and sparse
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
-ALIGNMENT = "alignment"
-OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
 NEGLIGIBLE = 1e-9
 
 
@@ -38,6 +32,8 @@ NEGLIGIBLE = 1e-9
 @dataclass(frozen=True)
 class Search(TopUp):
     """Search with forwards of a few sequences, without gradients or training; see docs/methods.md.
+
+    A candidate's error is the KL divergence from the dense model's next-token distributions.
 
     1. *Blocks*: sparsity rises linearly with depth; the best of a few slopes wins.
     2. *Rounds*: a candidate probes each direction. Odd rounds give a kind of projections more sparsity and all others
@@ -47,21 +43,18 @@ class Search(TopUp):
     3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
     Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights, the
-    first stage solves its candidates, and the others only mask them; with `"alignment"`, all are masks from Wanda's score.
+    first stage solves its candidates, and the others only mask them.
 
     Args:
         budget (`int`): passes of the alignment sequences through the model, at most, but the first stage always runs
             whole. NeuronAL's two steps take 58.
-        objective (`str`):
-            Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
-            `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
-            measured on these too. A model without a language-model head always uses `"alignment"`.
         rows (`bool`): True to take the third stage.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
+    compares_outputs: ClassVar[bool] = True
+
     budget: int = hyper(BUDGET, 8)
-    objective: str = hyper("kl", choices=OBJECTIVES)
     rows: bool = True
     widths: tuple[float, ...] = hyper(BLOCK_WIDTHS, 0, 1)
 
@@ -69,25 +62,15 @@ class Search(TopUp):
         space = Space.of(evaluator.decoder, sparsity)
         if not LEAST_SPARSITY < sparsity < MOST_SPARSITY or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
-        objective = self.objective
-        if objective != ALIGNMENT and not evaluator.decoder.predicts_next_token:
-            objective, model = ALIGNMENT, type(evaluator.decoder.model).__name__
-            logger.warning(f"{model} has no causal language-model head, so the top-up 'search' uses {objective=}.")
-        rows = 0
-        if self.rows and evaluator.saliency.knows_rows:
-            # Alignment does not run the plan's own stream, which the rows' saliency needs.
-            rows = len(ROW_WIDTHS) + STREAM_COST + (objective == ALIGNMENT)
-        if objective == ALIGNMENT and evaluator.saliency.updates_weights:  # as NeuronAL does
-            evaluator = replace(evaluator, saliency=Wanda())
-        run = _Run(evaluator, space, objective, self.budget - 1)  # minus one: the dense model
+        rows = len(ROW_WIDTHS) + STREAM_COST if self.rows and evaluator.saliency.knows_rows else 0
+        run = _Run(evaluator, space, self.budget - 1)  # minus one: the dense model
         errors = run.try_out([space.uniform + width * space.depth for width in self.widths])
         run.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
         while run.advance_to_affordable_round(run.budget - rows):
             run.take_round()
         if rows and run.spent + rows <= run.budget:
             run.spread_rows()
-        decision = {"objective": objective, "stages": run.stages, "spent": run.spent + 1}
-        return Allocation(run.best_plan, {"search": decision})
+        return Allocation(run.best_plan, {"search": {"stages": run.stages, "spent": run.spent + 1}})
 
 
 @dataclass
@@ -96,7 +79,6 @@ class _Run:
 
     evaluator: PlanEvaluator
     space: "Space"
-    objective: str
     budget: int
     spent: float = 0
     rounds: int = 0
@@ -115,17 +97,11 @@ class _Run:
         return False
 
     def cost_of_round(self, number: int) -> float:
-        return STREAM_COST + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
-
-    def cost(self, candidates: Sequence[torch.Tensor]) -> float:
-        return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
+        return STREAM_COST + self.space.cost(list(self.space.directions(number).values())) + len(LENGTHS)
 
     def measure(self, plans: Sequence[Plan], stream_of: Plan | None, cost: float) -> list[float]:
         self.spent += cost
-        label = "searching sparsities by projection"
-        if self.objective == ALIGNMENT:
-            return self.evaluator.measure(AlignmentErrors("dense", label=label), plans)
-        return self.evaluator.measure(OutputErrors(self.objective, label, stream_of), plans)
+        return self.evaluator.measure(OutputErrors("kl", "searching sparsities by projection", stream_of), plans)
 
     def restart(self) -> None:
         """Measure the best plan with saliency from its own stream, as its rivals in this round."""
@@ -153,7 +129,7 @@ class _Run:
         """Return errors of candidates. The best replaces the best so far if its error is lower."""
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
-        errors = self.measure(plans, stream_of, self.cost(moved))
+        errors = self.measure(plans, stream_of, self.space.cost(moved))
         first = errors.index(min(errors))
         if errors[first] < self.error:
             self.best, self.best_plan, self.error = moved[first], plans[first], errors[first]
@@ -226,10 +202,10 @@ class Space:
         weights = self.sizes * where
         return direction - where * (direction * weights).sum() / weights.sum()
 
-    def cost(self, candidates: torch.Tensor) -> float:
-        """Return the passes of candidates, shape (candidates, projections); they share blocks up to a difference."""
-        count = int(self.blocks.max()) + 1
-        distinct = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
+    def cost(self, candidates: Sequence[torch.Tensor]) -> float:
+        """Return the passes of candidates, shape (projections,) each; they share blocks up to a difference."""
+        rows, count = torch.stack(list(candidates)), int(self.blocks.max()) + 1
+        distinct = [{row.numpy().tobytes() for row in rows[:, self.blocks <= index]} for index in range(count)]
         return sum(map(len, distinct)) / count
 
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div, log_softmax, nll_loss
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import ModelOutput
 
-from ..blocks.block_inputs import hooked, replaced_forward
+from ..blocks.block_inputs import replaced_forward
 from ..common.torch_state import preserve_rng_state
 from ..common.validation import check_number
 from .keeping import SparsityCallback
@@ -151,7 +151,7 @@ class Predictor:
     def _run(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Return the logits of the last tokens, and the output of the model below its head."""
         outputs: list[Any] = []
-        with hooked(self.model.base_model, lambda _module, _inputs, output: outputs.append(output)):
+        with self.model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output)):
             logits = model(**inputs, use_cache=False, logits_to_keep=COMPARED).logits
         return logits, outputs[0]
 

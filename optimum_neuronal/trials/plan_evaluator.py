@@ -229,8 +229,7 @@ class PlanEvaluator:
             by_block.append(norms)
             return [output]
 
-        label = "running the dense model" if plan is None else None
-        (output,) = runner.run(self.alignment_inputs(), 1, visit, label)
+        (output,) = runner.run(self.alignment_inputs(), 1, visit)
         return by_block, output
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:

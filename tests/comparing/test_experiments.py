@@ -27,7 +27,7 @@ def test_the_papers_tables(methods_of):
     methods = methods_of("paper")
     assert len(methods) == 3 * (4 * 5 - 2) and (0.7, "sparsegpt", "neuronal") in methods
     assert not {(0.7, "sparsegpt", "dsnot"), (0.7, "sparsegpt", "alpha_pruning")} & methods
-    topups = {"uniform", "dsnot", "owl", "besa", "dsa", "alpha_pruning", "neuronal"}
+    topups = {"uniform", "dsnot", "owl", "alpha_pruning", "neuronal"}
     assert {topup for _, _, topup in methods_of("paper-runtime")} == topups
 
 

@@ -135,7 +135,6 @@ BAD_VALUES = [
     ({"refit_dtype": "float16"}, "refit_dtype is 'float16': expected one of 'float32', 'bfloat16'"),
     ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
     ({"saliency": "alps", "topup": "dsnot"}, "'alps' updates them: .*such as 'wanda'"),
-    ({"saliency": "sparsegpt", "topup": "besa"}, "'sparsegpt' updates them: .*such as 'wanda'"),
     (
         {"sparsity": 0.5, "pattern": "2:4", "topup": "search"},
         "nothing for the top-up 'search' to decide: set topup='u",
@@ -215,8 +214,8 @@ def test_one_dataset_or_several():
         NeuronALConfig(0.5, dataset=["c4", "ptb"], num_samples=1)
 
 
-def test_only_besa_and_dsnot_need_fixed_weights():
-    for topup in {*TOPUPS.names()} - {"besa", "dsnot"}:
+def test_only_dsnot_needs_fixed_weights():
+    for topup in {*TOPUPS.names()} - {"dsnot"}:
         assert NeuronALConfig(0.7, "sparsegpt", topup=topup).topup == topup
 
 

@@ -30,7 +30,6 @@ STAGES = {
     "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}},
     "levels on disk": {"topup": "search", "saliency": "sparsegpt", "topup_args": {"budget": 8}, "max_hidden_bytes": 0},
     "fitted": {"saliency": "alps", "topup": "uniform", "topup_args": {}, "num_samples": 16, "refit_epochs": 1},
-    "besa": {"topup": "besa", "topup_args": {}},
 }
 
 

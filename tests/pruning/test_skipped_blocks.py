@@ -79,8 +79,6 @@ METHODS = {
     "authors": dict(topup="neuronal", topup_args=dict(variant="authors", block_lambdas=[0.1], row_lambdas=[0.0, 0.1])),
     "search": dict(topup="search", topup_args=dict(budget=24)),
     "alps": dict(saliency="alps"),
-    "besa": dict(topup="besa"),
-    "dsa": dict(topup="dsa", topup_args=dict(population=2, generations=1, offspring=1)),
     "refit": dict(saliency="alps", refit_epochs=1, num_samples=16),
 }
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import FakeOutputs, FakeTrials, by_block, make_block
 from conftest import make_model
-from trial_helpers import build_evaluator, make_evaluator, uniform
+from trial_helpers import make_evaluator
 
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -63,20 +63,6 @@ def test_selection_narrows_step_by_step(llama):
     asked = [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
     assert evaluator.asked == [(plans, "kl", sequences) for plans, sequences in asked]
     assert set(allocation.plan.sparsity.values()) == {0.6}, "equal errors do not replace the parent"
-
-
-def test_output_errors_on_some_sequences(llama, ids):
-    """They are the mean of what each sequence alone gives; all sequences are the default."""
-    with inference(llama):
-        for batch_size in (1, 2, 3):
-            evaluator = make_evaluator(llama, ids, "magnitude", batch_size)
-            plan = uniform(evaluator)
-            alone = (build_evaluator(evaluator.decoder, evaluator.saliency, own, 1) for own in ids[:3].split(1))
-            single = [one.measure(OutputErrors("kl"), [plan])[0] for one in alone]
-            some, every, default = (
-                evaluator.measure(OutputErrors("kl", sequences=count), [plan]) for count in (3, 4, None)
-            )
-            assert some == pytest.approx([sum(single) / 3], rel=1e-5) and every == default != some
 
 
 def test_grid_ends_where_a_block_would_leave_the_range():

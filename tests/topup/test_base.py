@@ -35,10 +35,9 @@ def test_contract(name, ids):
     "name, fields, message",
     [
         ("atp", {"candidates": 1}, "candidates is 1: expected a whole number of at least 2"),
-        ("dsa", {"lambdas": ()}, "lambdas is empty: expected at least one number"),
+        ("search", {"widths": ()}, "widths is empty: expected at least one number"),
         ("evopress", {"survivors": (2, 1)}, "expected equal lengths"),
         ("evopress", {"step": 0.5}, "step is 0.5 and levels is 8: expected a product of at most 1"),
-        ("search", {"objective": "kll"}, "Did you mean 'kl'"),
     ],
 )
 def test_bad_hyper_parameters(name, fields, message):

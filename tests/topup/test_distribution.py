@@ -8,7 +8,6 @@ from by_hand import make_block, make_projection
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.topup import get_dist
 from optimum_neuronal.topup.distribution import (
-    bisect,
     block_sizes,
     plan_of_blocks,
     pruned_blocks,
@@ -63,17 +62,8 @@ class TestGetDist:
 
 
 def test_shift_to_mean_by_hand():
-    """The mean is 0.65. Or 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02."""
+    """The mean is 0.65. Or 0.9 + x and 0.99 (clipped): 0.25 (0.9 + x) + 0.7425 = 0.98, so x = 0.05."""
     weights = torch.tensor([1, 3])
-    for values, mean, expected in (([0.5, 0.7], 0.6, [0.45, 0.65]), ([0.9, 0.99], 0.98, [0.92, 1.0])):
-        shifted = shift_to_mean(torch.tensor(values, dtype=torch.float64), mean, weights, 0, 1)
+    for values, mean, expected in (([0.5, 0.7], 0.6, [0.45, 0.65]), ([0.9, 0.99], 0.98, [0.95, 0.99])):
+        shifted = shift_to_mean(torch.tensor(values, dtype=torch.float64), mean, weights)
         assert shifted.tolist() == pytest.approx(expected)
-
-
-def test_bisect_finds_the_smallest_number_that_is_not_too_small():
-    assert bisect(lambda value: value < 0.3, -2.0, 2.0, 100) == 0.3
-    assert bisect(lambda value: False, -1.0, 1.0, 60) == -1.0
-    assert bisect(lambda value: True, -1.0, 1.0, 60) == 1.0
-    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)  # a condition may be a tensor
-    found = bisect(lambda shift: ((weights + shift).clamp(0, 1) / 2).sum() < 0.6, -2.0, 2.0, 60)
-    assert found == pytest.approx(0.1, abs=1e-15)
