@@ -174,8 +174,6 @@ def inspect_checkpoint(
     if about is not None:
         shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
-        if not result.kinds or not result.blocks:
-            result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
     with suppress(Exception):  # transformers does not load the model
         lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
         if lacking and (packed or quantization is None):

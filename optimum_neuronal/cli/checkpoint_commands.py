@@ -11,7 +11,6 @@ from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.inspecting import inspect_checkpoint
 from ..checkpoint.packed_files import stored_size
 from ..common.display import format_bytes
-from ..files.output import check_output
 from .command import Command, write
 from .flags import DTYPES, add_overwrite_flag, add_switch
 
@@ -63,13 +62,9 @@ class ConvertCommand(Command):
 
     def work(self) -> None:
         args = self.args
-        check_output(args.output, args.overwrite, [args.model])
+        how = {"revision": args.revision, "overwrite": args.overwrite, "trust_remote_code": args.trust_remote_code}
+        how["dtype"] = args.dtype and getattr(torch, args.dtype)
+        written = convert_checkpoint(args.model, args.format, args.output, args.max_shard_size, **how)
         source = find_checkpoint(args.model, args.revision)
-        options = {"dtype": args.dtype and getattr(torch, args.dtype), "trust_remote_code": args.trust_remote_code}
-        options |= {"overwrite": args.overwrite}
-        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)
         before, after = (format_bytes(stored_size(folder)) for folder in (source, written))
         write(f"Written to {written}, {args.format}: {before} became {after}.")
-
-    def after_interrupt(self) -> str:
-        return ": nothing was written"

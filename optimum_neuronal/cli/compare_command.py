@@ -117,8 +117,8 @@ class CompareCommand(Command):
         given["sweep"] = sweep
         return experiment(self.args.preset, **given) if preset else given
 
-    def after_interrupt(self) -> str:
-        return f": the same command resumes from what is finished in {self.args.output}"
+    def unfinished(self) -> str | Path | None:
+        return self.args.output
 
 
 def _read_arguments(path: str) -> dict[str, Any]:

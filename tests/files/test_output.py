@@ -11,7 +11,7 @@ import pytest
 from obstacles import MODEL, OBSTACLES, fill, state
 from safetensors import SafetensorError
 
-from optimum_neuronal.files.output import Output, check_output, new_directory, write_atomically, write_new_file
+from optimum_neuronal.files.output import Output, check_output, new_directory, write_atomically
 
 
 NEW = {"config.json": "new", "model.safetensors": "new", "code/model.py": "new"}
@@ -225,8 +225,8 @@ def test_a_new_file_replaces_nothing(kind, tmp_path):
     OBSTACLES[kind](tmp_path / "model")
     before = content(tmp_path)
     with pytest.raises(FileExistsError):
-        write_new_file(tmp_path / "model", b"new")
-    write_new_file(tmp_path / "other", b"new")
+        write_atomically(tmp_path / "model", b"new", is_new=True)
+    write_atomically(tmp_path / "other", b"new", is_new=True)
     assert content(tmp_path) == {**before, "other": "new"}
 
 
