@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from ..common.validation import check_choice
 from ..files.output import check_output, new_directory
 from ..model.load_model import load_model
 from ..model.sources import check_directory
@@ -14,7 +13,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import write_card
 from .carrying import carry_over
 from .hub import find_checkpoint
-from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FILES
+from .names import CONFIG, MODEL_CARD, TOKENIZER_FILES
 from .packed_files import is_packed, map_tensors, read_headers, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
@@ -57,7 +56,6 @@ def convert_checkpoint(
         `FileExistsError`: something lies at the output that may not be replaced.
         `OSError`: it cannot be read, or the output cannot be written.
     """
-    check_choice("format", format, FORMATS)
     options = SaveOptions(format, dtype, max_shard_size)
     target = check_output(output, overwrite, [directory_or_id])
     source = find_checkpoint(directory_or_id, revision, token)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Share:
 
 @dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files hold. `str()` gives tables; `to_dict()` is for JSON."""
+    """What a checkpoint's files hold. `str()` gives tables."""
 
     source: str  # directory or Hub id
     model_type: str
@@ -85,13 +85,6 @@ class Inspection:
     def bits_per_weight(self) -> float | None:
         """Stored bits per weight of the pruned projections, masks included; None without pruned projections."""
         return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the facts, JSON-serializable."""
-        values = asdict(self) | {"pruned": self.pruned, "bits_per_weight": self.bits_per_weight}
-        for share in (values["total"], *values["blocks"].values(), *values["kinds"].values()):
-            share["sparsity"] = Share(share["zeros"], share["weights"]).sparsity
-        return values
 
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
@@ -157,13 +150,11 @@ def inspect_checkpoint(
             kind: Share(recorded=entry["sparsity"], expected=entry.get("numel")) for kind, entry in projections.items()
         }
         places = PrunedWeights(about)
-    weights, found = read_weights(directory, packed), []
+    weights, found = read_weights(directory, packed), {}
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         check_formats([name], directory)
-        dense = weight
-        found.append((name, header or weight))
-        if header is not None:
-            dense = weight.to_dense().view(swapped(header.shape, header.transposed))
+        dense = weight if header is None else weight.to_dense().view(swapped(header.shape, header.transposed))
+        found[name] = header or weight
         place = places.find(name) if places else _guess(name, dense.ndim)
         if place is not None and not dense.is_floating_point():
             raise ValueError(
@@ -175,7 +166,7 @@ def inspect_checkpoint(
         shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
     with suppress(Exception):  # transformers does not load the model
-        lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
+        lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), found)
         if lacking and (packed or quantization is None):
             result.problems.append(f"transformers does not find {first_names(lacking)} in the files")
     return result

@@ -1,7 +1,6 @@
 """`optimum-cli neuronal inspect` and `convert`, which read a pruned checkpoint."""
 
 import argparse
-import json
 import sys
 
 import torch
@@ -24,16 +23,15 @@ class InspectCommand(Command):
     NAME = "inspect"
     HELP = "Show how a checkpoint was pruned, and count its zeros."
     USAGE = "DIR_OR_ID [flags]"
-    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
+    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main")
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
-        add_switch(parser, "--json", "print JSON instead of tables")
 
     def work(self) -> None:
         inspection = inspect_checkpoint(self.args.model, self.args.revision)
-        write(json.dumps(inspection.to_dict(), indent=2) if self.args.json else str(inspection))
+        write(str(inspection))
         if inspection.problems:
             sys.exit(1)
 
@@ -58,13 +56,12 @@ class ConvertCommand(Command):
         dtype = "dtype of the written weights, which are rounded (default: unchanged)"
         parser.add_argument("--dtype", choices=DTYPES, help=dtype)
         add_switch(parser, "--trust-remote-code", "run code that comes with the model")
-        parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")
 
     def work(self) -> None:
         args = self.args
         how = {"revision": args.revision, "overwrite": args.overwrite, "trust_remote_code": args.trust_remote_code}
         how["dtype"] = args.dtype and getattr(torch, args.dtype)
-        written = convert_checkpoint(args.model, args.format, args.output, args.max_shard_size, **how)
+        written = convert_checkpoint(args.model, args.format, args.output, **how)
         source = find_checkpoint(args.model, args.revision)
         before, after = (format_bytes(stored_size(folder)) for folder in (source, written))
         write(f"Written to {written}, {args.format}: {before} became {after}.")

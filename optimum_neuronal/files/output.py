@@ -71,10 +71,6 @@ def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
     """Return the absolute path of a directory that can be written or created. `purpose`: for errors, such as `"save to"`."""
-    if not os.fspath(directory):
-        raise ValueError(
-            f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."
-        )
     path = Path(os.path.abspath(directory))
     existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not existing.is_dir():

@@ -72,16 +72,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
         inspect_checkpoint(tmp_path)
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=0.5))
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="model.safetensors is damaged: .*Download or save it again"):
-        inspect_checkpoint(tmp_path)
-    file.unlink()
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="index.json is damaged: download or save the checkpoint again"):
-        inspect_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink()
-    change_config(tmp_path, lambda config: config.pop("sparsity_config"))
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has neither model.safetensors nor model.safetensors.index.json"):
         inspect_checkpoint(tmp_path)
 

@@ -200,18 +200,11 @@ def test_torchrun(run, dense, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--preset", "fast", *SMALL)
-    assert run("prune", *given, "--device", "cpu", "--output", tmp_path / "one").count("Saved to") == 1
+    text = ("--dataset", tmp_path / "text.txt", *SMALL)
+    given = ("prune", "--model", dense, "--sparsity", 0.7, *text, "--preset", "fast", "--device", "cpu")
+    assert run(*given, "--output", tmp_path / "one").count("Saved to") == 1
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    words = [
-        "--no-python",
-        Path(sys.executable).with_name("optimum-cli"),
-        "neuronal",
-        "prune",
-        *given,
-        "--device",
-        "cpu",
-    ]
+    words = ["--no-python", Path(sys.executable).with_name("optimum-cli"), "neuronal", *given]
     command = [*launch, *map(str, words), "--output", str(tmp_path / "two")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
