@@ -10,7 +10,6 @@ import torch
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.config.neuronal_config import read_config_file
 from optimum_neuronal.config.presets import PRESETS
-from optimum_neuronal.topup import TOPUPS
 
 
 def test_fields_have_plain_defaults():
@@ -193,11 +192,6 @@ def test_one_dataset_or_several():
     assert config.dataset_names == ["c4", "own.jsonl"] and NeuronALConfig(0.5, dataset=None).dataset_names == []
     with pytest.raises(ValueError, match="num_samples is 1: expected at least one for each of the 2 datasets"):
         NeuronALConfig(0.5, dataset=["c4", "ptb"], num_samples=1)
-
-
-def test_only_besa_and_dsnot_need_fixed_weights():
-    for topup in {*TOPUPS.names()} - {"besa", "dsnot"}:
-        assert NeuronALConfig(0.7, "sparsegpt", topup=topup).topup == topup
 
 
 @pytest.mark.parametrize(
