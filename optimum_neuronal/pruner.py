@@ -17,7 +17,6 @@ from .common.processes import Processes
 from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
-from .data.known_datasets import check_datasets
 from .evaluation.answers import DenseAnswers
 from .evaluation.perplexity import digest, load_tests, measure, name_test_sets, report_tests
 from .files.output import Output, check_output
@@ -38,7 +37,7 @@ CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the us
 
 @dataclass(frozen=True)
 class PruningJob:
-    """What [`prune_and_save`] does. It is checked when it is made, which may be before a model is loaded."""
+    """What [`prune_and_save`] does."""
 
     config: NeuronALConfig
     output: Output  # not for a job that is only checked
@@ -49,10 +48,6 @@ class PruningJob:
     dataset: Any = None  # calibration data instead of the config's
     max_windows: int | None = None
     answers: bool | Sequence[Any] = False  # True: to built-in prompts
-
-    def __post_init__(self) -> None:
-        drawn_from = self.config.dataset_names if self.dataset is None else [self.dataset]
-        check_datasets(drawn_from, self.tests.values())
 
 
 class NeuronALPruner(OptimumQuantizer):

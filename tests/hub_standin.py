@@ -33,6 +33,7 @@ class Hub:
                 return getattr(self, name)(api.token or self.token, *arguments, **options)
 
             monkeypatch.setattr(HfApi, name, answer)
+        monkeypatch.setattr(hub, "is_connected", lambda: True)
         for module in (hub, origin):
             monkeypatch.setattr(module, "snapshot_download", self.snapshot_download)
 

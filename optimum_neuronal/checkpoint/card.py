@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from ..common.connection import TIMEOUT
 from ..common.display import escaped, fold_rows, format_markdown
 from ..common.notes import get_logger
-from ..common.registry import Registry
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity_config import read_sparsity_config
@@ -53,7 +52,7 @@ def make_card(
     The title is a repository, `owner/name`, or the name of a directory, whose place the reader fills in. Without a tokenizer,
     the example loads the dense model's. If the model `chats`, it has a chat template.
     """
-    title, loader, methods = escaped(title), loading_class(model), _methods(report)
+    title, loader, methods = escaped(title), loading_class(model), [*filter(None, _methods(report).values())]
     place, folder = title if "/" in title else f"path/to/{title}", title.rpartition("/")[2]
     base = (read_sparsity_config(model.config) or {}).get("base_model")
     tokenizer = (place if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
@@ -98,18 +97,13 @@ def make_card(
     return str(card)
 
 
-def _registries(report: PruningReport) -> list[tuple[str, str, Registry]]:
-    """Return kind, name and registry of the top-up and the saliency. The name may not be registered in this process."""
-    return [(kind, report.config[kind], of) for kind, of in (("topup", TOPUPS), ("saliency", SALIENCIES))]
-
-
-def _methods(report: PruningReport) -> list[type]:
-    """Return the classes of top-up and saliency that are registered in this process."""
-    classes = []
-    for kind, name, registry in _registries(report):
-        if name in registry.names():
-            chosen = report.config.get(f"{kind}_args", {}).get("variant")
-            classes.append(registry.variants(name).get(chosen, registry.get(name)))
+def _methods(report: PruningReport) -> dict[str, Any]:
+    """Return the classes of top-up and saliency by name; None for one that is not registered in this process."""
+    classes = {}
+    for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
+        name, chosen = report.config[kind], report.config[f"{kind}_args"].get("variant")
+        variants = registry.variants(name) if name in registry.names() else {None: None}
+        classes[name] = variants.get(chosen, next(iter(variants.values())))  # the first one is the default
     return classes
 
 
@@ -126,14 +120,9 @@ def _prune_command(model: PreTrainedModel, report: PruningReport, base: str | No
 
 def _own_modules(report: PruningReport) -> list[str]:
     """Return the modules of methods that this package does not have, with a placeholder for one that is not known."""
-    modules = []
-    for _, name, registry in _registries(report):
-        module = registry.get(name).__module__ if name in registry.names() else "__main__"
-        if module == "__main__":
-            modules.append(f"the_module_of_{name}")
-        elif not module.startswith(f"{registry.package}."):
-            modules.append(module)
-    return list(dict.fromkeys(modules))
+    modules = {name: method.__module__ if method else "__main__" for name, method in _methods(report).items()}
+    named = [f"the_module_of_{name}" if place == "__main__" else place for name, place in modules.items()]
+    return [*dict.fromkeys(place for place in named if not place.startswith("optimum_neuronal."))]
 
 
 def _perplexities(report: PruningReport) -> str | None:
@@ -188,28 +177,20 @@ def _places(names: Sequence[str]) -> list[str]:
 
 
 def _calibration_text(report: PruningReport) -> list[str]:
-    """Return the calibration data, files as placeholders; none if the config is enough, or if none were needed."""
+    """Return the calibration data, files as placeholders; none if none were needed."""
     if not report.calibration:
         return []
     given = report.config["dataset"]
-    names = [given] if isinstance(given, str) else given or []
-    if not names or not report.calibration["source"].startswith(
-        names[0].partition(":")[0]
-    ):  # it was passed to prune()
-        return [TEXT]
-    places = _places(names)
-    return places if places != list(names) else []
+    names = [given] if isinstance(given, str) else given or [""]
+    is_named = names[0] and report.calibration["source"].startswith(names[0].partition(":")[0])
+    return _places(names) if is_named else [TEXT]  # it was passed to prune()
 
 
 def _inherited(base: str) -> dict[str, Any]:
     """Return the metadata of the dense model's card that hold for the pruned model too; {} without network or card."""
     try:
         card = HfApi().model_info(base, timeout=TIMEOUT).card_data
-        kept = {key: value for key, value in (card.to_dict() if card else {}).items() if key in INHERITED and value}
+        return {key: value for key, value in (card.to_dict() if card else {}).items() if key in INHERITED and value}
     except Exception as error:  # of many kinds: no network, no repository, invalid YAML
         logger.info(f"The card of {base} could not be read for its license and language: {error}")
         return {}
-    link = kept.get("license_link")
-    if link is not None and not str(link).startswith(("http://", "https://")):
-        kept["license_link"] = f"https://huggingface.co/{base}/blob/main/{link}"
-    return kept

@@ -1,12 +1,9 @@
 """Converts a dense checkpoint to a packed one and back, with the same weights bit for bit."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
-from ..common.validation import check_choice
 from ..files.output import check_output, new_directory
 from ..model.load_model import load_model
 from ..model.sources import check_directory
@@ -16,7 +13,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import write_card
 from .carrying import carry_over
 from .hub import find_checkpoint
-from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FILES
+from .names import CONFIG, MODEL_CARD, TOKENIZER_FILES
 from .packed_files import is_packed, map_tensors, read_headers, read_json, stored_dtypes, weight_files
 from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
@@ -35,7 +32,7 @@ def convert_checkpoint(
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write a sparse checkpoint in the other format, with the same weights bit for bit, or in another dtype.
+    """Write a sparse checkpoint in a format, with the same weights bit for bit, or in another dtype.
 
     The model is loaded, so its weights have to fit into memory in the larger of both formats. Tokenizer, report and the
     files that [`save_pruned`] carries over are copied. The model card is rendered again from the report.
@@ -48,25 +45,27 @@ def convert_checkpoint(
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
         overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
-        dtype (`torch.dtype`, *optional*): of the files; `format` may then be the one that the checkpoint has.
+        dtype (`torch.dtype`, *optional*): of the files. None: the checkpoint's.
         trust_remote_code (`bool`): True to run code that comes with the checkpoint.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is dense, quantized or damaged, or has this format already.
+        `ValueError`: the checkpoint is dense, quantized or damaged.
         `FileExistsError`: something lies at the output that may not be replaced.
         `OSError`: it cannot be read, or the output cannot be written.
     """
-    check_choice("format", format, FORMATS)
     options = SaveOptions(format, dtype, max_shard_size)
     target = check_output(output, overwrite, [directory_or_id])
     source = find_checkpoint(directory_or_id, revision, token)
-    packed = _check(source, format if dtype is None else None)
-    stored, finer = stored_dtypes(
-        map_tensors(weight_files(source, packed))
-    )  # not the config's, in which weights may be rounded
+    check_directory(source)
+    config = read_json(source / CONFIG)
+    packed = is_packed(config)
+    if not packed and quantization_of(config, source) is not None:
+        raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
+    # The config's dtype is not theirs if they were rounded.
+    stored, finer = stored_dtypes(map_tensors(weight_files(source, packed)))
     if format == "dense" and any(PREFIX in name for name in finer):
         raise ValueError(
             f"{source} packs weights in several dtypes, of which some would be rounded: save the model in one."
@@ -78,30 +77,6 @@ def convert_checkpoint(
         if format == "packed" and not read_headers(weight_files(folder, packed=True)):
             raise ValueError(f"No weight of {source} has enough zeros to be smaller packed: prune the model first.")
         carry_over(model, folder, others=(*TOKENIZER_FILES, REPORT_NAME, MODEL_CARD))
-        _write_card(model, source, folder, target.path.name, options)
+        if report := PruningReport.load(source):
+            write_card(folder, model, report, target.path.name, options)
     return target.path
-
-
-def _check(source: Path, format: str | None) -> bool:
-    """Return True if the source is packed. Raise `ValueError` if it cannot be converted, or has the format already."""
-    check_directory(source)
-    config = read_json(source / CONFIG)
-    packed = is_packed(config)
-    if format == ("packed" if packed else "dense"):
-        raise ValueError(f"{source} is already {format}: there is nothing to convert.")
-    if not packed and quantization_of(config, source) is not None:
-        raise ValueError(f"{source} is quantized: convert the checkpoint from before it was quantized.")
-    return packed
-
-
-def _write_card(model: PreTrainedModel, source: Path, folder: Path, title: str, options: SaveOptions) -> None:
-    """Render the card for the new format, if the source has a report."""
-    path = source / REPORT_NAME
-    if not path.exists():
-        return
-    values = read_json(path)
-    try:
-        known = {entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
-        write_card(folder, model, PruningReport(**known), title, options)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}. Prune the model again, or delete that file.") from error

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..common.connection import check_connection
+from ..common.connection import is_connected
 from ..files.output import Output, describe_model
 from ..report import PruningReport
 from .names import CARRIED, CONFIG, TOKENIZER_FILES, WEIGHT_FILES
@@ -36,8 +36,6 @@ def find_checkpoint(
     """Return the directory of a checkpoint, downloaded if it is on the Hub."""
     if os.path.isdir(directory_or_id):
         return Path(directory_or_id)
-    if os.path.isfile(directory_or_id):
-        raise NotADirectoryError(f"{directory_or_id} is a file: name the directory of a model, or its id on the Hub.")
     try:
         folder = snapshot_download(
             str(directory_or_id),
@@ -59,8 +57,7 @@ def find_checkpoint(
 def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) -> None:
     """Raise an error if a model cannot be published as `repo_id`, see [`push_pruned`]. Nothing is created."""
     validate_repo_id(repo_id)
-    check_connection()
-    api = HfApi(token=token)
+    api = _connect(token)
     account = api.whoami()
     if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise PermissionError(f"The token may not write to {repo_id!r}: log in with `hf auth login`, or set HF_TOKEN.")
@@ -75,6 +72,14 @@ def check_push(repo_id: str, token: str | None = None, overwrite: bool = False) 
             ) from error
     else:
         _check_repository(api, f"{owner}/{name}", None, overwrite)
+
+
+def _connect(token: str | None) -> HfApi:
+    if not is_connected():
+        raise ConnectionError(
+            f"{constants.ENDPOINT} cannot be reached: check the network, and that HF_HUB_OFFLINE is not set."
+        )
+    return HfApi(token=token)
 
 
 def _check_repository(api: HfApi, repo_id: str, revision: str | None, overwrite: bool) -> None:
@@ -129,8 +134,7 @@ def push_pruned(
             The branch is unchanged.
     """
     options = check_saveable(model, SaveOptions(format, dtype))
-    api = HfApi(token=token)
-    check_connection()
+    api = _connect(token)
     with tempfile.TemporaryDirectory() as folder:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         _check_repository(api, repo_id, revision, overwrite)

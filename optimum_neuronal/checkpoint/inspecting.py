@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..model.projections import with_stars
 from ..model.sources import check_directory
 from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
 from ..model.unread_formats import check_formats, quantization_of
-from ..model.zeros import SPARSE, is_zero
+from ..model.zeros import is_zero
 from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint
@@ -59,7 +59,7 @@ class Share:
 
 @dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files hold. `str()` gives tables; `to_dict()` is for JSON."""
+    """What a checkpoint's files hold. `str()` gives tables."""
 
     source: str  # directory or Hub id
     model_type: str
@@ -68,30 +68,13 @@ class Inspection:
     files: int  # files of weights
     stored_bytes: int = 0  # of all weights, as stored
     dense_bytes: int = 0  # of all weights, dense
-    pruned_bytes: int = 0  # of the pruned projections, as stored
-    pruned_numel: int = 0  # elements of the pruned projections
+    projection_bytes: int = 0  # of the projections that `total` counts, as stored
+    projection_numel: int = 0  # their elements
     total: Share = field(default_factory=Share)  # of the pruned projections, or of all matrices in blocks
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # where weights and sparsity_config disagree
     has_adapter: bool = False  # transformers would load one with the model; it is not checked
-
-    @property
-    def pruned(self) -> bool:
-        """True if the sparsity_config, or the share of zeros without one, says so."""
-        return bool(self.sparsity_config) or self.total.sparsity > SPARSE
-
-    @property
-    def bits_per_weight(self) -> float | None:
-        """Stored bits per weight of the pruned projections, masks included; None without pruned projections."""
-        return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the facts, JSON-serializable."""
-        values = asdict(self) | {"pruned": self.pruned, "bits_per_weight": self.bits_per_weight}
-        for share in (values["total"], *values["blocks"].values(), *values["kinds"].values()):
-            share["sparsity"] = Share(share["zeros"], share["weights"]).sparsity
-        return values
 
     def __repr__(self) -> str:
         adapter = f" NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads too. Remove it unless you trust it."
@@ -101,8 +84,9 @@ class Inspection:
         files = "1 file" if self.files == 1 else f"{self.files} files"
         sizes = f"{format_bytes(self.stored_bytes)} (dense {format_bytes(self.dense_bytes)})"
         rows.append(["stored", f"{self.format}, {files}, {sizes}"])
-        if self.pruned and (bits := self.bits_per_weight) is not None:
-            rows.append(["stored bits per weight", f"{bits:.2f} in pruned projections"])
+        if self.projection_numel:
+            bits = 8 * self.projection_bytes / self.projection_numel
+            rows.append(["stored bits per weight", f"{bits:.2f} in projections, with masks"])
         tables = [format_table(["", f"{self.source} ({self.model_type})"], rows)]
         parts = [("block", self.blocks), ("projection", self.kinds)]
         return "\n\n".join([*tables, *(_table(title, shares) for title, shares in parts if shares), verdict])
@@ -157,13 +141,11 @@ def inspect_checkpoint(
             kind: Share(recorded=entry["sparsity"], expected=entry.get("numel")) for kind, entry in projections.items()
         }
         places = PrunedWeights(about)
-    weights, found = read_weights(directory, packed), []
+    weights, found = read_weights(directory, packed), {}
     for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         check_formats([name], directory)
-        dense = weight
-        found.append((name, header or weight))
-        if header is not None:
-            dense = weight.to_dense().view(swapped(header.shape, header.transposed))
+        dense = weight if header is None else weight.to_dense().view(swapped(header.shape, header.transposed))
+        found[name] = header or weight
         place = places.find(name) if places else _guess(name, dense.ndim)
         if place is not None and not dense.is_floating_point():
             raise ValueError(
@@ -174,10 +156,8 @@ def inspect_checkpoint(
     if about is not None:
         shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
         result.problems = [f"{escaped(name, LONGEST)} {why}" for name, share in shares if (why := share.problem())]
-        if not result.kinds or not result.blocks:
-            result.problems = ["the sparsity_config names no blocks and projections, so nothing can be verified"]
     with suppress(Exception):  # transformers does not load the model
-        lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), dict(found))
+        lacking, _ = hf_private.match_names(load_skeleton(directory, trust_remote_code=False), found)
         if lacking and (packed or quantization is None):
             result.problems.append(f"transformers does not find {first_names(lacking)} in the files")
     return result
@@ -201,8 +181,8 @@ def _count(
     result.dense_bytes += dense.nbytes
     if place is None:
         return
-    result.pruned_bytes += stored
-    result.pruned_numel += dense.numel()
+    result.projection_bytes += stored
+    result.projection_numel += dense.numel()
     if place.left_out:
         dense = dense[[index for index in range(len(dense)) if str(index) not in place.left_out]]
     counted, zeros = dense.numel(), int(is_zero(dense).sum())

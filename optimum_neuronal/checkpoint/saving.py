@@ -57,11 +57,9 @@ def save_pretrained(
         `FileExistsError`: something lies there that may not be replaced.
         `OSError`: the directory cannot be written, or the disk is full.
     """
-    model = hf_private.uncompiled(model)
     options = check_saveable(model, SaveOptions(format, dtype, max_shard_size))
-    with new_directory(check_output(save_directory, overwrite, [model.config.name_or_path])) as folder:
-        write_model(model, folder, options)
-        carry_over(model, folder)
+    output = check_output(save_directory, overwrite, [model.config.name_or_path])
+    save_pruned(model, output, None, None, options)
 
 
 def save_pruned(

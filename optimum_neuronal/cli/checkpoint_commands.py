@@ -1,7 +1,6 @@
 """`optimum-cli neuronal inspect` and `convert`, which read a pruned checkpoint."""
 
 import argparse
-import json
 import sys
 
 import torch
@@ -11,7 +10,6 @@ from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.inspecting import inspect_checkpoint
 from ..checkpoint.packed_files import stored_size
 from ..common.display import format_bytes
-from ..files.output import check_output
 from .command import Command, write
 from .flags import DTYPES, add_overwrite_flag, add_switch
 
@@ -25,16 +23,15 @@ class InspectCommand(Command):
     NAME = "inspect"
     HELP = "Show how a checkpoint was pruned, and count its zeros."
     USAGE = "DIR_OR_ID [flags]"
-    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
+    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main")
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
-        add_switch(parser, "--json", "print JSON instead of tables")
 
     def work(self) -> None:
         inspection = inspect_checkpoint(self.args.model, self.args.revision)
-        write(json.dumps(inspection.to_dict(), indent=2) if self.args.json else str(inspection))
+        write(str(inspection))
         if inspection.problems:
             sys.exit(1)
 
@@ -59,17 +56,12 @@ class ConvertCommand(Command):
         dtype = "dtype of the written weights, which are rounded (default: unchanged)"
         parser.add_argument("--dtype", choices=DTYPES, help=dtype)
         add_switch(parser, "--trust-remote-code", "run code that comes with the model")
-        parser.add_argument("--max-shard-size", default="2GB", help="largest file of weights (default: 2GB)")
 
     def work(self) -> None:
         args = self.args
-        check_output(args.output, args.overwrite, [args.model])
+        how = {"revision": args.revision, "overwrite": args.overwrite, "trust_remote_code": args.trust_remote_code}
+        how["dtype"] = args.dtype and getattr(torch, args.dtype)
+        written = convert_checkpoint(args.model, args.format, args.output, **how)
         source = find_checkpoint(args.model, args.revision)
-        options = {"dtype": args.dtype and getattr(torch, args.dtype), "trust_remote_code": args.trust_remote_code}
-        options |= {"overwrite": args.overwrite}
-        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **options)
         before, after = (format_bytes(stored_size(folder)) for folder in (source, written))
         write(f"Written to {written}, {args.format}: {before} became {after}.")
-
-    def after_interrupt(self) -> str:
-        return ": nothing was written"

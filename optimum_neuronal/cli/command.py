@@ -69,7 +69,10 @@ class Command(ABC):
             explained = isinstance(error, (ValueError, TypeError, OSError))
             sys.exit(f"{self.NAME}: error: {message}{'' if explained else ' (--debug shows where)'}")
         except KeyboardInterrupt:
-            sys.stderr.write(f"{self.NAME}: interrupted{self.after_interrupt()}\n")
+            folder = self.unfinished()
+            is_there = folder is not None and os.path.exists(folder)
+            hint = f": the same command resumes from here; to start over, delete {folder}" if is_there else ""
+            sys.stderr.write(f"{self.NAME}: interrupted{hint}\n")
             sys.exit(130)
 
     @property
@@ -102,10 +105,3 @@ class Command(ABC):
     def unfinished(self) -> str | Path | None:
         """Return the directory from which the same command resumes, if it has one."""
         return None
-
-    def after_interrupt(self) -> str:
-        """Return the end of the line on Ctrl-C: how to resume."""
-        folder = self.unfinished()
-        if folder is None or not os.path.exists(folder):
-            return ""
-        return f": the same command resumes from here; to start over, delete {folder}"

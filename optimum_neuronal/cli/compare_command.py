@@ -87,8 +87,8 @@ class CompareCommand(Command):
         check_lines(args.plots or (), [one.result for one in study.combinations])
         check_unquantized(source)
         needed = {one.dataset for one in study.combinations if one.config.methods.needs_calibration}
-        texts = [*needed], study.test_sets.values()
-        with flags.loaded(args, source, device, Path(args.output), texts) as (model, tokenizer):
+        tests = study.test_sets.values()
+        with flags.loaded(args, source, device, Path(args.output), [*needed], tests) as (model, tokenizer):
             comparison = run_study(study, model, tokenizer, memory)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .tex and .json")
         if args.plots is not None:
@@ -118,8 +118,8 @@ class CompareCommand(Command):
         given["sweep"] = sweep
         return experiment(self.args.preset, **given) if preset else given
 
-    def after_interrupt(self) -> str:
-        return f": the same command resumes from what is finished in {self.args.output}"
+    def unfinished(self) -> str | Path | None:
+        return self.args.output
 
 
 def _read_arguments(path: str) -> dict[str, Any]:

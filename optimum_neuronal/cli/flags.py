@@ -14,6 +14,7 @@ from typing import Any, get_args
 import torch
 
 from ..checkpoint.save_options import SaveOptions
+from ..common.processes import Processes
 from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
@@ -195,18 +196,23 @@ def save_options_of(args: argparse.Namespace) -> SaveOptions:
 
 @contextmanager
 def loaded(
-    args: argparse.Namespace, source: Source, device: torch.device, place: Path, texts: Any = ((), ()), rank: int = 0
+    args: argparse.Namespace,
+    source: Source,
+    device: torch.device,
+    place: Path,
+    datasets: Sequence[Any] = (),
+    tests: Iterable[Any] = (),
 ) -> Iterator[tuple[Any, Any]]:
     """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None.
 
-    Weights that have to be rewritten lie on the disk of `place`, next to it. `texts`: of [`check_texts`].
+    Weights that have to be rewritten lie on the disk of `place`, next to it. `datasets`, `tests`: of [`check_texts`].
     """
     tokenizer = find_tokenizer(source)
-    check_texts(tokenizer, *texts)
+    check_texts(tokenizer, datasets, tests)
     if not args.stream and not args.device_map:
         yield load_model(source).to(device), tokenizer
         return
-    with run_directory(place.absolute().parent / f".{place.name}.weights-{rank}") as folder:
+    with run_directory(place.absolute().parent / f".{place.name}.weights-{Processes.current().rank}") as folder:
         if args.stream:
             yield load_streamed(source, device, str(folder)), tokenizer
         else:

@@ -6,13 +6,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from ..common.display import format_table
 from ..common.validation import check_count
 from ..config.config_fields import DATASETS
 from ..data.documents import read_prompts
-from ..data.known_datasets import check_datasets
 from ..evaluation.answers import MAX_NEW_TOKENS, DenseAnswers
 from ..evaluation.perplexity import load_tests, measure
 from ..evaluation.speed import measure_speed
@@ -49,12 +46,11 @@ class EvaluateCommand(Command):
     def work(self) -> None:
         args, device = self.args, flags.device_of(self.args)
         memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
-        check_datasets((), datasets)
         if not datasets and self.given & {"window", "max_windows"}:
             raise ValueError("--window and --max-windows change nothing without test text: name it with --dataset.")
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, flags.source_of(args), device, scratch, ((), datasets)) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), device, scratch, tests=datasets) as (model, tokenizer):
             bos, named = getattr(args, "add_bos", None), {name: name for name in datasets}
             tests = load_tests(named, model, tokenizer, args.window, args.max_windows, bos)
             rows = [
@@ -110,8 +106,6 @@ class AnswersCommand(Command):
         check_count("max_new_tokens", args.max_new_tokens, 1)
         source = flags.source_of(args)
         teacher = args.teacher or read_base_model(*source)
-        if teacher is None:
-            raise ValueError("`base_model` is missing from `sparsity_config`: pass the dense model as --teacher.")
         dense = load_model(teacher, **{**source.options, "revision": "main"}).to(device)
         answers = DenseAnswers(dense, find_tokenizer(source), prompts, args.max_new_tokens)
         del dense  # before the sparse model is loaded
@@ -122,7 +116,7 @@ class SpeedCommand(Command):
     NAME = "speed"
     HELP = "Time a sparse model with dense and with packed weights, alternating between both."
     USAGE = "--model MODEL [flags]"
-    EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --threads 4")
+    EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16")
 
     @staticmethod
     def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -132,12 +126,9 @@ class SpeedCommand(Command):
         parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
         parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
         parser.add_argument("--rounds", type=int, default=5, help="timed runs of each form (default: 5)")
-        parser.add_argument("--threads", type=int, help="threads of torch (default: as torch decides)")
 
     def work(self) -> None:
         args, device = self.args, flags.device_of(self.args)
-        if args.threads:
-            torch.set_num_threads(args.threads)
         source = flags.source_of(args)
         dense = densify(load_model(source)).to(device)
         packed = load_model(source)

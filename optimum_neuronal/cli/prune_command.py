@@ -83,11 +83,11 @@ class PruneCommand(Command):
             write(f"\n{run}")
             return
         check_unquantized(source)
-        texts = config.dataset_names if config.methods.needs_calibration else (), job.tests.values()
+        datasets, tests = config.dataset_names if config.methods.needs_calibration else (), job.tests.values()
         with (
-            process_group() as processes,
+            process_group(),
             work_directory(self.unfinished(), args.output) as folder,
-            flags.loaded(args, source, device, Path(args.output), texts, processes.rank) as (dense, tokenizer),
+            flags.loaded(args, source, device, Path(args.output), datasets, tests) as (dense, tokenizer),
         ):
             self._prune(job, folder, dense, tokenizer)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..data.documents import read_prompts
 from ..data.sample_text import MAX_NEW_TOKENS, NUM_SAMPLES, TEMPERATURE, TOP_P, Writer, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
-from ..files.output import write_new_file
+from ..files.output import write_atomically
 from ..files.records import Records, checksum, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model, load_skeleton
 from ..model.origin import find_tokenizer
@@ -72,7 +72,7 @@ class SampleCommand(Command):
                 "chat template": hashlib.sha256(repr(text_tokenizer(tokenizer).chat_template).encode()).hexdigest(),
             }
             rows = [*sample_text(model, tokenizer, prompts=prompts, **how, records=Records(folder, made_with))]
-            write_new_file(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode(), is_new=True)
             remove_records(folder)
         kind = "conversations" if "messages" in rows[0] else "documents"
         write(f"Wrote {len(rows):,} {kind} to {args.output}. Use it as --dataset {args.output}.")

@@ -10,7 +10,6 @@ from typing import Any
 from tabulate import tabulate
 
 
-COUNTS = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"))
 BYTES = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
 DURATIONS = ((3600, " hours"), (60, " minutes"))
 VALUE = r"[-+]?[\d,]+(\.\d+)?(e[-+]\d+)?%?"
@@ -69,11 +68,6 @@ def fold_rows(rows: Iterable[Sequence[str]]) -> list[list[str]]:
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
     cells = [cell for row in rows if (cell := str(row[column])) not in ("", "-")]
     return bool(cells) and all(map(NUMBER.fullmatch, cells))
-
-
-def format_count(value: int) -> str:
-    """Return a count in words: `1_234_567` -> `"1.23 million"`; below a million `"12,345"`."""
-    return _in_units(value, COUNTS, 2) or f"{value:,}"
 
 
 def format_bytes(value: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
-from .validation import check_choice, did_you_mean, make_checked
+from .validation import check_choice, make_checked
 
 
 Method = TypeVar("Method")
@@ -103,12 +103,9 @@ class Registry(Generic[Method]):
     def get(self, name: str) -> type[Method]:
         """Return the class registered as `name`, or raise `ValueError` with the known names. A hyphen may stand for `_`."""
         known = self.names()
-        if not isinstance(name, str):
-            raise TypeError(f"{self.kind} is {name!r}: expected one of {', '.join(known)}.")
-        name = name if name in known else name.replace("-", "_")
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
+        if isinstance(name, str) and name not in known:
+            name = name.replace("-", "_")
+        check_choice(self.kind, name, known)
         return self._classes[name, None]
 
     def variants(self, name: str) -> dict[str, type[Method]]:

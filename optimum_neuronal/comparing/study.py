@@ -11,7 +11,6 @@ from ..common.validation import check_choice, check_numbers, validate_list, vali
 from ..config.config_fields import as_json
 from ..config.neuronal_config import NeuronALConfig
 from ..config.presets import PRESETS
-from ..data.known_datasets import check_datasets
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import load_tasks
 from ..files.output import check_writable
@@ -51,7 +50,6 @@ class Study:
         self.config, self.accuracy_over = as_json(self.config), as_json(self.accuracy_over)
         self.combinations = find_combinations(self)
         self.test_sets = name_test_sets(self.evaluate)
-        check_datasets((), [*(one.dataset for one in self.combinations), *self.test_sets.values()])
         self.folder = None if self.output is None else Path(self.output)
         self.check_output()
         if self.keep is not None:

@@ -56,15 +56,14 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self) -> None:
-        names = [self.dataset] if isinstance(self.dataset, str | os.PathLike | None) else self.dataset
-        if not isinstance(names, list | tuple) or not all(
-            isinstance(name, str | os.PathLike | None) for name in names
-        ):
+        given = () if self.dataset is None else self.dataset
+        names = [given] if isinstance(given, str | os.PathLike) else given
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str | os.PathLike) for name in names):
             raise TypeError(
                 f"dataset is a {type(names).__name__}: expected names or paths. Pass text or token ids in memory to "
                 "NeuronALPruner(config).prune(model, dataset=...)."
             )
-        names = [os.fspath(name) for name in names if name is not None]
+        names = [*map(os.fspath, names)]
         self.dataset = names[0] if len(names) == 1 else names or None
         self._check_fields()
         check_sparsity(self.sparsity)
@@ -175,16 +174,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         Args:
             config_dict (`dict[str, Any]`): fields of the config.
             return_unused_kwargs (`bool`): True to also return the keyword arguments that are not fields.
-            kwargs: override the dict's values. Another saliency or top-up drops the hyperparameters of the dict's.
+            kwargs: override the dict's values, see [`replace_fields`].
         """
-        if not isinstance(config_dict, Mapping):
-            raise TypeError(f"config_dict is a {type(config_dict).__name__}: expected the dict from to_dict().")
         known = [entry.name for entry in fields(cls)]
         unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
-        values = {**config_dict, **kwargs}
-        for method in ("saliency", "topup"):
-            if kwargs.get(method, config_dict.get(method)) != config_dict.get(method):
-                values[f"{method}_args"] = kwargs.get(f"{method}_args", {})
+        values = replace_fields(config_dict, kwargs)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This config is for {method!r}: expected one for {cls.quant_method!r}.")

@@ -131,11 +131,16 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None, st
 
 
 def check_texts(tokenizer: Any, datasets: Sequence[Any], tests: Iterable[Any], streaming: bool = False) -> None:
-    """Open all that [`check_datasets`] has checked, and raise if one holds no text that the tokenizer can take."""
-    opened = [*((one, "train") for one, _ in split_shares(datasets)), *((one, "test") for one in tests)]
-    for dataset, split in opened:
-        if isinstance(dataset, (str, os.PathLike)):
-            load_documents(dataset, split, tokenizer, streaming and split == "train")
+    """Open all that are named, and raise an error if one holds no text that the tokenizer can take.
+
+    `datasets` are used together, and may have shares. `tests` are used one by one.
+    """
+    used = [*((one, "train") for one, _ in split_shares(datasets)), *((one, "test") for one in tests)]
+    named = [(os.fspath(one), split) for one, split in used if isinstance(one, (str, os.PathLike))]
+    for name, _ in named:
+        parse_name(name)  # before anything is downloaded
+    for name, split in named:
+        load_documents(name, split, tokenizer, streaming and split == "train")
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +74,6 @@ KNOWN_DATASETS = {
         joined=True,
     ),
 }
-
-
-def check_datasets(datasets: Sequence[Any], tests: Iterable[Any] = ()) -> None:
-    """Raise `FileNotFoundError` or `ValueError` for names and paths of datasets that cannot be right. Open nothing.
-
-    `datasets` are used together, and may have shares. `tests` are used one by one.
-    """
-    for dataset in (*(one for one, _ in split_shares(datasets)), *tests):
-        if isinstance(dataset, (str, os.PathLike)):
-            parse_name(os.fspath(dataset))
 
 
 def split_shares(datasets: Sequence[Any]) -> list[tuple[Any, float]]:

@@ -15,8 +15,6 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from .known_datasets import split_shares
 
 
-# Families (`model_type`) whose position ids start after the padding id.
-POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
 PADDING = 8  # equal tokens at an end of a row that no text has
 
 
@@ -120,10 +118,7 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
 
 def resolve_seq_length(model_config: Any, seq_length: int | None = None, what: str = "Sequences of") -> int:
     """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less."""
-    text = model_config.get_text_config()
-    most = getattr(text, "max_position_embeddings", None)
-    if most and text.model_type in POSITIONS_AFTER_PADDING:
-        most -= text.pad_token_id + 1
+    most = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if seq_length is None:
         return min(2048, most) if most else 2048
     if seq_length < 2 or (most and seq_length > most):  # one token predicts nothing

@@ -71,10 +71,6 @@ def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[
 
 def check_writable(directory: str | Path, purpose: str) -> Path:
     """Return the absolute path of a directory that can be written or created. `purpose`: for errors, such as `"save to"`."""
-    if not os.fspath(directory):
-        raise ValueError(
-            f"The path of the directory to {purpose} is empty: expected a path, such as '.' for this folder."
-        )
     path = Path(os.path.abspath(directory))
     existing = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not existing.is_dir():
@@ -113,27 +109,21 @@ def new_directory(output: Output) -> Iterator[Path]:
             lock.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file in an existing directory. After an error it is absent or unchanged."""
+def write_atomically(path: Path, content: bytes, is_new: bool = False) -> None:
+    """Write a file in an existing directory. After an error it is absent or unchanged.
+
+    With `is_new`, raise `FileExistsError` if it exists.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several processes may write the same file
     try:
         temporary.write_bytes(content)
+        if is_new:
+            path.touch(exist_ok=False)  # a hard link would do both at once, but some file systems have none
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         # The error of a full disk does not name a file.
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-
-
-def write_new_file(path: Path, content: bytes) -> None:
-    """Write a file that does not exist yet, whole or not at all. Raise `FileExistsError` if it exists."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        path.touch(exist_ok=False)  # a hard link would do both at once, but some file systems have none
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -57,11 +57,17 @@ TOKENIZER_KWARGS = (
 )  # fmt: skip
 
 
-def read_base_model(model: str | Path, options: Mapping[str, Any]) -> str | None:
-    """Return the id of the dense model that the config of a sparse one names, or None. Only config.json is read."""
+def read_base_model(model: str | os.PathLike[str], options: Mapping[str, Any]) -> str:
+    """Return the id of the dense model that the config of a sparse one names. Only config.json is read."""
     where = {key: value for key, value in options.items() if key in TOKENIZER_KWARGS}
     in_file, _ = PreTrainedConfig.get_config_dict(model, **where)
-    return (read_sparsity_config(in_file) or {}).get("base_model")
+    name = (read_sparsity_config(in_file) or {}).get("base_model")
+    if name is None:
+        raise ValueError(
+            "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher). Only `finetune` "
+            "can do without it: kl_weight=0 (--kl-weight 0) learns from the text alone."
+        )
+    return name
 
 
 def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.display import format_bytes, format_count, format_table
+from ..common.display import format_bytes, format_table
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.load_model import check_unquantized, load_skeleton
@@ -28,7 +28,7 @@ class DryRun:
 
     def __repr__(self) -> str:
         config, decoder, model = self.config, self.decoder, self.decoder.model
-        weights = format_count(sum(weight.numel() for weight in model.parameters()))
+        weights = f"{sum(weight.numel() for weight in model.parameters()):,}"
         in_memory = model.get_memory_footprint()
         packed, dtype = format_bytes(in_memory - self.size.dense + self.size.saved), str(model.dtype)
         blocks = sum(bool(block.pruned) for block in decoder.blocks)

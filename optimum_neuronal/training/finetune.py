@@ -20,17 +20,16 @@ from ..common.torch_state import default_device, preserve_rng_state
 from ..common.validation import require_extra
 from ..compat import hf_private
 from ..data.documents import check_texts
-from ..data.known_datasets import check_datasets
 from ..evaluation.answers import DenseAnswers
 from ..evaluation.perplexity import as_perplexity, digest, load_tests, measure, name_test_sets, report_tests
 from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
-from ..model.origin import find_tokenizer, public_name
+from ..model.origin import find_tokenizer, public_name, read_base_model
 from ..report import REPORT_NAME, PruningReport
 from .checkpoints import Checkpoints
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, find_teacher, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -95,11 +94,11 @@ def finetune(
     """
     config, tests, device = config or FinetuneConfig(), name_test_sets(evaluate), device or default_device()
     datasets = config.dataset if dataset is None else (dataset,)
-    check_datasets(datasets, tests.values())
     require_extra("accelerate", "train")
     if config.lora is not None:
         require_extra("peft", "peft")
-    options, teacher = SaveOptions(format, save_dtype), find_teacher(teacher, model, config, model_kwargs)
+    options = SaveOptions(format, save_dtype)
+    teacher = (teacher or read_base_model(model, model_kwargs)) if config.kl_weight else None
     if answers and teacher is None:
         raise ValueError(
             "Answers are compared with the teacher's, and there is none: raise kl_weight, or leave them out."

@@ -32,7 +32,7 @@ from ..evaluation.perplexity import evaluate_perplexity
 from ..files.records import Records, checksum, versions
 from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
-from ..model.origin import find_tokenizer, read_base_model
+from ..model.origin import find_tokenizer
 from ..model.zeros import SPARSE, measure_sparsity
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
@@ -77,22 +77,6 @@ def load_student(
     if config.lora is None:  # trains as well without embeddings, in less time and memory
         student.get_input_embeddings().requires_grad_(False)
     return student, tokenizer
-
-
-def find_teacher(
-    name: str | Path | None, model: str | Path, config: FinetuneConfig, model_kwargs: Mapping[str, Any]
-) -> str | Path | None:
-    """Return the name of the dense model that the student learns from; None if it learns from the text alone."""
-    if config.kl_weight == 0:
-        return None
-    if name is None:
-        name = read_base_model(model, model_kwargs)
-    if name is None:
-        raise ValueError(
-            "`base_model` is missing from `sparsity_config`: pass the dense model as the teacher (--teacher), or set "
-            "kl_weight=0 (--kl-weight 0) to learn from the text alone."
-        )
-    return name
 
 
 def load_teacher(

@@ -14,7 +14,7 @@ def test_the_zeros_of_every_projection_are_counted(family, format, tmp_path):
     ignore = ["layers.0..*q_proj", r"experts\.1\."] if family in ("mixtral", "gpt_oss") else ["0.*(q_proj|c_attn)"]
     pruner, model = save_pruned(tmp_path, family, ignore=ignore, format=format)
     found, report = inspect_checkpoint(tmp_path), pruner.report
-    assert found.pruned and not found.problems and found.format == format and found.files == 1
+    assert not found.problems and found.format == format and found.files == 1
     assert found.total.sparsity == report.achieved_sparsity
     assert {name: share.sparsity for name, share in found.blocks.items()} == report.blocks
     assert all(share.sparsity == pytest.approx(share.recorded, abs=1e-12) for share in found.kinds.values())
@@ -72,16 +72,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ValueError, match="it has the sparsity inf, expected 0 to 1"):
         inspect_checkpoint(tmp_path)
     change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=0.5))
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="model.safetensors is damaged: .*Download or save it again"):
-        inspect_checkpoint(tmp_path)
-    file.unlink()
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="index.json is damaged: download or save the checkpoint again"):
-        inspect_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink()
-    change_config(tmp_path, lambda config: config.pop("sparsity_config"))
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has neither model.safetensors nor model.safetensors.index.json"):
         inspect_checkpoint(tmp_path)
 
@@ -89,7 +80,7 @@ def test_damaged_files(tmp_path):
 def test_a_model_that_was_not_pruned(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     found = inspect_checkpoint(tmp_path)
-    assert not found.pruned and not found.problems and found.total.sparsity == 0
+    assert not found.problems and found.total.sparsity == 0
     assert list(found.blocks) == [f"model.layers.{index}" for index in range(3)] and "self_attn.q_proj" in found.kinds
     assert "not recorded in config.json" in str(found) and found.verdict == "0.00% zeros: there is nothing to verify."
     tensors = load_file(tmp_path / "model.safetensors")

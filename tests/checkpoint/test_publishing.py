@@ -43,7 +43,7 @@ def test_push_and_back(hub):
     assert pruner.push_to_hub(model, "me/llama-70", private=True) == "https://hub/me/llama-70/commit/1"
     assert hub.private["me/llama-70"] and hub.files("me/llama-70").keys() == WRITTEN and reloads(model, "me/llama-70")
     found = inspect_checkpoint("me/llama-70")
-    assert found.pruned and not found.problems and found.total.sparsity == pruner.report.achieved_sparsity
+    assert not found.problems and found.total.sparsity == pruner.report.achieved_sparsity
     card = hub.files("me/llama-70")["README.md"].decode()
     assert "license: llama3" in card and "# me/llama-70" in card, "the license is that of the dense model's card"
     assert json.loads(hub.files("me/llama-70")["neuronal_report.json"])["config"]["sparsity"] == 0.7
@@ -68,11 +68,8 @@ def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub, tmp_path):
 def test_nothing_is_replaced_unasked(hub):
     pruner, model = pruned()
     pruner.push_to_hub(model, "me/model")
-    before, found = (
-        dict(hub.files("me/model")),
-        "'me/model' holds 8 files, a model of type llama pruned with magnitude",
-    )
-    said = rf"{found}.* choose a new one, or pass --overwrite \(overwrite=True\)"
+    before, found = dict(hub.files("me/model")), "'me/model' holds 8 files, a model of type llama pruned with"
+    said = rf"{found} magnitude.* choose a new one, or pass --overwrite \(overwrite=True\)"
     for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
         with pytest.raises(FileExistsError, match=said):
             attempt()
@@ -97,7 +94,7 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(hub):
     assert hub.repositories.keys() == {"me/dense-llama"}
 
 
-def test_without_a_token_a_model_or_a_connection(hub, tmp_path, monkeypatch):
+def test_without_a_token_a_model_or_a_connection(hub, monkeypatch):
     hub.token = None
     pruner, model = pruned()
     attempts = (lambda: check_push("me/model"), lambda: pruner.push_to_hub(model, "me/model"))
@@ -106,10 +103,7 @@ def test_without_a_token_a_model_or_a_connection(hub, tmp_path, monkeypatch):
             attempt()
     with pytest.raises(OSError, match="could not be downloaded from the Hub"):
         inspect_checkpoint("me/absent")
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(NotADirectoryError, match="model.gguf is a file: name the directory of a model, or its id"):
-        find_checkpoint(tmp_path / "model.gguf")
-    monkeypatch.setattr("optimum_neuronal.checkpoint.hub.check_connection", lambda: 1 / 0)
+    monkeypatch.setattr("optimum_neuronal.checkpoint.hub.is_connected", lambda: False)
     for attempt in attempts:
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ConnectionError, match="cannot be reached: check the network"):
             attempt()

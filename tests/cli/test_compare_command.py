@@ -43,9 +43,22 @@ def test_what_is_impossible_can_be_left_out_and_what_fails_sets_the_exit_status(
         run(*arguments, *ways, "--without", "sparsegpt+dsnot")
 
 
-def test_hyperparameters_of_a_file_are_for_the_method_of_a_flag(run, arguments, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"topup_args": {"block_lambdas": [0.13]}, "sparsity": 0.5}))
-    assert "block 0.13" in run(*arguments, "--config", tmp_path / "config.json", "--topup", "neuronal")
+def test_a_file_gives_fields_that_flags_override(run, arguments, tmp_path):
+    """Hyperparameters are for the file's method, or for a flag's if it names none."""
+    owl = {"topup": "owl", "topup_args": {"half_width": 0.05}}
+    for fields, flags, titles in (
+        (owl, (), ["owl, half_width=0.05"]),
+        (owl, ("--topup", "uniform", "owl"), ["uniform", "owl"]),
+        ({"topup_args": {"block_lambdas": [0.13]}}, ("--topup", "neuronal"), ["neuronal"]),
+    ):
+        config = {"config": {"saliency": "wanda", "sparsity": 0.6, **fields}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        shown = run(*arguments, "--config", tmp_path / "config.json", *flags, "--overwrite")
+        found = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
+        assert [(one["saliency"], one["sparsity"], one["topup"].partition(", seq")[0]) for one in found] == [
+            ("wanda", 0.6, title) for title in titles
+        ]
+    assert "block 0.13" in shown
 
 
 def test_an_experiment_a_sweep_and_means(run, arguments, dense, tmp_path, monkeypatch):

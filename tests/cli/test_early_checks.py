@@ -20,7 +20,7 @@ COMMANDS = (
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "wikitext-2"), "Did you mean 'wikitext2'"),
     ((*PRUNE, "--evaluate", "c4", "gone.jsonl:code"), "'gone.jsonl' does not exist"),
-    ((*PRUNE, "--dry-run", "--evaluate", "notes.xyz"), "'notes.xyz' does not exist, or is not a single file that"),
+    ((*PRUNE, "--evaluate", "notes.xyz"), "'notes.xyz' does not exist, or is not a single file that"),
     ((*PRUNE, "--device", "tpu"), "tpu"),
     ((*PRUNE, "--import", "no_such_module"), "No module named 'no_such_module'"),
     ((*PRUNE, "--output", "dense"), "dense holds dense, which is read: choose a new directory"),
@@ -67,7 +67,7 @@ def test_a_prune_checks_everything_once(run, dense, tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.update([name]) or check(*args, **kwargs))
 
     for module, name in (
-        (pruner, "check_datasets"),
+        (flags, "check_texts"),
         (pruner, "check_output"),
         (pruner, "check_saveable"),
         (prune_command, "check_output"),
@@ -80,5 +80,5 @@ def test_a_prune_checks_everything_once(run, dense, tmp_path, monkeypatch):
     few = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
     given = ("--dataset", text, "--evaluate", text, *few)
     run("prune", "--model", dense, "--sparsity", 0.5, *given, "--topup", "uniform", "--output", tmp_path / "sparse")
-    names = ("datasets", "output", "saveable", "unquantized", "directory", "prune")
+    names = ("texts", "output", "saveable", "unquantized", "directory", "prune")
     assert calls == Counter([f"check_{name}" for name in names])

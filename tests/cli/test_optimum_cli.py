@@ -65,8 +65,6 @@ def test_all_words_reach_the_parser(optimum, capsys, words, code, shown):
     [
         ("neuronal", "optimum-cli neuronal prune --help"),
         ("neuronal --help", "usage: optimum-cli neuronal [-h] [--version]"),
-        ("neuronal -h", "optimum-cli neuronal demo"),
-        ("neuronal prune --help", "usage: optimum-cli neuronal prune --model MODEL"),
         ("neuronal prune --model x --help", "usage: optimum-cli neuronal prune --model MODEL"),
     ],
 )

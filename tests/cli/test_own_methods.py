@@ -50,20 +50,3 @@ def test_prune_and_compare_with_a_module_and_the_card_names_it(run, dense, modul
     own = ("--import", other, "--saliency", f"own_{other}:power=1.0", "--topup", "uniform", "--sparsity", 0.5)
     shown = run("compare", *given, *own, "--evaluate", text, "--max-windows", 2, "--output", tmp_path / "table")
     assert f"own_{other}, power=1.0" in shown
-
-
-def test_compare_takes_the_fields_of_a_file_which_flags_override(run, dense, tmp_path):
-    """That of a pruned model, too. Methods are given with their hyperparameters."""
-    text = tmp_path / "text.txt"
-    given = ("--model", dense, "--dataset", text, "--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
-    methods = ("--saliency", "wanda", "--topup", "owl:half_width=0.05", "--sparsity", 0.6)
-    run("prune", *given, *methods, "--output", tmp_path / "pruned")
-    files = ("--config", tmp_path / "pruned" / "config.json", "--dataset", text, "--evaluate", text)
-    more = ("--max-windows", 2, "--output", tmp_path / "table", "--topup", "uniform", "owl")
-    run("compare", "--model", dense, *files, *more)
-    found = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
-    assert [(one["saliency"], one["topup"]) for one in found] == [("wanda", "uniform"), ("wanda", "owl")]
-    assert all((one["sparsity"], one["config"]["num_samples"]) == (0.6, 8) for one in found)
-    run("compare", "--model", dense, *files, *more[:-3])
-    (only,) = json.loads((tmp_path / "table" / "comparison.json").read_text())["results"]
-    assert only["topup"] == "owl, half_width=0.05"

@@ -108,20 +108,6 @@ def test_an_interrupted_prune_resumes(run, dense, tmp_path, monkeypatch, capsys)
     assert not (tmp_path / ".sparse.unfinished").exists()
 
 
-def test_a_report_repeats_its_prune_and_flags_override_it(run, dense, tmp_path):
-    data = ("--dataset", tmp_path / "text.txt")
-    given = ("--model", dense, "--sparsity", 0.7, "--seed", 3, *TUNED)
-    run("prune", *given, *data, "--output", tmp_path / "first")
-    for name in ("neuronal_report.json", "config.json"):
-        run("prune", "--model", dense, "--config", tmp_path / "first" / name, *data, "--output", tmp_path / name)
-        assert equal(tmp_path / "first", tmp_path / name)
-    more = ("--sparsity", 0.5, "--topup", "uniform", "--output", tmp_path / "other")
-    run("prune", "--model", dense, "--config", tmp_path / "first" / "config.json", *data, *more)
-    report = json.loads((tmp_path / "other" / "neuronal_report.json").read_text())
-    assert report["achieved_sparsity"] == pytest.approx(0.5, abs=1e-2) and report["config"]["seed"] == 3
-    assert report["config"]["topup"] == "uniform" and report["config"]["topup_args"] == {}
-
-
 @pytest.mark.parametrize(
     ("flags", "in_file", "methods"),
     [
@@ -200,18 +186,11 @@ def test_torchrun(run, dense, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--preset", "fast", *SMALL)
-    assert run("prune", *given, "--device", "cpu", "--output", tmp_path / "one").count("Saved to") == 1
+    text = ("--dataset", tmp_path / "text.txt", *SMALL)
+    given = ("prune", "--model", dense, "--sparsity", 0.7, *text, "--preset", "fast", "--device", "cpu")
+    assert run(*given, "--output", tmp_path / "one").count("Saved to") == 1
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    words = [
-        "--no-python",
-        Path(sys.executable).with_name("optimum-cli"),
-        "neuronal",
-        "prune",
-        *given,
-        "--device",
-        "cpu",
-    ]
+    words = ["--no-python", Path(sys.executable).with_name("optimum-cli"), "neuronal", *given]
     command = [*launch, *map(str, words), "--output", str(tmp_path / "two")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr

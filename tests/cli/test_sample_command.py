@@ -29,6 +29,7 @@ def test_sample_prune(run, dense, tmp_path):
 def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsys):
     output, write = tmp_path / "own.jsonl", module.Writer.write
     given = ("sample", "--model", dense, "--num-samples", 40, "--max-new-tokens", 24, "--output", output)
+    run(*given[:-1], tmp_path / "undisturbed.jsonl")
     counts = []
 
     def interrupted(self, numbers):
@@ -56,7 +57,7 @@ def test_an_interrupt_says_how_to_go_on(run, dense, tmp_path, monkeypatch, capsy
         run(*given)
     (dense / "model.safetensors").write_bytes(weights)
     run(*given)
-    assert counts == [32, 8, 8] and output.exists()
+    assert counts == [32, 8, 8] and output.read_text() == (tmp_path / "undisturbed.jsonl").read_text()
 
 
 @pytest.mark.parametrize("kind", OBSTACLES)

@@ -14,10 +14,6 @@ def test_counts():
     for value, error in ((1, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
         with pytest.raises(error, match=f"rounds is {value!r}: expected a whole number of at least 2"):
             check_count("rounds", value, 2)
-    check_count("seed", 2**63 - 1, 0)
-    for value in (2**63, 2**64, 10**400):
-        with pytest.raises(ValueError, match=r"seed is .*: expected a whole number from 0 to 9223372036854775807\."):
-            check_count("seed", value, 0)
 
 
 def test_numbers():
@@ -29,8 +25,6 @@ def test_numbers():
         with pytest.raises(error) as caught:
             check_number("share", value, 0, 1)
         assert str(caught.value) == f"share is {value!r}: expected a number from 0 to 1."
-    with pytest.raises(ValueError, match="rate is a int: expected a number of at least 0"):
-        check_number("rate", 10**400, 0)
     with pytest.raises(ValueError, match="rate is inf: expected a number of at least 0.5"):
         check_number("rate", math.inf, 0.5)
     with pytest.raises(ValueError, match="rate is 0: expected a number above 0, at most 1"):

@@ -8,15 +8,8 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.config.neuronal_config import Methods, read_config_file
+from optimum_neuronal.config.neuronal_config import read_config_file
 from optimum_neuronal.config.presets import PRESETS
-from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.plan import ColumnPattern
-from optimum_neuronal.saliency.ria import RIA
-from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.topup.dsnot import AuthorsDSnoT
-from optimum_neuronal.topup.uniform import Uniform
 
 
 def test_fields_have_plain_defaults():
@@ -72,17 +65,9 @@ class TestPresets:
         ):  # fmt: skip
             assert NeuronALConfig(0.5, **given).methods.title == title
 
-    @pytest.mark.parametrize(
-        ("name", "fields", "error", "message"),
-        [
-            ("papr", {"sparsity": 0.6}, ValueError, "preset is 'papr': expected one of 'paper', .* Did you mean 'pap"),
-            ("paper", {"sparsty": 0.6}, ValueError, "no field 'sparsty'. Did you mean 'sparsity'"),
-            ("paper", {}, TypeError, "sparsity"),
-        ],
-    )
-    def test_mistakes(self, name, fields, error, message):
-        with pytest.raises(error, match=message):
-            NeuronALConfig.preset(name, **fields)
+    def test_an_unknown_one(self):
+        with pytest.raises(ValueError, match="preset is 'papr': expected one of 'paper', .* Did you mean 'paper'"):
+            NeuronALConfig.preset("papr", sparsity=0.6)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +108,7 @@ BAD_VALUES = [
     ({"sparsity": 1.0}, "sparsity is 1.0: expected a share in"),
     ({"sparsity": float("nan")}, "sparsity is nan"),
     ({"sparsity": 70}, "Did you mean 0.7?"),
-    ({"saliency": "wnada"}, "Unknown saliency 'wnada'. Did you mean 'wanda'?"),
+    ({"saliency": "wnada"}, "saliency is 'wnada': expected one of .*Did you mean 'wanda'?"),
     ({"topup_args": {"steps": "rows"}}, "Did you mean 'row'?"),
     ({"topup_args": {"metrik": "l2"}}, "'metrik'.*Did you mean 'metric'?"),
     ({"saliency_args": {"alpha": 1}}, "'alpha': the saliency 'wanda' takes no hyperparameters"),
@@ -135,16 +120,12 @@ BAD_VALUES = [
     ({"refit_dtype": "float16"}, "refit_dtype is 'float16': expected one of 'float32', 'bfloat16'"),
     ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
     ({"saliency": "alps", "topup": "dsnot"}, "'alps' updates them: .*such as 'wanda'"),
-    (
-        {"sparsity": 0.5, "pattern": "2:4", "topup": "search"},
-        "nothing for the top-up 'search' to decide: set topup='u",
-    ),
-    ({"sparsity": 0.5, "pattern": "2:4", "topup": "dsnot"}, "nothing for the top-up 'dsnot' to decide"),
+    ({"sparsity": 0.5, "pattern": "2:4", "topup": "dsnot"}, "nothing for the top-up 'dsnot' to decide: set topup='u"),
     ({"pattern": "2:4", "topup": "uniform"}, "The pattern 2:4 means sparsity=0.5, but it is 0.7: set sparsity=0.5"),
     ({"sparsity": 0.5, "pattern": "2-4", "topup": "uniform"}, "expected 'N:M'"),
 ]
 BAD_TYPES = [
-    ({"saliency": None}, "saliency is None: expected one of alps"),
+    ({"saliency": None}, "saliency is None: expected one of 'alps"),
     ({"sparsity": "0.7"}, "sparsity is '0.7': expected a share"),
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
     ({"dataset": [["text"]]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
@@ -193,10 +174,8 @@ def test_fields_are_read(tmp_path, content):
     ("content", "message"),
     [
         (b"{", "a.json is not valid JSON"),
-        (b"\xff", "a.json is not valid JSON"),
         (b"[" * 100_000, "a.json is not valid JSON"),
         (b"0.7", "a.json has no fields"),
-        (b'{"sparsty": 0.7}', "Did you mean 'sparsity'"),
     ],
 )
 def test_files_that_are_not_configs(tmp_path, content, message):
@@ -214,11 +193,6 @@ def test_one_dataset_or_several():
         NeuronALConfig(0.5, dataset=["c4", "ptb"], num_samples=1)
 
 
-def test_only_dsnot_needs_fixed_weights():
-    for topup in {*TOPUPS.names()} - {"dsnot"}:
-        assert NeuronALConfig(0.7, "sparsegpt", topup=topup).topup == topup
-
-
 @pytest.mark.parametrize(
     "saliency, topup, needed",
     [
@@ -230,15 +204,6 @@ def test_only_dsnot_needs_fixed_weights():
 )
 def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, needed):
     assert NeuronALConfig(0.7, saliency, topup=topup).methods.needs_calibration is needed
-
-
-def test_methods_are_made_of_names_and_hyper_parameters():
-    methods = NeuronALConfig(0.5, "ria", {"power": 1.0}, topup="uniform", pattern="2:4").methods
-    assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
-    methods = NeuronALConfig(0.5, "alps", {"iterations": 7}, topup="uniform").methods
-    assert methods == Methods(ALPS(iterations=7), Uniform())
-    methods = NeuronALConfig(0.5, "wanda", topup="dsnot", topup_args={"cycles": 3, "variant": "authors"}).methods
-    assert methods == Methods(Wanda(), AuthorsDSnoT(cycles=3))
 
 
 @pytest.mark.parametrize(

@@ -74,19 +74,10 @@ def test_files_with_columns(tmp_path, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            '{"text": "a"}\n\n{"text": "b',
-            "the dataset a.jsonl: line 3 is not valid JSON: Unterminated string",
-        ),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": "b', "the dataset a.jsonl: line 3 is not valid JSON: Unterminated"),
         ("a.txt", "é", "Could not load the dataset a.txt: 'utf-8' codec"),
         ("a.jsonl", "", "Could not load the dataset a.jsonl: it is empty"),
-        (
-            "a.json",
-            '{"version": "1", "data": [{"text": "a"}]}',
-            "has no column text, .*, only version, data. Name one",
-        ),
-        ("a.jsonl", '{"id": "1", "content": "2"}', "a.jsonl. has no column text, .*, only id, content. Name one"),
+        ("a.json", '{"version": "1", "data": [{"text": "a"}]}', "a.json. has no column text, .*, only version, data"),
         ("a.csv", "text\n1\n2\n", "Document 0 of a.csv is a int"),
         ("a.parquet", "no parquet", "Could not load the dataset a.parquet"),
         ("a.txt", " ", "a.txt. holds no text"),

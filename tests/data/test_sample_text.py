@@ -7,7 +7,6 @@ from conftest import make_model, make_tokenizer
 from optimum_neuronal import sample_text
 from optimum_neuronal.data.documents import load_documents, read_prompts
 from optimum_neuronal.data.sample_text import BATCH_SIZE, Writer
-from optimum_neuronal.files.records import Records
 
 
 # A turn is the word of its role (user: w251, assistant: w252), its own, and w250.
@@ -29,7 +28,7 @@ def tokenizer():
 
 def test_conversations(model, tokenizer):
     rows = [*sample_text(model, tokenizer, 40, max_new_tokens=12)]
-    assert 30 < len(rows) <= 40
+    assert 30 < len(rows) <= 40 and len({str(row) for row in rows}) == len(rows), "batches differ"
     for row in rows:
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
         assert all(message["content"] and "w250" not in message["content"].split() for message in row["messages"])
@@ -82,19 +81,6 @@ def test_the_seed_decides_and_nothing_else_changes(model, tokenizer):
     last = [*sample_text(model, tokenizer, 8, max_new_tokens=8, seed=BATCH_SIZE)]
     assert last != first[-8:], "no batch of another seed"
     assert torch.equal(torch.get_rng_state(), before) and model.training and not model.lm_head.training
-
-
-def test_it_continues_from_its_records(model, tokenizer, tmp_path, monkeypatch):
-    whole = [*sample_text(model, tokenizer, 2 * BATCH_SIZE, max_new_tokens=8)]
-    assert len({str(row) for row in whole}) == len(whole), "batches differ"
-    rows = sample_text(model, tokenizer, 2 * BATCH_SIZE, max_new_tokens=8, records=Records(tmp_path))
-    first = next(rows)
-    rows.close()
-    calls = []
-    generate = type(model).generate
-    monkeypatch.setattr(type(model), "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
-    assert [*sample_text(model, tokenizer, 2 * BATCH_SIZE, max_new_tokens=8, records=Records(tmp_path))] == whole
-    assert whole[0] == first and len(calls) == 2, "questions and answers of the second batch"
 
 
 def test_a_model_that_writes_nothing(model):
