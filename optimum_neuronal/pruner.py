@@ -39,15 +39,14 @@ CALIBRATION_TEST = "held-out calibration text"  # name of the test set if the us
 class PruningJob:
     """What [`prune_and_save`] does."""
 
-    config: NeuronALConfig
-    output: Output  # not for a job that is only checked
+    output: Output
     tests: Mapping[str, Any]  # name -> test set
-    options: SaveOptions = SaveOptions()  # without a dtype, the checkpoint's
-    memory: MemoryLimits = MemoryLimits()
+    options: SaveOptions  # without a dtype, the checkpoint's
+    memory: MemoryLimits
     window: int | None = None
-    dataset: Any = None  # calibration data instead of the config's
     max_windows: int | None = None
     answers: bool | Sequence[Any] = False  # True: to built-in prompts
+    dataset: Any = None  # calibration data instead of the config's
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -158,9 +157,8 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         output = check_output(save_dir, overwrite, [self.model.config.name_or_path])
         options, memory = SaveOptions(format, save_dtype), MemoryLimits(batch_size, max_hidden_bytes)
-        job = PruningJob(
-            self.config, output, name_test_sets(evaluate), options, memory, window, dataset, max_windows, answers
-        )
+        tests = name_test_sets(evaluate)
+        job = PruningJob(output, tests, options, memory, window, max_windows, answers, dataset)
         with work_directory(work_dir, save_dir) as folder:
             return prune_and_save(self, self.model, job, folder)
 

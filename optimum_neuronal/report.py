@@ -103,9 +103,10 @@ class PruningReport:
             return None
 
     def __repr__(self) -> str:
-        return format_table(["", "pruned model"], list(self._rows()))
+        return format_table(["", "pruned model"], [*self.rows()])
 
-    def _rows(self) -> Iterator[list[str]]:
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the rows of the table: what it is, and its value in words."""
         yield ["sparsity", f"{self.achieved_sparsity:.4%} (requested: {self.requested_sparsity:.2%})"]
         yield ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"]
         if self.gguf_file:

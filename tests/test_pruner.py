@@ -358,5 +358,5 @@ def test_windows_of_a_gemma_begin_with_bos(tmp_path):
         handle.remove()
         assert pruner.report.calibration["add_bos"] == pruner.report.evaluation["text.txt"]["bos"] == (add_bos is None)
         card = (tmp_path / f"{add_bos}" / "README.md").read_text()
-        assert ("Each begins with the BOS token." in card) == ("16 tokens (BOS first)" in card) == (add_bos is None)
+        assert ("each begins with BOS" in card) == ("16 tokens (BOS first)" in card) == (add_bos is None)
     assert seen[None] == {9} and len(seen[False]) > 1

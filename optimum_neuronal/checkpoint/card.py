@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity_config import read_sparsity_config
-from ..report import PruningReport, answers_text, training_text, window_text
+from ..report import PruningReport
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
@@ -63,6 +63,9 @@ def make_card(
     written = [
         [*command, "--format", str(options.format), "--output", name] for command, name in zip(commands, outputs)
     ]
+    answers = [report.answers, *(run["answers"].get("after") for run in report.training)]
+    answered = next(filter(None, reversed(answers)), {"examples": [{}]})["examples"][0]
+    example = [[name, escaped(" ".join(text.split()))] for name, text in answered.items()]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
@@ -85,10 +88,8 @@ def make_card(
         place=shlex.quote(place),
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
-        perplexities=_perplexities(report),
-        answers=report.answers and answers_text(report.answers),
-        example=format_markdown(["", "answer"], _example(report.answers)),
-        training=[_training(run) for run in report.training],
+        table=format_markdown(["", "pruned model"], [*report.rows()]),
+        example=format_markdown(["", "answer"], example) if example else None,
         commands=[*map(shlex.join, written)],
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
         papers=[method.paper for method in methods if method.paper],
@@ -123,36 +124,6 @@ def _own_modules(report: PruningReport) -> list[str]:
     modules = {name: method.__module__ if method else "__main__" for name, method in _methods(report).items()}
     named = [f"the_module_of_{name}" if place == "__main__" else place for name, place in modules.items()]
     return [*dict.fromkeys(place for place in named if not place.startswith("optimum_neuronal."))]
-
-
-def _perplexities(report: PruningReport) -> str | None:
-    """Return a table of the report's perplexities, or None if none was measured."""
-    rows = []
-    for dataset, values in report.evaluation.items():
-        measured = [f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned")]
-        rows.append([dataset, *measured, window_text(values) if "window" in values else "-"])
-    return format_markdown(["dataset", "dense model", "pruned", "measured on"], rows) if rows else None
-
-
-def _example(answers: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of the first prompt with the answers of both models."""
-    first = answers["examples"][0] if answers else {}
-    return [[name, escaped(" ".join(text.split()))] for name, text in first.items()]
-
-
-def _training(run: Mapping[str, Any]) -> str:
-    """Return a paragraph on a fine-tuning run, with a table of its perplexities."""
-    rows = [
-        [dataset, f"{values['before']:.2f}", f"{values['after']:.2f}", window_text(values)]
-        for dataset, values in run["evaluation"].items()
-    ]
-    text = f"It was trained on {escaped(training_text(run))}; every zero stayed."
-    header = ["dataset", "perplexity before", "after", "measured on"]
-    parts = [text, format_markdown(header, rows)] if rows else [text]
-    if compared := run["answers"]:
-        parts.append(f"Afterwards, on the dense model's answers: {answers_text(compared['after'])}. The first one:")
-        parts.append(format_markdown(["", "answer"], _example(compared["after"])))
-    return "\n\n".join(parts)
 
 
 def _tuning_command(run: Mapping[str, Any], base: str | None, model: str) -> list[str]:

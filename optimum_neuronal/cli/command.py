@@ -6,11 +6,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..checkpoint.hub import push_pruned
 from ..common.display import escaped
 from ..model.auto_classes import loading_code
 
@@ -27,12 +29,17 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_saved(model: PreTrainedModel, output: str, format: str, hint: str = "") -> None:
-    """Write where a model is saved, with a hint, and how to load it."""
-    write(f"\nSaved to {output}{hint}. Load it with:")
-    if format == "packed":
+def write_saved(
+    args: argparse.Namespace, model: PreTrainedModel, report: Any, tokenizer: Any, dtype: torch.dtype, hint: str = ""
+) -> None:
+    """Write where a model is saved, with a hint, and how to load it. Publish it if asked."""
+    write(f"\nSaved to {args.output}{hint}. Load it with:")
+    if args.format == "packed":
         write("    import optimum_neuronal  # to load the packed format")
-    write(f"    {loading_code(model, output)}")
+    write(f"    {loading_code(model, args.output)}")
+    if args.push_to_hub:
+        how = {"format": args.format, "dtype": dtype, "private": args.private, "overwrite": args.overwrite}
+        write(f"Published: {push_pruned(model, args.push_to_hub, report, tokenizer, **how)}")
 
 
 def spelled(name: str) -> str:

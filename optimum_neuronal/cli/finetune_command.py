@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from ..checkpoint.hub import check_push, push_pruned
+from ..checkpoint.hub import check_push
 from ..common.processes import process_group
 from ..data.documents import read_prompts
 from ..evaluation.answers import Answers
@@ -90,12 +90,8 @@ class FinetuneCommand(Command):
                 write(f"\n{report}")
                 if compared := report.training[-1]["answers"]:
                     write(f"\n{Answers(**compared['after'])}")
-            write_saved(model, args.output, args.format)
-            if args.push_to_hub:
-                tokenizer = find_tokenizer(args.output)
-                how = {"format": args.format, "private": args.private, "overwrite": args.overwrite}
-                how["dtype"] = dtype or checkpoint_dtype(model)
-                write(f"Published: {push_pruned(model, args.push_to_hub, report, tokenizer, **how)}")
+            tokenizer = args.push_to_hub and find_tokenizer(args.output)
+            write_saved(args, model, report, tokenizer, dtype or checkpoint_dtype(model))
 
     def unfinished(self) -> str | Path | None:
         return self.args.work_dir or hidden_directory(self.args.output)

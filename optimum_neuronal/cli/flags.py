@@ -15,7 +15,6 @@ import torch
 
 from ..checkpoint.save_options import SaveOptions
 from ..common.processes import Processes
-from ..common.registry import parse_method
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type
 from ..config.presets import REGISTRIES
@@ -85,16 +84,6 @@ def import_modules(names: Sequence[str]) -> None:
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the config's fields among the flags that were given."""
     return {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
-
-
-def split_methods(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return given fields with hyperparameters apart: `topup="owl:half_width=0.1"` becomes `topup` and `topup_args`."""
-    split = dict(given)
-    for kind in REGISTRIES:
-        if isinstance(given.get(kind), str):
-            name, hyperparameters = parse_method(given[kind])
-            split |= {kind: name, f"{kind}_args": {**given.get(f"{kind}_args", {}), **hyperparameters}}
-    return split
 
 
 def add_switch(parser: Flags, flag: str, meaning: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..checkpoint.hub import check_push
 from ..common.processes import Processes, process_group
@@ -70,33 +70,35 @@ class PruneCommand(Command):
     def work(self) -> None:
         args, config, device = self.args, self.config(), flags.device_of(self.args)
         output = args.output and check_output(args.output, args.overwrite, [args.model])
-        options, memory = flags.save_options_of(args), flags.memory_of(args)
-        tests, sizes = name_test_sets(args.evaluate), {"window": args.window, "max_windows": args.max_windows}
+        options, tests = flags.save_options_of(args), name_test_sets(args.evaluate)
         answers = args.answers if isinstance(args.answers, bool) else read_prompts(args.answers)
-        job = PruningJob(config, output, tests, options, memory, **sizes, answers=answers)
+        job = PruningJob(output, tests, options, flags.memory_of(args), args.window, args.max_windows, answers)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
         source = flags.source_of(args)
         if args.dry_run:
             run = dry_run(source, config)
-            load_tests(job.tests, run.decoder.model, run.tokenizer, args.window, args.max_windows, config.add_bos)
+            load_tests(tests, run.decoder.model, run.tokenizer, args.window, args.max_windows, config.add_bos)
             write(f"\n{run}")
             return
         check_unquantized(source)
-        datasets, tests = config.dataset_names if config.methods.needs_calibration else (), job.tests.values()
+        datasets = config.dataset_names if config.methods.needs_calibration else ()
         with (
             process_group(),
             work_directory(self.unfinished(), args.output) as folder,
-            flags.loaded(args, source, device, Path(args.output), datasets, tests) as (dense, tokenizer),
+            flags.loaded(args, source, device, Path(args.output), datasets, tests.values()) as (dense, tokenizer),
         ):
-            self._prune(job, folder, dense, tokenizer)
+            pruner = NeuronALPruner(config, tokenizer)
+            model = prune_and_save(pruner, dense, job, folder)
+            if Processes.current().rank == 0:
+                self._show(pruner, model, options.dtype or checkpoint_dtype(model))
 
     def config(self) -> NeuronALConfig:
         """Return the config: of the preset, overridden by the file, overridden by flags."""
         fields: dict[str, Any] = PRESETS.get(self.args.preset, {})
         in_file = {} if self.args.config is None else read_config_file(self.args.config)
         for given in (in_file, flags.given_fields(self.args)):
-            fields = replace_fields(fields, flags.split_methods(given), self.args.preset)
+            fields = replace_fields(fields, given, self.args.preset)
         config = NeuronALConfig.from_dict(fields)
         if not config.refit_epochs and self.given & {"refit_learning_rate", "refit_dtype"}:
             raise ValueError(
@@ -104,17 +106,8 @@ class PruneCommand(Command):
             )
         return config
 
-    def _prune(
-        self,
-        job: PruningJob,
-        folder: Path | None,
-        dense: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-    ) -> None:
-        args, pruner = self.args, NeuronALPruner(job.config, tokenizer)
-        model = prune_and_save(pruner, dense, job, folder)
-        if Processes.current().rank > 0:
-            return
+    def _show(self, pruner: NeuronALPruner, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Write what was done, and publish the model, saved in a dtype, if asked."""
         write(f"\n{pruner.report}")
         if pruner.report.answers:
             write(f"\n{Answers(**pruner.report.answers)}")
@@ -122,12 +115,8 @@ class PruneCommand(Command):
             write("\nThis model has lost most of its ability; try --sparsity 0.3 or --preset best.")
         elif not pruner.report.evaluation:
             write("\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate.")
-        dtype = job.options.dtype or checkpoint_dtype(model)
         hint = " in float32 (--save-dtype bfloat16 halves it)" if dtype == torch.float32 else ""
-        write_saved(model, args.output, args.format, hint)
-        if args.push_to_hub:
-            how = {"format": args.format, "dtype": dtype, "private": args.private, "overwrite": args.overwrite}
-            write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, **how)}")
+        write_saved(self.args, model, pruner.report, pruner.tokenizer, dtype, hint)
 
     def unfinished(self) -> str | Path | None:
         return self.args.work_dir or (self.args.output and hidden_directory(self.args.output))

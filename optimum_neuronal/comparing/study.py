@@ -132,23 +132,17 @@ def _combine(result: Result, study: Study) -> Combination:
     dataset = result.setting.get("dataset", study.dataset)
     fields = {**study.config, **result.setting, "dataset": dataset if isinstance(dataset, str) else None}
     try:
-        config = _make_config(result, fields)
+        if result.saliency == PRESET:
+            config = NeuronALConfig.preset(result.topup, sparsity=result.sparsity, **fields)
+        else:
+            fields |= {"sparsity": result.sparsity, "saliency": result.saliency, "topup": result.topup}
+            config = NeuronALConfig.from_dict({}, **fields)
     except ValueError as error:
         pair = "+".join(text.partition(":")[0] for text in (result.saliency, result.topup))
         way_out = "" if result.saliency == PRESET else f" Or leave the pair out: without=['{pair}'], --without {pair}."
         raise ValueError(f"{result.method}: {error}{way_out}") from error
-    methods = config.methods
     if result.saliency == PRESET:
-        titles = {"topup": f"{result.topup} ({methods.title})"}
+        titles = {"topup": f"{result.topup} ({config.methods.title})"}
     else:
-        titles = {"saliency": title_of(methods.saliency), "topup": methods.topup.title()}
+        titles = {"saliency": title_of(config.methods.saliency), "topup": config.methods.topup.title()}
     return Combination(replace(result, **titles), config, dataset)
-
-
-def _make_config(result: Result, fields: dict[str, Any]) -> NeuronALConfig:
-    if result.saliency == PRESET:
-        return NeuronALConfig.preset(result.topup, sparsity=result.sparsity, **fields)
-    for kind, text in (("saliency", result.saliency), ("topup", result.topup)):
-        name, hyperparameters = parse_method(text)
-        fields |= {kind: name, f"{kind}_args": fields.get(f"{kind}_args", {}) | hyperparameters}
-    return NeuronALConfig(result.sparsity, **fields)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..common.registry import Registry
+from ..common.registry import Registry, parse_method
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 
@@ -39,16 +39,18 @@ def authors_variant(kind: str, method: str) -> dict[str, Any]:
 def replace_fields(fields: Mapping[str, Any], given: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
     """Return fields, of a preset or not, with the given ones added or replaced.
 
-    Hyperparameters are merged into those of a method that stays. Another method starts from what the preset has for it:
-    under `"paper"`, its variant `"authors"` if there is one.
+    A given method's text may hold hyperparameters: `"owl:half_width=0.1"`. They are merged into those of a method that stays.
+    Another method starts from what the preset has for it: under `"paper"`, its variant `"authors"` if there is one.
     """
     replaced = {**fields, **given}
     for kind in REGISTRIES:
-        args, method = f"{kind}_args", replaced.get(kind)
-        if method == fields.get(kind):
+        args, in_text = f"{kind}_args", {}
+        if isinstance(given.get(kind), str):
+            replaced[kind], in_text = parse_method(given[kind])
+        if replaced.get(kind) == fields.get(kind):
             known = fields.get(args, {})
         else:
-            known = authors_variant(kind, method) if preset == PAPER else {}
+            known = authors_variant(kind, replaced[kind]) if preset == PAPER else {}
         if (kind in given or args in given) and isinstance(given.get(args, {}), Mapping):
-            replaced[args] = {**known, **given.get(args, {})}
+            replaced[args] = {**known, **given.get(args, {}), **in_text}
     return replaced

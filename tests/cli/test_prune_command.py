@@ -71,7 +71,7 @@ def test_the_summary_says_what_was_lost(sparsity, dense_value, run, dense, tmp_p
     examples = PruningReport.load(tmp_path / "sparse").answers["examples"]
     assert [one["prompt"] for one in examples] == ["w1 w2 w3", "w4"] and examples[0]["dense"] in shown
     card = (tmp_path / "sparse" / "README.md").read_text()
-    assert "answers to 2 prompts: KL divergence" in card and examples[0]["sparse"] in card
+    assert "KL divergence" in card and examples[0]["sparse"] in card
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):
@@ -85,7 +85,9 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
 def test_the_packed_format_is_saved_and_pushed(run, dense, tmp_path, monkeypatch):
     output, text, published = tmp_path / "packed", tmp_path / "text.txt", []
     monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
-    monkeypatch.setattr("optimum_neuronal.pruner.push_pruned", lambda *_, format, **more: published.append(format))
+    monkeypatch.setattr(
+        "optimum_neuronal.cli.command.push_pruned", lambda *_, format, **more: published.append(format)
+    )
     given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
     shown = run("prune", *given, "--format", "packed", "--output", output)
     assert published == ["packed"] and not (output / "model.safetensors").exists()

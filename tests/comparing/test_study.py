@@ -82,7 +82,7 @@ def test_an_impossible_combination_says_how_to_leave_it_out():
         ({"config": {"topup": "owl"}}, ValueError, "topup is 'owl': give a list as topups"),
         ({"without": ["magnitude+owk"]}, ValueError, "Did you mean 'owl'"),
         ({"saliencies": "wanda"}, TypeError, "saliencies is .wanda.: expected a list"),
-        ({"config": {"num_smaples": 3}}, TypeError, "num_smaples"),
+        ({"config": {"num_smaples": 3}}, ValueError, "Did you mean 'num_samples'"),
         ({"sweep": {"seed": [], "num_samples": [8]}}, ValueError, "sweep has no values of seed"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_gguf_file_is_pruned_and_report_and_card_say_what_it_was(gguf_file, tm
         pruner.quantize(tmp_path / "sparse", overwrite=True)
         assert "tiny.Q8_0.gguf, whose weights had been quantized before" in str(pruner.report)
         card = (tmp_path / "sparse" / "README.md").read_text()
-        assert "`tiny.Q8_0.gguf`, whose weights had been quantized before" in card
+        assert "tiny.Q8_0.gguf, whose weights had been quantized before" in card
         assert "--model path/to/tiny.Q8_0.gguf" in card
     found, dense = load_model(tmp_path / "sparse"), load_model(gguf_file)
     assert not hasattr(found, "gguf_file") and type(found) is type(dense)
