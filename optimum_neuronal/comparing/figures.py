@@ -166,10 +166,8 @@ def plot_swept(folder: Path, name: str, title: str, topup: str, results: Sequenc
             by = "reconstruction error" if "reconstruction" in run.topup else "alignment"
             circled.setdefault(f"chosen by the {by}", []).extend((run.block_lambda, y) for y in values(run).values())
     styles = {line: look(index, index) for index, line in enumerate(dict.fromkeys(line for line, _, _ in points))}
-    path, ylabel = (
-        folder / f"perplexity-by-{topup}-{across}-{name}".replace(" ", "-"),
-        MEAN if differing else PERPLEXITY,
-    )
+    path = folder / f"perplexity-by-{topup}-{across}-{name}".replace(" ", "-")
+    ylabel = MEAN if differing else PERPLEXITY
     return [plot(path, title + left_out, {"": points}, styles, f"{across} of {topup}", ylabel, circled=circled)]
 
 
@@ -184,9 +182,9 @@ def plot(
     circled: Mapping[str, Sequence[tuple[float, float]]] = {},
     xscale: Mapping[str, Any] = {"value": "linear"},
 ) -> Path:
-    """Draw the lines of each panel, see [`draw_lines`], and circles."""
+    """Draw the lines of each panel, see [`draw_lines`], and circles, with a legend of all below."""
     with new_figure(path, 1 + 3.2 * len(panels), title) as figure:
-        from matplotlib.ticker import PercentFormatter
+        from matplotlib.ticker import LogFormatter, PercentFormatter
 
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, points) in zip(all_axes, panels.items()):
@@ -197,13 +195,16 @@ def plot(
             draw_lines(axes, points, styles, dense)
             for color, (label, places) in zip(COLORS[1:], circled.items()):
                 axes.plot(*zip(*places), "o", label=label, color=color, ms=15, mfc="none", mew=2.5)
-            show_round_numbers(axes.xaxis)
-            show_round_numbers(axes.yaxis)
             for text, axis in ((xlabel, axes.xaxis), (ylabel, axes.yaxis)):
+                if (scale := axis.get_scale()) != "linear":
+                    axis.set_major_formatter("{x:g}")
+                    axis.set_minor_formatter("{x:g}" if scale == "symlog" else LogFormatter(minor_thresholds=(2, 0.5)))
                 if text.startswith(SHARE):
                     axis.set_major_formatter(PercentFormatter(1, 0))
             axes.label_outer()
-        add_legend(figure)
+        handles = {handle.get_label(): handle for axes in all_axes for handle in axes.get_legend_handles_labels()[0]}
+        columns = min(4, max(1, 72 // max(8 + len(name) for name in handles)))
+        figure.legend(handles=handles.values(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=columns)
     return path
 
 
@@ -251,13 +252,6 @@ def new_figure(path: str | Path, height: float, title: str) -> Iterator[Any]:
         figure.savefig(path)
 
 
-def add_legend(figure) -> None:
-    """Add a legend of all lines with names below the axes."""
-    handles = {handle.get_label(): handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]}
-    columns = max(1, 72 // max(8 + len(name) for name in handles))
-    figure.legend(handles=handles.values(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(columns, 4))
-
-
 def make_styles(results: Sequence[Result]) -> Styles:
     """Return the style of each combination's line: color by saliency, or by top-up if there is one saliency; dashes by top-up."""
     saliencies = [*dict.fromkeys(run.saliency for run in results)]
@@ -270,15 +264,3 @@ def look(color: int, line: int) -> dict[str, Any]:
     """Return the options of a line. Forty differ in dashes or marker."""
     options = ("color", COLORS, color), ("marker", MARKERS, line), ("ls", DASHES, line)
     return {name: values[index % len(values)] for name, values, index in options}
-
-
-def show_round_numbers(axis) -> None:
-    """Put round numbers along an axis, with labels between the powers of ten if it is logarithmic."""
-    from matplotlib.ticker import LogFormatter, MaxNLocator
-
-    scale = axis.get_scale()
-    if scale == "linear":
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
-        return
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if scale == "symlog" else LogFormatter(minor_thresholds=(2, 0.5)))
