@@ -168,16 +168,14 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return cls.from_dict(read_config_file(path), **overrides)
 
     @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+    def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> "NeuronALConfig":
         """Make a config from the dict that `to_dict` returned.
 
         Args:
             config_dict (`dict[str, Any]`): fields of the config.
-            return_unused_kwargs (`bool`): True to also return the keyword arguments that are not fields.
             kwargs: override the dict's values, see [`replace_fields`].
         """
         known = [entry.name for entry in fields(cls)]
-        unused = {key: kwargs.pop(key) for key in set(kwargs) - set(known)} if return_unused_kwargs else {}
         values = replace_fields(config_dict, kwargs)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
@@ -189,7 +187,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 )
         if "sparsity" not in values:
             raise TypeError("The config has no sparsity: expected a share of zeros, such as 0.7.")
-        return (cls(**values), unused) if return_unused_kwargs else cls(**values)
+        return cls(**values)
 
 
 if NeuronALConfig.__doc__:  # python -OO has none

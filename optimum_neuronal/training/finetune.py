@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback, TrainerState
+from transformers import PreTrainedModel, PrinterCallback
 
 from ..checkpoint.hub import find_checkpoint
 from ..checkpoint.save_options import SaveOptions
@@ -104,8 +104,11 @@ def finetune(
             "Answers are compared with the teacher's, and there is none: raise kl_weight, or leave them out."
         )
     target = check_output(output, overwrite, [model, teacher, work_dir])
-    check_texts(find_tokenizer(model, **model_kwargs), datasets, tests.values(), streaming=True)
-    student, tokenizer = load_student(model, config, options, model_kwargs)
+    tokenizer = find_tokenizer(model, **model_kwargs)
+    if tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
+    check_texts(tokenizer, datasets, tests.values(), streaming=True)
+    student = load_student(model, config, options, model_kwargs)
     report = _report_of(model, model_kwargs)
     dense = None if teacher is None else load_teacher(teacher, student, tokenizer, config, device, model_kwargs)
     with work_directory(work_dir or hidden_directory(target.path), target.path) as folder, preserve_rng_state():
@@ -131,7 +134,7 @@ def finetune(
 
 
 def _train(setup: Setup) -> dict[str, Any]:
-    """Train the student in place, and return the training's entry in the report."""
+    """Train the student in place, load the weights that measured best, and return the training's entry in the report."""
     config, student, text, arguments = setup.config, setup.student, setup.text, setup.arguments
     model = student if config.lora is None else _with_lora(student, config.lora, config.seed)
     checkpoints = Checkpoints(Path(arguments.output_dir), setup.records.processes)
@@ -161,7 +164,14 @@ def _train(setup: Setup) -> dict[str, Any]:
     if config.gradient_checkpointing:
         _checkpointing(student, "disable")
     state = last if finished else trainer.state
-    held_out = _load_best(trainer, checkpoints, state, setup)
+    before, after = map(as_perplexity, (state.log_history[0]["eval_loss"], state.best_metric))
+    if not state.best_global_step:
+        remove_records(setup.records.directory)  # so that another learning rate can be tried
+        raise ValueError(
+            f"Training did not improve the perplexity on held-out text, {before:.2f}, so nothing was saved. Choose a smaller "
+            "learning rate, or more text."
+        )
+    hf_private.load_weights(trainer, checkpoints.path(state.best_global_step))
     seconds = time.perf_counter() - start
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # its forward without bfloat16
     if config.lora is not None:
@@ -182,26 +192,11 @@ def _train(setup: Setup) -> dict[str, Any]:
         "device": student.device.type,
         "processes": setup.records.processes.count,
         "best_step": state.best_global_step,
-        "held_out": held_out,
+        "held_out": {"before": before, "after": after},
         "seconds": seconds,
         "resumed": last is not None,
         "versions": versions(),
     }
-
-
-def _load_best(
-    trainer: SparseTrainer, checkpoints: Checkpoints, state: TrainerState, setup: Setup
-) -> dict[str, float]:
-    """Load the weights that measured best, and return the perplexities on held-out text before and after."""
-    before, after = map(as_perplexity, (state.log_history[0]["eval_loss"], state.best_metric))
-    if not state.best_global_step:
-        remove_records(setup.records.directory)  # so that another learning rate can be tried
-        raise ValueError(
-            f"Training did not improve the perplexity on held-out text, {before:.2f}, so nothing was saved. Choose a smaller "
-            "learning rate, or more text."
-        )
-    hf_private.load_weights(trainer, checkpoints.path(state.best_global_step))
-    return {"before": before, "after": after}
 
 
 def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:

@@ -64,19 +64,16 @@ class Setup:
 
 def load_student(
     model: str | Path, config: FinetuneConfig, options: SaveOptions, model_kwargs: Mapping[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the sparse model, in float32 for the optimizer's small steps, and its tokenizer."""
+) -> PreTrainedModel:
+    """Load the sparse model, in float32 for the optimizer's small steps."""
     student = densify(load_model(model, dtype=torch.float32, **model_kwargs))
-    tokenizer = find_tokenizer(model, **model_kwargs)
-    if tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
     resolve_seq_length(student.config, config.seq_length)
     check_saveable(student, options)
     find_sparse_weights(student)
     student.requires_grad_(True)
     if config.lora is None:  # trains as well without embeddings, in less time and memory
         student.get_input_embeddings().requires_grad_(False)
-    return student, tokenizer
+    return student
 
 
 def load_teacher(

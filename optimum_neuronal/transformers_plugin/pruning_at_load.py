@@ -21,10 +21,10 @@ class PruningConfig(QuantizationConfigMixin):
     """Reads a `NeuronALConfig` from a dict with `quant_method="neuronal"`."""
 
     @classmethod
-    def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
+    def from_dict(cls, config_dict, **kwargs):
         from ..config.neuronal_config import NeuronALConfig
 
-        return NeuronALConfig.from_dict(config_dict, return_unused_kwargs, **kwargs)
+        return NeuronALConfig.from_dict(config_dict, **kwargs)
 
 
 @register_quantizer(METHOD)
