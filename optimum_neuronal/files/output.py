@@ -50,10 +50,10 @@ def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[
     check_writable(path.parent, "save to")
     if reason := _why_kept(path, kept):
         raise FileExistsError(f"{path} {reason}: choose a new directory.")
-    if (old := _replaced(path)).exists():
+    if (old := _beside(path, "replaced")).exists():
         raise FileExistsError(
             f"A save to {path} was killed while it replaced a model, which is in {old}; the new one may be in "
-            f"{_staging(path)}. Move one of them to {path}, and delete {old}."
+            f"{_beside(path, 'saving')}. Move one of them to {path}, and delete {old}."
         )
     if not (found := _state(path)):
         return Output(path)
@@ -88,9 +88,8 @@ def new_directory(output: Output) -> Iterator[Path]:
     """
     path = output.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
+    lock, staging = _beside(path, "lock"), _beside(path, "saving")
     busy = f"Another process or thread is saving to {path}: let only one of them save."
-    staging = _staging(path)
     with locked(lock, busy):
         try:
             shutil.rmtree(staging, ignore_errors=True)  # of a killed process
@@ -158,7 +157,7 @@ def describe_model(config: Path) -> str:
 
 
 def _publish(staging: Path, output: Output) -> None:
-    path, old = output.path, _replaced(output.path)
+    path, old = output.path, _beside(output.path, "replaced")
     try:
         if _state(path) != output.replaced:
             raise FileExistsError("something else is there now")
@@ -178,12 +177,8 @@ def _publish(staging: Path, output: Output) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _replaced(path: Path) -> Path:
-    return path.with_name(f".{path.name}.replaced")
-
-
-def _staging(path: Path) -> Path:
-    return path.with_name(f".{path.name}.saving")
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{what}")
 
 
 def _state(path: Path) -> State:

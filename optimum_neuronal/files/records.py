@@ -135,7 +135,12 @@ def run_directory(directory: str | Path) -> Iterator[Path]:
     busy = f"{path} is in use by another run: wait for it to end, or choose another directory."
     with locked(path / LOCK, busy):
         if not (path / IDENTITY).exists():
-            _remove_content(path)  # of a run that was killed before it recorded anything, or while this was removed
+            # Of a run that was killed before it recorded anything, or while this was removed.
+            for entry in path.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != LOCK:
+                    entry.unlink()
         try:
             yield path
         finally:
@@ -171,14 +176,6 @@ def remove_records(directory: Path | None) -> None:
     if directory is not None and (directory / IDENTITY).exists():
         (directory / IDENTITY).unlink()  # first, so that nothing resumes from what a kill leaves
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _remove_content(directory: Path) -> None:
-    for entry in directory.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != LOCK:
-            entry.unlink()
 
 
 def checksum_ids(ids: torch.Tensor) -> str:

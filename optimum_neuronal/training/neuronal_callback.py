@@ -68,7 +68,9 @@ class NeuronALCallback(SparsityCallback, ExportableState):
             raise ValueError(f"The schedule prunes at step {late}, but training ends at step {state.max_steps}.")
         self.sparsity_config = read_sparsity_config(model.config)
         if state.global_step:  # resumed: the model in memory may have been pruned after the checkpoint
-            self.sparsity_config = self._saved_config(state)
+            saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+            saved = saved[-1] if isinstance(saved, list) else saved
+            self.sparsity_config = saved.get("attributes", {}).get("sparsity_config")
         record_sparsity(model, self.sparsity_config)
         for stage in self.stages.values():  # raises errors now, not at a later step
             check_prune(model, stage, further=self.sparsity_config is not None)
@@ -85,12 +87,6 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         self, args: Any, state: TrainerState, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         self._prune_if_due(unwrap(model), optimizer, state)
-
-    def _saved_config(self, state: TrainerState) -> dict | None:
-        """Return the `sparsity_config` that was saved with the checkpoint from which training resumes."""
-        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        stored = stored[-1] if isinstance(stored, list) else stored
-        return stored.get("attributes", {}).get("sparsity_config")
 
     def _prune_if_due(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         stage = self.stages.get(state.global_step)
