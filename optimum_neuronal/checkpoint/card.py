@@ -111,9 +111,9 @@ def _methods(report: PruningReport) -> dict[str, Any]:
 def _prune_command(model: PreTrainedModel, report: PruningReport, base: str | None, options: SaveOptions) -> list[str]:
     """Return the command that prunes the same way, without its output."""
     source = base or (f"path/to/{report.gguf_file}" if report.gguf_file else DENSE_MODEL)
-    text, saved = _calibration_text(report), str(options.dtype or model.dtype).removeprefix("torch.")
+    saved, text = str(options.dtype or model.dtype).removeprefix("torch."), report.config["dataset"] or TEXT
     command = ["optimum-cli", "neuronal", "prune", "--model", source, "--config", CONFIG]
-    command += ["--dataset", *text] if text else []
+    command += ["--dataset", *_places([text] if isinstance(text, str) else text)] if report.calibration else []
     command += [word for module in _own_modules(report) for word in ("--import", module)]
     command += ["--trust-remote-code"] if model.is_remote_code() else []
     return [*command, "--save-dtype", saved, "--dtype", report.dtype or saved]
@@ -145,16 +145,6 @@ def _places(names: Sequence[str]) -> list[str]:
     """Return datasets as the reader of a card names them: files are somewhere."""
     is_file = (name.partition(":")[0].lower().endswith(FILE_SUFFIXES) and "/" not in name for name in names)
     return [f"path/to/{name}" if own else name for name, own in zip(names, is_file)]
-
-
-def _calibration_text(report: PruningReport) -> list[str]:
-    """Return the calibration data, files as placeholders; none if none were needed."""
-    if not report.calibration:
-        return []
-    given = report.config["dataset"]
-    names = [given] if isinstance(given, str) else given or [""]
-    is_named = names[0] and report.calibration["source"].startswith(names[0].partition(":")[0])
-    return _places(names) if is_named else [TEXT]  # it was passed to prune()
 
 
 def _inherited(base: str) -> dict[str, Any]:
