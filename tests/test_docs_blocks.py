@@ -26,7 +26,6 @@ from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, con
 from optimum_neuronal.data.known_datasets import KnownDataset
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
-from optimum_neuronal.training import finetune_setup
 
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
@@ -87,9 +86,9 @@ def cheap(monkeypatch):
         return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
-    small = {"seq_length": 16, "bf16": False, "learning_rate": 0.03}  # accelerate allows one precision in a process
+    small = {"steps": 8, "tokens": None, "minutes": None, "seq_length": 16, "learning_rate": 0.03}
+    small["bf16"] = False  # accelerate allows one precision in a process
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
-    monkeypatch.setattr(finetune_setup, "_count_steps", lambda *_: 8)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(KnownDataset, "download", lambda *_: "hub.json")
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)

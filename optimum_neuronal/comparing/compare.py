@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -103,11 +103,12 @@ def run_study(
         for file in folder.glob("*.json"):
             file.unlink(missing_ok=True)
     runner = CombinationRunner(study, model, tokenizer, memory)
+    first, *others = [one.to_dict() for one in runner.calibrations.values()] or [{}]
     comparison = Comparison(
         model=public_name(model),
         dense=finished(folder, digest(DENSE, {}, runner.depends_on(None)), runner.measure_dense),
         results=[],
-        calibration=_in_common([one.to_dict() for one in runner.calibrations.values()]),
+        calibration={name: value for name, value in first.items() if all(one[name] == value for one in others)},
         versions=versions(),
         windows={name: (*test.ids.shape, test.begin_with_bos) for name, test in runner.windows.items()},
         config=study.config,
@@ -144,12 +145,6 @@ def finished(folder: Path | None, name: str, make: Callable[[], Result], kept: P
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(result)).encode())
     return result
-
-
-def _in_common(calibrations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values that all calibration data share."""
-    first, *others = calibrations or [{}]
-    return {name: value for name, value in first.items() if all(one[name] == value for one in others)}
 
 
 class CombinationRunner:

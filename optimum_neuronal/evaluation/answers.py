@@ -130,7 +130,8 @@ class DenseAnswers:
         for prompt, question, theirs in zip(self.prompts[:EXAMPLES], self.questions, self.answers):
             ours = _generate(sparse, question, self.max_new_tokens)
             said = {name: decode(self.tokenizer, ids) for name, ids in (("dense", theirs), ("sparse", ours))}
-            examples.append({"prompt": _last_turn(prompt), **said})
+            turn = prompt if isinstance(prompt, str) else conversation_of(prompt, "a prompt")[0][-1]["content"]
+            examples.append({"prompt": turn, **said})
         return Answers(divergence / tokens, same / tokens, len(self.prompts), tokens, examples)
 
     def _predictions(self, model: PreTrainedModel) -> Iterator[torch.Tensor]:
@@ -155,10 +156,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> torch.Tensor:
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
     return tokenizer.decode(ids.tolist(), skip_special_tokens=True).strip()
-
-
-def _last_turn(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else conversation_of(prompt, "a prompt")[0][-1]["content"]
 
 
 def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: int) -> torch.Tensor:

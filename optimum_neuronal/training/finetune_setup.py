@@ -118,21 +118,22 @@ def prepare_training(
         vocab_size=student.get_input_embeddings().weight.shape[0],
         bos=resolve_bos(student.config, tokenizer, config.add_bos),
     )
-    timed = config.minutes is not None
+    tokens, steps = config.batch_size * config.seq_length, config.steps  # tokens of a step
+    if config.minutes is None:
+        steps = steps or math.ceil((config.tokens or TOKENS) / tokens)
     # Unusable data and models should raise before anything is recorded.
-    text = draw(1 if timed else _count_steps(config) * config.batch_size)
+    text = draw(steps * config.batch_size if steps else 1)
     _check_losses(student, teacher, text.held_out)
     made_from = identity(find_sparse_decoder(student), torch.cat([text.held_out, text.ids]))
     made_from["training data"] = made_from.pop("calibration data")
     made_from["teacher"] = teacher and checksum(teacher)
     settings = {**config.to_dict(), **made_from, "versions": versions(), "processes": processes.count}
     records = Records(folder, settings, processes)
-
-    def time_step() -> tuple[float, dict]:
-        return accumulated * seconds_of_pass(student, teacher, config, micro_batch), {}
-
-    steps = _count_steps(config, records.recorded("seconds-of-a-step", time_step)[0] if timed else None)
-    text = draw(steps * config.batch_size) if timed else text
+    if steps is None:
+        of_pass = partial(seconds_of_pass, student, teacher, config, micro_batch)
+        seconds, _ = records.recorded("seconds-of-a-step", lambda: (accumulated * of_pass(), {}))
+        steps = max(1, int(60 * config.minutes / seconds))
+        text = draw(steps * config.batch_size)
     every, width = math.ceil(steps / EVALUATIONS), student.config.get_text_config().hidden_size
     arguments = TrainingArguments(
         Path(processes.from_first(str(folder))) / "checkpoints",
@@ -183,15 +184,6 @@ def _split_batch(config: FinetuneConfig, processes: Processes) -> tuple[int, int
 def uses_bfloat16(config: FinetuneConfig, device: torch.device) -> bool:
     """Return True if a fine-tune multiplies matrices in bfloat16 on a device."""
     return multiplies_bfloat16(device) if config.bf16 is None else config.bf16
-
-
-def _count_steps(config: FinetuneConfig, seconds_of_step: float | None = None) -> int:
-    """Return the number of optimizer steps. With `minutes`, `seconds_of_step` is needed."""
-    if config.steps is not None:
-        return config.steps
-    if seconds_of_step is not None:
-        return max(1, int(60 * config.minutes / seconds_of_step))
-    return math.ceil((config.tokens or TOKENS) / (config.batch_size * config.seq_length))
 
 
 def seconds_of_pass(
