@@ -13,7 +13,7 @@ from ..data.documents import read_prompts
 from ..evaluation.answers import MAX_NEW_TOKENS, DenseAnswers
 from ..evaluation.perplexity import load_tests, measure
 from ..evaluation.speed import measure_speed
-from ..evaluation.tasks import ACCURACY, TaskResult, load_tasks
+from ..evaluation.tasks import ACCURACY, TaskResult, evaluate_tasks, load_tasks
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer, read_base_model
 from ..native.library import describe_environment
@@ -60,7 +60,8 @@ class EvaluateCommand(Command):
             if rows:
                 write("\n" + format_table(["dataset", "perplexity", "windows", "tokens in each", "BOS first"], rows))
             if args.tasks:
-                results = tasks.measure(model, tokenizer, memory.batch_size, bos, args.apply_chat_template)
+                how = {"batch_size": memory.batch_size, "apply_chat_template": args.apply_chat_template}
+                results = evaluate_tasks(model, tokenizer, tasks, add_bos=bos, **how)
                 write(f"\n{task_table(results)}")
 
 

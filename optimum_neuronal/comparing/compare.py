@@ -21,6 +21,7 @@ from ..common.progress import progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..data.token_windows import TokenWindows
 from ..evaluation.perplexity import as_model, load_tests, measure, report_tests
+from ..evaluation.tasks import evaluate_tasks
 from ..files.output import check_output, write_atomically
 from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
@@ -32,7 +33,7 @@ from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report, make_sparsity_config, packed_size
 from ..report import PruningReport
 from ..trials import Cache
-from .comparison import Comparison
+from .comparison import Comparison, check_tables_directory
 from .results import DENSE, Result
 from .study import Combination, Study
 
@@ -97,10 +98,11 @@ def run_study(
     memory: MemoryLimits = UNLIMITED,
 ) -> Comparison:
     """Measure the dense model, then prune, measure and restore it with each combination. Tables are written after each."""
-    study.check_output(public_name(model))
-    folder = study.folder and study.folder / FINISHED
-    if folder is not None and study.overwrite:
-        for file in folder.glob("*.json"):
+    folder = None
+    if study.folder is not None:
+        check_tables_directory(study.folder, study.overwrite, public_name(model))
+        folder = study.folder / FINISHED
+        for file in folder.glob("*.json") if study.overwrite else ():
             file.unlink(missing_ok=True)
     runner = CombinationRunner(study, model, tokenizer, memory)
     first, *others = [one.to_dict() for one in runner.calibrations.values()] or [{}]
@@ -222,7 +224,7 @@ class CombinationRunner:
     def _measure(self) -> dict[str, Any]:
         """Return perplexity and accuracy of the model with its present weights."""
         size = self.memory.batch_size
-        scores = self.tasks.measure(self.model, self.tokenizer, size, self.add_bos)
+        scores = evaluate_tasks(self.model, self.tokenizer, self.tasks, batch_size=size, add_bos=self.add_bos)
         perplexity = measure(self.model, self.windows, size)
         accuracy = {
             name: {"accuracy": one.score, "stderr": one.stderr, "samples": one.samples} for name, one in scores.items()

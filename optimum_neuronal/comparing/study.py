@@ -51,7 +51,8 @@ class Study:
         self.combinations = find_combinations(self)
         self.test_sets = name_test_sets(self.evaluate)
         self.folder = None if self.output is None else Path(self.output)
-        self.check_output()
+        if self.folder is not None:
+            check_tables_directory(self.folder, self.overwrite)
         if self.keep is not None:
             check_writable(self.keep, "keep models in")
         self.questions = load_tasks(self.tasks, self.limit, self.include_path, accuracy_only=True)
@@ -62,11 +63,6 @@ class Study:
         config = dict(arguments)
         own = {entry.name: config.pop(entry.name) for entry in fields(cls) if entry.name in arguments}
         return cls(**own, config=config)
-
-    def check_output(self, model: str | None = None) -> None:
-        """Raise `FileExistsError` if the output holds tables of another model, or that no comparison wrote."""
-        if self.folder is not None:
-            check_tables_directory(self.folder, self.overwrite, model)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,19 @@ class TaskResult:
     cut_off: float | None = None
 
 
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks with their questions, which are read once for all models that answer them."""
+
+    tasks: dict[str, Any]  # name -> the harness's task
+    limit: int | None = None  # number of first questions of each task
+    files: dict[str, str] = field(default_factory=dict)  # checksums of the files that describe the user's own tasks
+
+
 def evaluate_tasks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    tasks: Sequence[str],
+    tasks: Sequence[str] | TaskSet,
     *,
     limit: int | None = None,
     batch_size: int | None = None,
@@ -65,7 +74,8 @@ def evaluate_tasks(
 
     Args:
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): a causal language model and its tokenizer.
-        tasks (`Sequence[str]`): the harness's tasks, groups and tags; or `"paper"`, the paper's seven tasks.
+        tasks (`Sequence[str]`): the harness's tasks, groups and tags; or `"paper"`, the paper's seven tasks. Or the result of
+            [`load_tasks`], which has its own `limit` and `include_path`.
         limit (`int`): number of first questions of each task. None: all.
         batch_size (`int`): answers per forward. Changes the result by rounding at most. None: 1 on a CPU, else 32.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format.
@@ -76,56 +86,35 @@ def evaluate_tasks(
         `ImportError`: the extra `eval` is not installed.
         `ValueError`, `TypeError`: an unknown task, or a model that cannot be evaluated.
     """
-    return load_tasks(tasks, limit, include_path).measure(model, tokenizer, batch_size, add_bos, apply_chat_template)
+    chosen = tasks if isinstance(tasks, TaskSet) else load_tasks(tasks, limit, include_path)
+    if not chosen.tasks:
+        return {}
+    if batch_size is not None:
+        check_count("batch_size", batch_size, 1)
+    check_language_model(model)
+    if model.device.type == "meta":  # the harness sends questions to the device of the embeddings
+        raise ValueError("Tasks need the embeddings in memory, not offloaded: change device_map or --stream.")
+    if all(getattr(tokenizer, name, None) is None for name in ("eos_token_id", "bos_token_id")):
+        raise ValueError("Tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one.")
+    from lm_eval import evaluate
+    from lm_eval.models.huggingface import HFLM
 
-
-@dataclass(frozen=True)
-class TaskSet:
-    """Tasks with their questions, which are read once for all models that answer them."""
-
-    tasks: dict[str, Any]  # name -> the harness's task
-    limit: int | None = None  # number of first questions of each task
-    files: dict[str, str] = field(default_factory=dict)  # checksums of the files that describe the user's own tasks
-
-    def measure(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        batch_size: int | None = None,
-        add_bos: bool | None = None,
-        apply_chat_template: bool = False,
-    ) -> dict[str, TaskResult]:
-        """Return a model's score on each task, see [`evaluate_tasks`]."""
-        if not self.tasks:
-            return {}
-        if batch_size is not None:
-            check_count("batch_size", batch_size, 1)
-        check_language_model(model)
-        if model.device.type == "meta":  # the harness sends questions to the device of the embeddings
-            raise ValueError("Tasks need the embeddings in memory, not offloaded: change device_map or --stream.")
-        if all(getattr(tokenizer, name, None) is None for name in ("eos_token_id", "bos_token_id")):
-            raise ValueError(
-                "Tasks need a tokenizer with an eos_token or a bos_token, which begins each text: set one."
-            )
-        from lm_eval import evaluate
-        from lm_eval.models.huggingface import HFLM
-
-        # A copy, since HFLM adds a padding token to a tokenizer without one.
-        batch_size = batch_size or (1 if model.device.type == "cpu" else ACCELERATOR_BATCH)
-        options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
-        options |= {} if add_bos is None else {"add_bos_token": add_bos}
-        with inference(model):
-            head = model.get_output_embeddings()
-            own = getattr(head, "weight", None)
-            with _errors_only():
-                wrapped = HFLM(model, backend="causal", **options)
-            if own is not None and head.weight is not own:
-                head.weight = own  # the harness ties weights, even a head of its own if only the config ties it
-            # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of a mean has a formula.
-            how = {"bootstrap_iters": 1, "log_samples": False, "apply_chat_template": apply_chat_template}
-            how["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
-            results = evaluate(lm=wrapped, task_dict={"tasks": self.tasks}, limit=self.limit, **how)
-        return {name: _result(name, task, results, wrapped) for name, task in self.tasks.items()}
+    # A copy, since HFLM adds a padding token to a tokenizer without one.
+    batch_size = batch_size or (1 if model.device.type == "cpu" else ACCELERATOR_BATCH)
+    options = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size, "softmax_dtype": "float32"}
+    options |= {} if add_bos is None else {"add_bos_token": add_bos}
+    with inference(model):
+        head = model.get_output_embeddings()
+        own = getattr(head, "weight", None)
+        with _errors_only():
+            wrapped = HFLM(model, backend="causal", **options)
+        if own is not None and head.weight is not own:
+            head.weight = own  # the harness ties weights, even a head of its own if only the config ties it
+        # Unlike simple_evaluate, this seeds no generators. No bootstrap: the error of a mean has a formula.
+        how = {"bootstrap_iters": 1, "log_samples": False, "apply_chat_template": apply_chat_template}
+        how["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
+        results = evaluate(lm=wrapped, task_dict={"tasks": chosen.tasks}, limit=chosen.limit, **how)
+    return {name: _result(name, task, results, wrapped) for name, task in chosen.tasks.items()}
 
 
 def load_tasks(

@@ -143,12 +143,12 @@ def test_commands_may_share_an_output_directory(parts, llama, others, tmp_path, 
 def test_a_changed_task_is_asked_again(llama, others, tmp_path, monkeypatch):
     """Questions are read once, whatever the number of combinations."""
     asked, read = [], []
-    monkeypatch.setattr(TaskSet, "measure", lambda self, *given: asked.append(given) or {})
+    monkeypatch.setattr(comparing, "evaluate_tasks", lambda *_, batch_size, **__: asked.append(batch_size) or {})
     for files, count in (({"a.yaml": "1"}, 2), ({"a.yaml": "1"}, 2), ({"a.yaml": "2"}, 4)):
         monkeypatch.setattr(study, "load_tasks", lambda *_, files=files, **__: read.append(1) or TaskSet({}, 5, files))
         compare(llama, make_tokenizer(), **ONE, **others, tasks=["mine"], batch_size=3, output=tmp_path)
         assert len(asked) == count, "the dense model, and one that is pruned"
-    assert asked[0][2] == 3 and len(read) == 3
+    assert asked[0] == 3 and len(read) == 3
 
 
 def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_path):

@@ -156,5 +156,6 @@ def test_questions_are_read_once(harness, llama, tokenizer, monkeypatch):
     loaded = tasks.load_tasks(["neuronal_words"], include_path=TASKS)
     assert list(loaded.files) == [str(file) for file in sorted(TASKS.glob("*.yaml"))]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("read again"))
-    found = [loaded.measure(model, tokenizer)["neuronal_words"] for model in (llama, make_model("gpt2"), llama)]
+    models = llama, make_model("gpt2"), llama
+    found = [tasks.evaluate_tasks(model, tokenizer, loaded)["neuronal_words"] for model in models]
     assert found[0] == found[2] != found[1]
