@@ -233,13 +233,9 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model (`PreTrainedModel`): what `prune` returned.
-            directory (`str` or `Path`): absent, or an empty directory.
+            directory, dtype, overwrite: as for [`save_pretrained`].
             format (`str`, *optional*):
-                `"dense"`: ordinary safetensors with zeros. `"packed"`: the non-zero values and bitmasks, which load in
-                processes that have imported this package. None: packed if the model computes with packed weights, else
-                dense.
-            dtype (`torch.dtype`, *optional*): dtype to save in. None: the model's.
-            overwrite (`bool`): True to replace a directory that holds a model, with all that is in it.
+                `"dense"` or `"packed"`, see [`save_pretrained`]. None: packed if the model computes with packed weights.
 
         Raises:
             `ValueError`: the model is not the last one that this pruner pruned, or the format does not fit it.

@@ -10,13 +10,7 @@ from typing import Any, ClassVar
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..common.registry import title_of
-from ..common.validation import (
-    check_choice,
-    check_field,
-    check_patterns,
-    check_sparsity,
-    did_you_mean,
-)
+from ..common.validation import check_choice, check_field, check_patterns, check_sparsity, did_you_mean
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
