@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
-from .validation import check_choice, make_checked
+from .validation import check_choice, check_field, did_you_mean
 
 
 Method = TypeVar("Method")
@@ -114,7 +114,7 @@ class Registry(Generic[Method]):
         return {cls.variant: cls for (known, _), cls in self._classes.items() if known == method.name}
 
     def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
-        """Return a method with hyperparameters. If it has variants, the value `variant` chooses one of them.
+        """Return a method with checked hyperparameters. If it has variants, the value `variant` chooses one of them.
 
         `argument` is the caller's name of the hyperparameters, such as `"topup_args"`.
         """
@@ -125,7 +125,12 @@ class Registry(Generic[Method]):
             check_choice("variant", variant, list(variants))
             method = variants[variant]
             title += f" (variants: {', '.join(variants)})"
-        return make_checked(method, title, argument, values)
+        known = {entry.name: entry for entry in fields(method)}
+        for key in values:
+            if key not in known:
+                takes, hint = ", ".join(known) or "no hyperparameters", did_you_mean(key, known)
+                raise ValueError(f"{argument} has {key!r}: {title} takes {takes}.{hint}")
+        return method(**{key: check_field(known[key], value) for key, value in values.items()})
 
     def _discover(self) -> None:
         if not self._discovered:

@@ -2,16 +2,13 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import Field, field
 from importlib.util import find_spec
 from numbers import Integral, Real
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import regex
-
-
-Made = TypeVar("Made")
 
 
 def require_extra(package: str, extra: str) -> None:
@@ -80,23 +77,8 @@ def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[fl
 
 
 def hyper(default: Any, least: float | None = None, most: float = math.inf, above: bool = False, choices=()) -> Any:
-    """Return a dataclass field for a hyperparameter, with the bounds or choices that [`make_checked`] checks."""
+    """Return a dataclass field for a hyperparameter, with the bounds or choices that [`check_field`] checks."""
     return field(default=default, metadata={"least": least, "most": most, "above": above, "choices": choices})
-
-
-def make_checked(method: type[Made], known_as: str, argument: str, values: Mapping[str, Any]) -> Made:
-    """Make a dataclass with hyperparameters, after a check of their names and values, see [`hyper`].
-
-    `argument` is the caller's name of `values`, such as `"topup_args"`.
-    """
-    known = {entry.name: entry for entry in fields(method)}
-    for key in values:
-        if key not in known:
-            raise ValueError(
-                f"{argument} has {key!r}: {known_as} takes {', '.join(known) or 'no hyperparameters'}."
-                f"{did_you_mean(key, known)}"
-            )
-    return method(**{key: check_field(known[key], value) for key, value in values.items()})
 
 
 def check_field(entry: Field, value: Any) -> Any:

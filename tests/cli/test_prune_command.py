@@ -85,9 +85,8 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
 def test_the_packed_format_is_saved_and_pushed(run, dense, tmp_path, monkeypatch):
     output, text, published = tmp_path / "packed", tmp_path / "text.txt", []
     monkeypatch.setattr("optimum_neuronal.cli.prune_command.check_push", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "optimum_neuronal.cli.command.push_pruned", lambda *_, format, **more: published.append(format)
-    )
+    push = "optimum_neuronal.cli.command.push_pruned"
+    monkeypatch.setattr(push, lambda *_, format, **more: published.append(format))
     given = ("--model", dense, "--sparsity", 0.7, *PLAIN, "--push-to-hub", "me/sparse")
     shown = run("prune", *given, "--format", "packed", "--output", output)
     assert published == ["packed"] and not (output / "model.safetensors").exists()
