@@ -89,6 +89,7 @@ class NeuronALPruner(OptimumQuantizer):
     def from_pretrained(
         cls,
         model_or_path: str | Path,
+        file_name: None = None,
         *,
         config: NeuronALConfig,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
@@ -100,6 +101,7 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             model_or_path (`str` or `Path`): Hub id or directory of the dense model, or a GGUF file.
+            file_name: part of optimum's interface; None, since a model is more than one file.
             config ([`NeuronALConfig`]): how to prune.
             tokenizer (*optional*): as for the class; None: the checkpoint's own.
             stream_to (`str` or `Path`, *optional*):
@@ -108,6 +110,8 @@ class NeuronALPruner(OptimumQuantizer):
             device (`torch.device`, *optional*): with `stream_to`: where to compute. None: the accelerator, or the CPU.
             model_kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, ...
         """
+        if file_name is not None:
+            raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner, source = cls(config, tokenizer), locate(model_or_path, model_kwargs)
         check_unquantized(source)
         if stream_to is None:
@@ -121,6 +125,7 @@ class NeuronALPruner(OptimumQuantizer):
     def quantize(
         self,
         save_dir: str | Path,
+        file_prefix: None = None,
         *,
         dataset: Any = None,
         work_dir: str | Path | None = None,
@@ -138,6 +143,7 @@ class NeuronALPruner(OptimumQuantizer):
 
         Args:
             save_dir (`str` or `Path`): absent, or an empty directory; checked before the work starts, and at its end.
+            file_prefix: part of optimum's interface; None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
@@ -153,6 +159,8 @@ class NeuronALPruner(OptimumQuantizer):
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
             overwrite (`bool`): True to replace a model's directory at `save_dir`, with all that is in it.
         """
+        if file_prefix is not None:
+            raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         output = check_output(save_dir, overwrite, [self.model.config.name_or_path])

@@ -108,6 +108,12 @@ class TestQuantize:
         make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "dense")
         pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(), dtype=torch.float32)
         assert isinstance(pruner, OptimumQuantizer) and pruner.tokenizer is None
+        for call, own in (
+            (NeuronALPruner.from_pretrained, "file_name"),
+            (pruner.quantize, "file_prefix"),
+        ):  # optimum's
+            with pytest.raises(ValueError, match=f"{own} is 'a': expected None"):
+                call(tmp_path / "dense", "a", **({"config": config()} if own == "file_name" else {}))
         model = pruner.quantize(tmp_path / "sparse", dataset=ids, save_dtype=save_dtype)
         assert (model.dtype, pruner.report.dtype) == (torch.float32, "float32")
         reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
