@@ -118,9 +118,14 @@ def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
     assert error < 1e-7
 
 
-def test_the_authors_factorize_in_float32_and_in_float64_where_that_fails():
+def test_the_authors_factorize_in_float32_and_in_float64_where_that_fails(monkeypatch):
     matrix = solve_dampened(hessian_of(300), 0.01, "layer", torch.clone)
     theirs = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(matrix)), upper=True)
-    near_singular = torch.tensor([[1.0, 0.1], [0.1, 0.01 + 2**-30]])
-    for given, expected in ((matrix, theirs), (near_singular, inverse_factor(near_singular))):
-        assert torch.equal(AuthorsSparseGPT()._factor(given), expected)
+    assert torch.equal(AuthorsSparseGPT()._factor(matrix), theirs)
+    factorize = torch.linalg.cholesky_ex
+
+    def only_float64(given, **how):  # which matrices float32 is too coarse for depends on the processor
+        return (given, torch.tensor(1)) if given.dtype == torch.float32 else factorize(given, **how)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", only_float64)
+    assert torch.equal(AuthorsSparseGPT()._factor(matrix), inverse_factor(matrix))
