@@ -123,19 +123,16 @@ class BlockRunner:
         inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
         known: list[torch.Tensor] = []
 
-        def passing(index: int) -> Callable:
-            def forward(*args, **kwargs):
-                hidden, call = split_hidden(args, kwargs)
-                if index == 0:
-                    keep_shared(hidden, hidden, call)
-                    inputs.hidden.append(hidden)
-                shared = {key: reuse_tensors(value, known) for key, value in call.kwargs.items()}
-                inputs.calls[index].append(Call(reuse_tensors(call.args, known), shared))
-                return wrap(hidden)
+        def forward(index: int, *args, **kwargs):
+            hidden, call = split_hidden(args, kwargs)
+            if index == 0:
+                keep_shared(hidden, hidden, call)
+                inputs.hidden.append(hidden)
+            shared = {key: reuse_tensors(value, known) for key, value in call.kwargs.items()}
+            inputs.calls[index].append(Call(reuse_tensors(call.args, known), shared))
+            return wrap(hidden)
 
-            return forward
-
-        with replaced_blocks(decoder, passing), watch_final_norm(decoder, inputs):
+        with replaced_blocks(decoder, forward), watch_final_norm(decoder, inputs):
             for batch in ids.split(batch_size or self.batch_size):
                 decoder.module(input_ids=batch.to(self.device), use_cache=False)
                 if most is not None and sum(hidden.nbytes for hidden in inputs.hidden) > most:
@@ -209,16 +206,13 @@ class BlockRunner:
         """
         decoder, wrap = self.decoder, self.wrap
 
-        def passing(index: int) -> Callable:
-            def forward(*args, **kwargs):
-                entering = split_hidden(args, kwargs)[0]
-                return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
-
-            return forward
+        def forward(index: int, *args, **kwargs):
+            entering = split_hidden(args, kwargs)[0]
+            return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
 
         if not decoder.predicts_next_token:
             raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head.")
-        with replaced_blocks(decoder, passing):
+        with replaced_blocks(decoder, forward):
             return decoder.model(input_ids=ids.to(self.device), use_cache=False).logits.float()
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:

@@ -119,11 +119,8 @@ def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:
     index = torch.zeros(len(values), dtype=torch.uint8, device=weight.device)
     index[slot] = (column - column[first][group]).to(torch.uint8)
     counts = torch.searchsorted(first, bounds - start).diff()
-    return values.view(weight.dtype), index, column[first].to(_dtype_of_base(columns)), counts
-
-
-def _dtype_of_base(columns: int) -> torch.dtype:
-    return torch.int16 if columns <= 2**16 else torch.int32
+    base = column[first].to(torch.int16 if columns <= 2**16 else torch.int32)
+    return values.view(weight.dtype), index, base, counts
 
 
 @functools.cache
