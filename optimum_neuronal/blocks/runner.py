@@ -179,12 +179,37 @@ class BlockRunner:
         statistic: type[SquaredNorms] | None = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
-        """Run a block on every batch, and count it. See [`replay`] for the arguments."""
+        """Run a block on a stream, and count it. Return its output, and statistics of the projections' inputs by name.
+
+        `statistic` is their class, None for none of them. `skipped` projections, which may only feed the block's output,
+        return zeros.
+        """
         if block.experts:  # observed experts run by sequence, so that batches do not change a bit
             statistic = statistic or SquaredNorms
         self.block_forwards += stream.sequences
-        outputs, norms = replay(block, stream.batches, calls, statistic, skipped)
-        return Stream(outputs), norms
+        outputs: list[torch.Tensor] = []
+        observed: dict[str, SquaredNorms] = {}
+        watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
+        watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
+        with ExitStack() as stack:
+            for projection in skipped:
+                if projection.expert is None:
+                    stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
+            device = execution_device(block.module)
+            for states, call in zip(stream, calls):
+                restore_shared(states, call)
+                states = to_device(states, device)
+                with ExitStack() as observers:
+                    if statistic:
+                        for experts in block.experts:
+                            if any(p.module is experts.module for p in block.pruned):
+                                arguments = experts, block.projections, observed, len(states), statistic, skipped
+                                forward = ObservedExperts(*arguments).forward
+                                observers.enter_context(replaced_forward(experts.module, forward))
+                        observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
+                    outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
+                keep_shared(outputs[-1], states, call)
+        return Stream(outputs), observed
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         return self.replay(block, stream, calls, statistic=None)[0]
@@ -222,42 +247,6 @@ class BlockRunner:
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
             raise ValueError(f"Activations in {block.name} are not finite: load the model in bfloat16 or float32.")
         return errors.sum().item()
-
-
-def replay(
-    block: Block,
-    hidden: Sequence[torch.Tensor],
-    calls: Sequence[Call],
-    statistic: type[SquaredNorms] | None = SquaredNorms,
-    skipped: Sequence[Projection] = (),
-) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
-    """Run one block on the hidden states of every batch, shape (batch, tokens, hidden size) each.
-
-    Return the outputs by batch, and the statistics of the projections' inputs (class `statistic`, None for no statistics)
-    by name. `skipped` projections, which may only feed the block's output, return zeros.
-    """
-    outputs, observed = [], {}
-    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
-    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
-    with ExitStack() as stack:
-        for projection in skipped:
-            if projection.expert is None:
-                stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
-        device = execution_device(block.module)
-        for states, call in zip(hidden, calls):
-            restore_shared(states, call)
-            states = to_device(states, device)
-            with ExitStack() as observers:
-                if statistic:
-                    for experts in block.experts:
-                        if any(p.module is experts.module for p in block.pruned):
-                            arguments = experts, block.projections, observed, len(states), statistic, skipped
-                            forward = ObservedExperts(*arguments).forward
-                            observers.enter_context(replaced_forward(experts.module, forward))
-                    observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
-                outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
-            keep_shared(outputs[-1], states, call)
-    return outputs, observed
 
 
 def output_with(
