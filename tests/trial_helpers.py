@@ -12,7 +12,7 @@ from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import prune_blocks
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.saliency.plan import Plan, mask_rows
+from optimum_neuronal.saliency.plan import Plan, mask_rows, row_counts
 from optimum_neuronal.topup import Allocation
 from optimum_neuronal.trials import PlanEvaluator
 
@@ -50,7 +50,9 @@ def dense_masks(model, ids, evaluator, plan, projections=None) -> dict[str, torc
     projections = projections or evaluator.decoder.projections
     norms = squared_norms(model, ids, projections)
     return {
-        name: mask_rows(evaluator.saliency.score(p.weight, activation(norms[name])), plan.row_counts(name, p.shape))
+        name: mask_rows(
+            evaluator.saliency.score(p.weight, activation(norms[name])), row_counts(plan.sparsity[name], p.shape)
+        )
         for name, p in projections.items()
     }
 

@@ -129,10 +129,11 @@ class BlockInputs:
 
 
 @contextmanager
-def replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
+def replaced_blocks(decoder: Decoder, forward: Callable) -> Iterator[None]:
+    """Let every block call a function instead: `forward(index of the block, *args, **kwargs)`."""
     with ExitStack() as stack:
         for index, block in enumerate(decoder.blocks):
-            stack.enter_context(replaced_forward(block.module, forward_of(index)))
+            stack.enter_context(replaced_forward(block.module, partial(forward, index)))
         yield
 
 
@@ -176,20 +177,15 @@ def called_blocks(decoder: Decoder, device: torch.device) -> tuple[list[Block], 
     """
     called: set[int] = set()
     wraps: list[Wrap] = []
+    own = [block.module.forward for block in decoder.blocks]
 
-    def passing(index: int) -> Callable:
-        module = decoder.blocks[index].module
-        own = module.forward
+    def forward(index: int, *args, **kwargs):
+        called.add(index)
+        if not wraps:
+            wraps.append(output_wrapper(own[index](*args, **kwargs)))
+        return wraps[0](split_hidden(args, kwargs)[0])
 
-        def forward(*args, **kwargs):
-            called.add(index)
-            if not wraps:
-                wraps.append(output_wrapper(own(*args, **kwargs)))
-            return wraps[0](split_hidden(args, kwargs)[0])
-
-        return forward
-
-    with replaced_blocks(decoder, passing):
+    with replaced_blocks(decoder, forward):
         decoder.module(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=False)
     if not called:
         raise ValueError(

@@ -123,19 +123,16 @@ class BlockRunner:
         inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
         known: list[torch.Tensor] = []
 
-        def passing(index: int) -> Callable:
-            def forward(*args, **kwargs):
-                hidden, call = split_hidden(args, kwargs)
-                if index == 0:
-                    keep_shared(hidden, hidden, call)
-                    inputs.hidden.append(hidden)
-                shared = {key: reuse_tensors(value, known) for key, value in call.kwargs.items()}
-                inputs.calls[index].append(Call(reuse_tensors(call.args, known), shared))
-                return wrap(hidden)
+        def forward(index: int, *args, **kwargs):
+            hidden, call = split_hidden(args, kwargs)
+            if index == 0:
+                keep_shared(hidden, hidden, call)
+                inputs.hidden.append(hidden)
+            shared = {key: reuse_tensors(value, known) for key, value in call.kwargs.items()}
+            inputs.calls[index].append(Call(reuse_tensors(call.args, known), shared))
+            return wrap(hidden)
 
-            return forward
-
-        with replaced_blocks(decoder, passing), watch_final_norm(decoder, inputs):
+        with replaced_blocks(decoder, forward), watch_final_norm(decoder, inputs):
             for batch in ids.split(batch_size or self.batch_size):
                 decoder.module(input_ids=batch.to(self.device), use_cache=False)
                 if most is not None and sum(hidden.nbytes for hidden in inputs.hidden) > most:
@@ -182,12 +179,37 @@ class BlockRunner:
         statistic: type[SquaredNorms] | None = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
-        """Run a block on every batch, and count it. See [`replay`] for the arguments."""
+        """Run a block on a stream, and count it. Return its output, and statistics of the projections' inputs by name.
+
+        `statistic` is their class, None for none of them. `skipped` projections, which may only feed the block's output,
+        return zeros.
+        """
         if block.experts:  # observed experts run by sequence, so that batches do not change a bit
             statistic = statistic or SquaredNorms
         self.block_forwards += stream.sequences
-        outputs, norms = replay(block, stream.batches, calls, statistic, skipped)
-        return Stream(outputs), norms
+        outputs: list[torch.Tensor] = []
+        observed: dict[str, SquaredNorms] = {}
+        watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
+        watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
+        with ExitStack() as stack:
+            for projection in skipped:
+                if projection.expert is None:
+                    stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
+            device = execution_device(block.module)
+            for states, call in zip(stream, calls):
+                restore_shared(states, call)
+                states = to_device(states, device)
+                with ExitStack() as observers:
+                    if statistic:
+                        for experts in block.experts:
+                            if any(p.module is experts.module for p in block.pruned):
+                                arguments = experts, block.projections, observed, len(states), statistic, skipped
+                                forward = ObservedExperts(*arguments).forward
+                                observers.enter_context(replaced_forward(experts.module, forward))
+                        observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
+                    outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
+                keep_shared(outputs[-1], states, call)
+        return Stream(outputs), observed
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         return self.replay(block, stream, calls, statistic=None)[0]
@@ -209,16 +231,13 @@ class BlockRunner:
         """
         decoder, wrap = self.decoder, self.wrap
 
-        def passing(index: int) -> Callable:
-            def forward(*args, **kwargs):
-                entering = split_hidden(args, kwargs)[0]
-                return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
-
-            return forward
+        def forward(index: int, *args, **kwargs):
+            entering = split_hidden(args, kwargs)[0]
+            return wrap(to_device(hidden, entering.device) if index == len(decoder.blocks) - 1 else entering)
 
         if not decoder.predicts_next_token:
             raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head.")
-        with replaced_blocks(decoder, passing):
+        with replaced_blocks(decoder, forward):
             return decoder.model(input_ids=ids.to(self.device), use_cache=False).logits.float()
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
@@ -228,42 +247,6 @@ class BlockRunner:
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
             raise ValueError(f"Activations in {block.name} are not finite: load the model in bfloat16 or float32.")
         return errors.sum().item()
-
-
-def replay(
-    block: Block,
-    hidden: Sequence[torch.Tensor],
-    calls: Sequence[Call],
-    statistic: type[SquaredNorms] | None = SquaredNorms,
-    skipped: Sequence[Projection] = (),
-) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
-    """Run one block on the hidden states of every batch, shape (batch, tokens, hidden size) each.
-
-    Return the outputs by batch, and the statistics of the projections' inputs (class `statistic`, None for no statistics)
-    by name. `skipped` projections, which may only feed the block's output, return zeros.
-    """
-    outputs, observed = [], {}
-    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
-    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
-    with ExitStack() as stack:
-        for projection in skipped:
-            if projection.expert is None:
-                stack.enter_context(replaced_forward(projection.module, partial(_zeros, projection.shape[0])))
-        device = execution_device(block.module)
-        for states, call in zip(hidden, calls):
-            restore_shared(states, call)
-            states = to_device(states, device)
-            with ExitStack() as observers:
-                if statistic:
-                    for experts in block.experts:
-                        if any(p.module is experts.module for p in block.pruned):
-                            arguments = experts, block.projections, observed, len(states), statistic, skipped
-                            forward = ObservedExperts(*arguments).forward
-                            observers.enter_context(replaced_forward(experts.module, forward))
-                    observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
-                outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
-            keep_shared(outputs[-1], states, call)
-    return outputs, observed
 
 
 def output_with(

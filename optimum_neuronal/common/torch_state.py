@@ -4,7 +4,7 @@ import ctypes
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from .validation import check_count
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
-TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 
 
 def default_device() -> torch.device:
@@ -31,24 +30,6 @@ def time_on(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
-
-
-def may_use_triton(device: torch.device) -> bool:
-    """Return True for devices of a kind for which there are Triton kernels."""
-    return device.type in TRITON_DEVICES
-
-
-def triton_problem(device: torch.device, attempt: Callable[[], object]) -> str | None:
-    """Return why Triton kernels don't work on a device, or None if they do. `attempt` imports and runs a small one."""
-    if not may_use_triton(device):
-        return f"there are no kernels for {device.type}"
-    try:
-        attempt()
-    except ImportError as error:
-        return f"they need Triton (pip install triton), which cannot be imported: {error}"
-    except Exception as error:  # compilers, drivers and unknown devices raise many kinds
-        return f"Triton does not work there: {type(error).__name__}: {error}"
-    return None
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -58,29 +58,22 @@ def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConf
 
 
 def find_decoder(
-    model: PreTrainedModel, targets: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+    model: PreTrainedModel,
+    targets: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    strict: bool = True,
 ) -> Decoder:
     """Find the blocks of a model and the projections to prune in them.
 
     The blocks are the largest `ModuleList` in the decoder whose modules must not be split (`unsplit_modules`), or else
     the largest one. `targets` and `ignore` are regular expressions that are searched in full module names. Without targets,
-    every matrix in a block must have a known name (`architectures`), or match `ignore`. Raise `ValueError` otherwise, or if
-    a pattern matches nothing.
+    every matrix in a block must have a known name (`architectures`), or match `ignore`. Others raise `ValueError`,
+    or are left out unless it is `strict`. A pattern that matches nothing raises `ValueError` too.
     """
-    return _find(model, Patterns(targets, ignore), strict=True)
-
-
-def find_all_projections(model: PreTrainedModel) -> Decoder:
-    """Find the blocks of a model and all projections in them, as far as they are known or linear layers."""
-    return _find(model, Patterns([""], None), strict=False)
-
-
-def _find(model: PreTrainedModel, wanted: Patterns, strict: bool) -> Decoder:
-    """Return the decoder. Matrices that are not understood raise `ValueError`, or are left out unless it is `strict`."""
     if masked := [name for name, _ in model.named_parameters() if name.endswith("_orig")]:
         check_formats(masked, type(model).__name__)
     config = model.config.get_text_config(decoder=True)
-    architecture = find_architecture(config.model_type)
+    architecture, wanted = find_architecture(config.model_type), Patterns(targets, ignore)
     list_name, modules = block_list(model)
     unknown: dict[str, str] = {}
     blocks = [
@@ -95,6 +88,11 @@ def _find(model: PreTrainedModel, wanted: Patterns, strict: bool) -> Decoder:
         )
     wanted.check(model, sum(len(block.pruned) for block in blocks))
     return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
+
+
+def find_all_projections(model: PreTrainedModel) -> Decoder:
+    """Find the blocks of a model and all projections in them, as far as they are known or linear layers."""
+    return find_decoder(model, [""], strict=False)
 
 
 def block_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:

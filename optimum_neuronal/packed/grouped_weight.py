@@ -9,7 +9,6 @@ from types import ModuleType
 import torch
 
 from ..common.notes import get_logger
-from ..common.torch_state import may_use_triton, triton_problem
 from ..model.change import PackedMask
 from ..native.library import TORCH, VARIABLE
 from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
@@ -18,6 +17,7 @@ from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, row_blocks
 
 logger = get_logger(__name__)
 
+TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 GROUP = 32  # slots
 SPAN = 256  # columns
 BLOCK = 2**22  # elements of a weight that are converted at a time, each of which takes about 50 bytes
@@ -119,26 +119,26 @@ def _group_rows(weight: PackedWeight, rows: slice) -> tuple[torch.Tensor, ...]:
     index = torch.zeros(len(values), dtype=torch.uint8, device=weight.device)
     index[slot] = (column - column[first][group]).to(torch.uint8)
     counts = torch.searchsorted(first, bounds - start).diff()
-    return values.view(weight.dtype), index, column[first].to(_dtype_of_base(columns)), counts
-
-
-def _dtype_of_base(columns: int) -> torch.dtype:
-    return torch.int16 if columns <= 2**16 else torch.int32
+    base = column[first].to(torch.int16 if columns <= 2**16 else torch.int32)
+    return values.view(weight.dtype), index, base, counts
 
 
 @functools.cache
 def find_kernels(device: torch.device) -> ModuleType | None:
     """Return the module with Triton kernels, or None with a warning if they don't work on a device."""
-    is_host = device.type in ("cpu", "meta") and not may_use_triton(device)
-    if is_host or os.environ.get(VARIABLE) == TORCH:
+    has_kernels = device.type in TRITON_DEVICES
+    if os.environ.get(VARIABLE) == TORCH or (not has_kernels and device.type in ("cpu", "meta")):
         return None
-
-    def attempt() -> None:  # so that an error shows here and not in the middle of a model
-        import_module(".triton_kernels", __package__).try_out(device)
-
-    reason = triton_problem(device, attempt)
-    if reason is None:
-        return import_module(".triton_kernels", __package__)
+    reason = f"there are no kernels for {device.type}"
+    if has_kernels:
+        try:
+            kernels = import_module(".triton_kernels", __package__)
+            kernels.try_out(device)  # so that an error shows here and not in the middle of a model
+            return kernels
+        except ImportError as error:
+            reason = f"they need Triton (pip install triton), which cannot be imported: {error}"
+        except Exception as error:  # compilers, drivers and unknown devices raise many kinds
+            reason = f"Triton does not work there: {type(error).__name__}: {error}"
     logger.warning(
         f"Packed weights on {device} run without kernels, which is slow: {reason}. torch makes every weight dense for "
         "each token. Call optimum_neuronal.densify(model) to compute with dense weights."

@@ -25,7 +25,7 @@ from ..saliency.base import check_finite
 from ..saliency.plan import Plan
 from ..topup import Allocation
 from ..trials import Cache, PlanEvaluator
-from ..trials.output_errors import compare_outputs, divergence
+from ..trials.output_errors import compare_outputs
 from .importance import feature_importance
 from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
@@ -88,7 +88,7 @@ def measure_divergence(context: PruneContext, changes: Mapping[str, Change]) -> 
         uniform = Plan.uniform(context.decoder.projections, context.config.sparsity)
         streams.append(evaluator.stream_of(uniform)[1])
     try:
-        found = compare_outputs(evaluator, ids, evaluator.dense(SquaredNorms)[1], streams, divergence)
+        found = compare_outputs(evaluator, ids, evaluator.dense(SquaredNorms)[1], streams)
     except ValueError as error:  # the model is pruned all the same
         logger.warning(f"The pruned model could not be compared with the dense one. {error}")
         return {}

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import torch
 
-from ..blocks.statistics import wide_dtype
 from ..common.torch_state import full_precision
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
@@ -111,22 +110,10 @@ class Unstructured:
         return smallest(sizes, len(sizes) + 1 - self.count).item()
 
 
-def make_inverse(matrix: torch.Tensor) -> Callable[[float], torch.Tensor]:
-    """Return the function of rho that inverts `matrix + rho I`, a symmetric matrix without negative eigenvalues.
-
-    Accelerators multiply much faster than they factorize, and a Cholesky factorization waits for them. So they find the
-    eigenvectors once, and every inverse is a product. In float64, since inverses by float32 eigenvectors are up to 100 times
-    as inexact as by Cholesky. On a CPU, Cholesky takes fewer operations.
-    """
-    if on_cpu(matrix) or wide_dtype(matrix.device) != torch.float64:
-
-        def invert(rho: float) -> torch.Tensor:
-            shifted = torch.diagonal_scatter(matrix, matrix.diagonal() + rho)
-            return torch.cholesky_inverse(torch.linalg.cholesky_ex(shifted, check_errors=True).L)
-
-        return invert
-    eigenvalues, vectors = (part.to(matrix.dtype) for part in torch.linalg.eigh(matrix.double()))
-    return lambda rho: (vectors / (eigenvalues.clamp(min=0) + rho)) @ vectors.T
+def invert(matrix: torch.Tensor, rho: float) -> torch.Tensor:
+    """Return the inverse of `matrix + rho I`, for a symmetric matrix without negative eigenvalues."""
+    shifted = torch.diagonal_scatter(matrix, matrix.diagonal() + rho)
+    return torch.cholesky_inverse(torch.linalg.cholesky_ex(shifted, check_errors=True).L)
 
 
 def find_support(
@@ -139,7 +126,6 @@ def find_support(
     In the paper's notation, the state is `V = B + U / rho`. Its kept part is D, the rest is `U / rho`. An accelerator is
     waited for once in PERIOD iterations.
     """
-    invert = make_inverse(matrix)
     rho, inverse = RHO, None
     mask = support(start, False)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
@@ -148,7 +134,7 @@ def find_support(
     weight = torch.empty_like(start)
     for iteration in range(1, iterations + 1):
         if inverse is None:
-            inverse = invert(rho)
+            inverse = invert(matrix, rho)
         torch.where(mask, values, -values, out=right)
         torch.mm(right.mul_(rho).add_(target), inverse, out=weight)
         values.masked_fill_(mask, 0).add_(weight)

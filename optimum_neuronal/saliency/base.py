@@ -12,7 +12,7 @@ from ..common.notes import get_logger
 from ..common.registry import OWN, Registry
 from ..model.change import Change, NewWeight, Zeros
 from ..model.projections import Projection
-from .plan import ColumnPattern, Plan, mask_groups, mask_rows
+from .plan import ColumnPattern, Plan, mask_groups, mask_rows, row_counts
 
 
 logger = get_logger(__name__)
@@ -184,7 +184,7 @@ def mask_of(
     """Return the mask of a projection by its score, both of shape (out, in)."""
     if pattern is not None:
         return mask_groups(score, pattern)
-    return mask_rows(score, plan.row_counts(projection.name, projection.shape), plan.keeps_first)
+    return mask_rows(score, row_counts(plan.sparsity[projection.name], projection.shape), plan.keeps_first)
 
 
 def check_finite(finite: Mapping[str, torch.Tensor]) -> None:

@@ -41,10 +41,6 @@ class Plan:
         values = ((name, torch.as_tensor(self.sparsity[name], dtype=torch.float64)) for name in chosen)
         return b"".join(name.encode() + value.numpy().tobytes() for name, value in values)
 
-    def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Return the number of weights to prune in each row of a projection, see [`row_counts`]."""
-        return row_counts(self.sparsity[name], shape)
-
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the number of weights to prune in each row of a weight of `shape`, (out, in): int64, (out,), on the CPU.

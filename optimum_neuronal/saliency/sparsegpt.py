@@ -1,23 +1,16 @@
 """SparseGPT: prunes column by column, and compensates for every pruned weight in later columns."""
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import ClassVar
 
 import torch
 
 from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
-from ..common.notes import get_logger
-from ..common.torch_state import full_precision, may_use_triton, triton_problem
+from ..common.torch_state import full_precision
 from ..common.validation import hyper
 from .base import WeightUpdate, register_saliency, solve_dampened
 from .plan import ColumnPattern, mask_groups, mask_whole
-
-
-logger = get_logger(__name__)
 
 
 @register_saliency("sparsegpt")
@@ -48,7 +41,6 @@ class SparseGPT(WeightUpdate):
         parts = dict(zip(weights, stacked.split(rows)))
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
-        kernel = None if pattern else find_kernel(stacked.device)
         for start in range(0, len(inverse), size):
             end = min(start + size, len(inverse))
             block, factor = stacked[:, start:end].contiguous(), inverse[start:end, start:end].contiguous()
@@ -57,7 +49,7 @@ class SparseGPT(WeightUpdate):
             if pattern is None:
                 counts = [self._count(len(part), start, end, float(sparsities[name])) for name, part in parts.items()]
                 mask = torch.cat(list(map(mask_whole, (block / scale).square().split(rows), counts)))
-            errors = kernel(block, factor, scale, mask) if kernel else prune_block(block, factor, scale, mask, pattern)
+            errors = prune_block(block, factor, scale, mask, pattern)
             stacked[:, start:end] = block
             # The rounding of a product depends on the number of rows and on addresses: each projection has its own.
             for part, own in zip(parts.values(), errors.split(rows)):
@@ -105,22 +97,6 @@ def prune_block(
     column_bits.bitwise_and_(~pruned)
     weight.copy_(columns.T.contiguous())
     return errors.T.contiguous()
-
-
-@functools.cache
-def find_kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
-    """Return a Triton kernel that does what [`prune_block`] does with a mask, or None if it does not work on a device."""
-
-    def attempt() -> None:
-        kernels, one = import_module("._triton_sparsegpt", __package__), torch.ones(1, 1, device=device)
-        kernels.prune_block(one, one, one[0], one.bool())
-
-    problem = triton_problem(device, attempt)
-    if problem is None:
-        return import_module("._triton_sparsegpt", __package__).prune_block
-    if may_use_triton(device):
-        logger.warning(f"SparseGPT on {device} runs without its kernel, which is slower: {problem}.")
-    return None
 
 
 def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:

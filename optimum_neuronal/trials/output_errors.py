@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import ClassVar
 
@@ -38,15 +39,6 @@ def divergence(dense: torch.Tensor) -> Compare:
         return (torch.linalg.vecdot(probabilities, expected - sparse) + sparse.logsumexp(dim=-1)).sum()
 
     return compare
-
-
-def negative_log_likelihood(dense: torch.Tensor | None) -> Compare:
-    """Return a function for the negative log-likelihood of the text in nats, summed over positions."""
-    return lambda sparse, following: cross_entropy(sparse, following, reduction="sum")
-
-
-# Name -> function from the dense model's logits to a comparison.
-OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": divergence, "nll": negative_log_likelihood}
 
 
 @dataclass(frozen=True)
@@ -94,13 +86,17 @@ class OutputErrors(Measurement):
         else:
             streams = evaluator.runner.run(inputs, len(plans), visit, self.label)
         dense = evaluator.dense(SquaredNorms if given else None)[1] if self.metric == "kl" else None
-        return compare_outputs(evaluator, compared, dense, streams, OUTPUT_METRICS[self.metric]), {}
+        return compare_outputs(evaluator, compared, dense, streams), {}
 
 
 def compare_outputs(
-    evaluator: PlanEvaluator, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
+    evaluator: PlanEvaluator, ids: torch.Tensor, dense: Stream | None, streams: Streams
 ) -> list[float]:
-    """Return the mean error of streams by pieces of sequences: logits take little memory, and batches change nothing."""
+    """Return the mean KL divergence of streams from the dense model's, or the text's negative log-likelihood without one.
+
+    It is computed by pieces of sequences: logits take little memory, and batches change nothing.
+    """
+    text = partial(cross_entropy, reduction="sum")
     predicted = ids.shape[1] - 1  # the last position of a sequence predicts nothing
     limit = CPU_LOGITS if evaluator.runner.device.type == "cpu" else ACCELERATOR_LOGITS
     length = max(1, limit // evaluator.decoder.config.vocab_size)
@@ -113,7 +109,7 @@ def compare_outputs(
 
     for sequence, start in product(range(len(ids)), range(0, predicted, length)):
         positions = slice(start, min(start + length, predicted))
-        compare = metric(None if dense is None else logits(dense, sequence, positions))
+        compare: Compare = text if dense is None else divergence(logits(dense, sequence, positions))
         for stream, parts in totals.items():
             sparse = logits(stream, sequence, positions)
             parts.append(compare(sparse, ids[sequence, 1:][positions].to(sparse.device)).double())

@@ -19,7 +19,7 @@ from ..model.change import Change, Zeros
 from ..model.projections import Block, ChangeOf, Decoder, Projection, trial_weights
 from ..saliency import Inputs, Saliency
 from ..saliency.base import check_finite, mask_of
-from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, sort_rows
+from ..saliency.plan import ColumnPattern, Cut, Plan, apply_cut, find_cut, row_counts, sort_rows
 
 
 class Cache:
@@ -179,7 +179,7 @@ class PlanEvaluator:
         cuts: dict[str, list[Cut]] = {}  # of every projection by plan; sorted rows would take more memory
         for p in block.pruned:
             ranked = sort_rows(saliency.score_of(p, inputs))
-            cuts[p.name] = [find_cut(ranked, plan.row_counts(p.name, p.shape)) for plan in plans]
+            cuts[p.name] = [find_cut(ranked, row_counts(plan.sparsity[p.name], p.shape)) for plan in plans]
 
         def zeros(p: Projection, index: int) -> Zeros:
             return Zeros(apply_cut(saliency.score_of(p, inputs), cuts[p.name][index], plans[index].keeps_first))

@@ -3,13 +3,9 @@
 from itertools import product
 
 import torch
-import triton
 from profiles import by_day
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from benchmarks.gpu_kernels import PLAIN, compiled, count, instructions
-from optimum_neuronal.saliency import _triton_sparsegpt
 
 
 # Vectors -> instructions for each element that is kept: at 50% a dense product has time for 34.
@@ -30,10 +26,3 @@ for vectors in by_day((0, 1, 4, 8), 8):
 compiled(1, 90, fixed={})  # with a bias, and experts that are chosen
 for vectors in by_day((0, 1, 8), 1):
     compiled(vectors, 90, fixed={**PLAIN, "count": 1, "rows": 1, "columns": 1, "experts": 1})
-
-types = {"weight": "*fp32", "mask": "*u8", "inverse": "*fp32", "factor": "*fp32", "errors": "*fp32"}
-types |= {"rows": "i32", "columns": "i32", "ROWS": "constexpr", "WIDTH": "constexpr"}
-for width in (1, 128):
-    constants = {(7,): _triton_sparsegpt.TILE // width, (8,): width}
-    for target in [GPUTarget("cuda", arch, 32) for arch in (80, 89, 90)] + [GPUTarget("hip", "gfx942", 64)]:
-        triton.compile(ASTSource(_triton_sparsegpt._prune, types, constants), target=target)

@@ -13,19 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_checks import FAR, any_bits, bits, check_product, far_behind, finite
 from profiles import by_day, examples
-from random_layers import hessian_of, weights
 
-from optimum_neuronal.common import torch_state as devices
 from optimum_neuronal.packed import grouped_weight, packed_module
 from optimum_neuronal.packed.grouped_weight import GroupedWeight
 from optimum_neuronal.packed.packed_experts import PackedStack
 from optimum_neuronal.packed.packed_module import PackedLinear
 from optimum_neuronal.packed.packed_weight import DTYPES, PackedWeight
-from optimum_neuronal.saliency import _triton_sparsegpt
-from optimum_neuronal.saliency.sparsegpt import SparseGPT, find_kernel, inverse_factor, prune_block
 
 
-devices.TRITON_DEVICES = ("cpu",)
+grouped_weight.TRITON_DEVICES = ("cpu",)
 
 
 def grouped(weight) -> GroupedWeight:
@@ -173,23 +169,3 @@ def test_operations_on_groups():
         torch.ops.optimum_neuronal.packed_linear.default, (torch.randn(2, 70), weight.tensors(), None, True)
     )
     assert torch.equal(weight.to_dense(), weight.packed().to_dense())
-
-
-def test_sparsegpt_is_the_plain_loop(monkeypatch):
-    assert find_kernel(torch.device("cpu")) is _triton_sparsegpt.prune_block
-    for rows, columns, seed in ((1, 1, 0), (70, 12, 1), (5, 16, 2), (33, 7, 3), (40, 128, 4), (3, 130, 5)):
-        weight, factor = weights(rows, columns, seed), inverse_factor(hessian_of(columns) + torch.eye(columns))
-        factor, mask = factor.contiguous(), weights(rows, columns, seed + 9) > 0
-        scale = factor.diagonal().clone()
-        scale[columns // 2] = torch.inf
-        found, expected = weight.clone(), weight.clone()
-        errors = _triton_sparsegpt.prune_block(found, factor, scale, mask)
-        torch.testing.assert_close(errors, prune_block(expected, factor, scale, mask), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        assert torch.equal(found == 0, ~mask)
-    several = {"q": weights(20, 40), "k": weights(9, 40)}, hessian_of(40), {"q": 0.5, "k": 0.8}
-    found = SparseGPT(block_size=16).solve(*several)
-    monkeypatch.setattr(devices, "TRITON_DEVICES", ())
-    find_kernel.cache_clear()
-    for name, expected in SparseGPT(block_size=16).solve(*several).items():
-        torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)

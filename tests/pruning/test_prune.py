@@ -10,8 +10,9 @@ from random_layers import solve
 from trial_helpers import changes_of, dense_masks, make_evaluator, same_state, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks.block_inputs import Stream
 from optimum_neuronal.blocks.offload import changed_weights
-from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.data.token_windows import TokenWindows
@@ -125,10 +126,11 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
         changes = changes_of(evaluator, uniform(evaluator, 0.6))
         assert unchanged(any_model, before)
         for index, block in enumerate(evaluator.decoder.blocks):
-            inputs = BlockRunner(evaluator.decoder, 12).capture(ids)
-            hidden = inputs.hidden
+            runner = BlockRunner(evaluator.decoder, 12)
+            inputs = runner.capture(ids)
+            stream = Stream(inputs.hidden)
             for earlier, calls in zip(evaluator.decoder.blocks[: index + 1], inputs.calls):
-                hidden, norms = replay(earlier, hidden, calls, Hessian)
+                stream, norms = runner.replay(earlier, stream, calls, Hessian)
             for projection in block.pruned:
                 name = projection.name
                 expected = solve(evaluator.saliency, projection.weight.clone(), norms[name].hessian, 0.6)

@@ -11,7 +11,6 @@ from trial_helpers import build_evaluator, same_state, state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import Stream
-from optimum_neuronal.blocks.runner import replay
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -76,7 +75,7 @@ class Fitted:
 
     def given(self):
         changes = {name: NewWeight(weight) for name, weight in self.sparse.items()}
-        norms = replay(self.block, self.inputs.batches, self.calls)[1]
+        norms = self.runner.replay(self.block, self.inputs, self.calls)[1]
         return self.block, changes, norms, self.inputs, self.expected, self.calls
 
     def zeros(self, name) -> int:
@@ -143,7 +142,7 @@ def test_no_row_loses_more_at_first_than_in_the_end():
     plan = Plan({p.name: torch.full((p.shape[0],), 0.05, dtype=torch.float64) for p in projections})
     first = first_zeros(plan, projections)
     for p in projections:
-        some, all_of_them = (each.row_counts(p.name, p.shape) for each in (first, plan))
+        some, all_of_them = (row_counts(each.sparsity[p.name], p.shape) for each in (first, plan))
         assert (some <= all_of_them).all() and 0 < some.sum() < all_of_them.sum()
 
 

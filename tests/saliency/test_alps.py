@@ -132,16 +132,14 @@ def test_a_threshold_that_moves_is_found_as_from_scratch(share, monkeypatch):
 
 
 def test_an_accelerators_way_finds_the_same_masks(monkeypatch):
-    """On a CPU here. Its inverses are rounded differently, which moves weights of larger layers, but loses no more."""
+    """On a CPU here."""
     layers = random_layers() | {name: reference_layers()[name] for name in ("self_attn.k_proj", "mlp.down_proj")}
     expected = {name: solve(ALPS(), *layer, 0.7) for name, layer in layers.items()}
     for each in (module, plan):
         monkeypatch.setattr(each, "on_cpu", lambda _: False)
     for name, (weight, hessian) in layers.items():
         found = solve(ALPS(), weight, hessian, 0.7)
-        differs = ((found != 0) != (expected[name] != 0)).double().mean()
-        assert differs == 0 if name in random_layers() else differs < 0.05
-        assert loss(weight, found, hessian) < 1.01 * loss(weight, expected[name], hessian)
+        assert torch.equal(found, expected[name])
 
 
 def test_an_iteration_does_not_wait_for_an_accelerator():
@@ -151,7 +149,6 @@ def test_an_iteration_does_not_wait_for_an_accelerator():
         support = make_support(values, sparsity, pattern)
         for exactly in (False, True):
             assert support(values, exactly).shape == (6, 8)
-    assert module.make_inverse(torch.empty(8, 8, device="meta"))(0.1).shape == (8, 8)
 
 
 @pytest.mark.parametrize(

@@ -152,5 +152,5 @@ def test_rows_of_a_model(family):
             if index < 2:
                 is_skipped = family == "mistral" and projection.name.endswith(attention)
                 theirs = their_rows(their_alignment(decoder.blocks, deviations, index, place), base, 0.2, is_skipped)
-            found = plan.row_counts(projection.name, projection.shape)
+            found = row_counts(plan.sparsity[projection.name], projection.shape)
             assert torch.equal(found, their_pruned(theirs, projection.shape)), projection.name

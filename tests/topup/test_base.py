@@ -9,6 +9,7 @@ from trial_helpers import build_evaluator, state
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.plan import row_counts
 from optimum_neuronal.topup import TOPUPS
 
 
@@ -23,7 +24,7 @@ def test_contract(name, ids):
         for sparsity in by_day([0.6, 0.0, 0.8, 0.97, 0.6], 0.0, 0.6, 0.97):
             plan = topup.allocate(build_evaluator(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity).plan
             assert set(plan.sparsity) == set(projections)
-            pruned = sum(plan.row_counts(name, p.shape).sum().item() for name, p in projections.items())
+            pruned = sum(row_counts(plan.sparsity[name], p.shape).sum().item() for name, p in projections.items())
             assert pruned / sum(p.numel for p in projections.values()) == pytest.approx(sparsity, abs=2e-3)
             plans.append(plan)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

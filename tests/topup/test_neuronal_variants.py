@@ -12,7 +12,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency.plan import Plan
+from optimum_neuronal.saliency.plan import Plan, row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup import TOPUPS
@@ -57,7 +57,7 @@ class TestAuthors:
         plan = AuthorsNeuronAL(steps="block", block_lambdas=[0.0]).allocate(evaluator, 0.7).plan
         for name, projection in evaluator.decoder.projections.items():
             width = projection.shape[1]
-            assert set(plan.row_counts(name, projection.shape).tolist()) == {int(0.7 * width)}
+            assert set(row_counts(plan.sparsity[name], projection.shape).tolist()) == {int(0.7 * width)}
         evaluator.saliency = SparseGPT()
         exact = AuthorsNeuronAL(block_lambdas=[0.1]).allocate(evaluator, 0.7).plan
         assert by_block(evaluator.decoder.blocks, exact) == pytest.approx([0.6, 0.7, 0.8]), "not rounded"
@@ -123,7 +123,7 @@ def test_every_family(variant, any_model, ids):
         evaluator = make_evaluator(any_model, ids)
         plan = variant(block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(evaluator, 0.6).plan
         projections = evaluator.decoder.projections
-        counts = {name: plan.row_counts(name, p.shape) for name, p in projections.items()}
+        counts = {name: row_counts(plan.sparsity[name], p.shape) for name, p in projections.items()}
     weights = sum(p.numel for p in projections.values())
     pruned = sum(count.sum().item() for count in counts.values())
     assert pruned / weights == pytest.approx(0.6, abs=0.04)

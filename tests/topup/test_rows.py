@@ -6,7 +6,8 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import NIGHT
 
-from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.block_inputs import Stream
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.architectures import FEEDS
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -79,7 +80,7 @@ def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids
     with inference(model):
         decoder = find_decoder(model)
         inputs = BlockRunner(decoder, 2).capture(ids[:2])
-        hidden = inputs.hidden
+        hidden = Stream(inputs.hidden)
         for index, block in enumerate(decoder.blocks):
             for projection in block.projections.values():
                 kind = kind_of(block, projection), projection.shape, index == len(decoder.blocks) - 1
@@ -90,7 +91,7 @@ def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids
                     for chosen in {len(group.rows) // 2, len(group.rows) - 1}:
                         if _check(decoder, inputs, index, hidden, projection, group, part, chosen):
                             tried.add(kind)
-            hidden, _ = replay(block, hidden, inputs.calls[index])
+            hidden = BlockRunner(decoder).output(block, hidden, inputs.calls[index])
 
 
 def _check(decoder, inputs, index, hidden, projection, group, part, chosen) -> bool:
@@ -124,20 +125,20 @@ def _check(decoder, inputs, index, hidden, projection, group, part, chosen) -> b
 
 def _inputs(decoder, inputs, index, hidden, place):
     """What arrives at a place, shape (n, features), when block `index` runs on `hidden`."""
-    block, found = decoder.blocks[index], []
+    block, found, runner = decoder.blocks[index], [], BlockRunner(decoder)
     projection = block.projections.get(place.name)
     if projection is not None and projection.expert is not None:
-        return replay(block, hidden, inputs.calls[index])[1][place.name].value.sqrt()
+        return runner.replay(block, hidden, inputs.calls[index])[1][place.name].value.sqrt()
     blocks = decoder.blocks[index : index + 2]
     readers = {name: p.module for each in blocks for name, p in each.projections.items()}
     readers |= {experts.name: experts.module for each in blocks for experts in each.experts}
     if place.name == block.name and len(blocks) == 1:
-        output, _ = replay(block, hidden, inputs.calls[index], statistic=None)
-        return (inputs.final_norm or torch.nn.Identity())(output[0]).flatten(0, -2)
+        output = runner.output(block, hidden, inputs.calls[index])
+        return (inputs.final_norm or torch.nn.Identity())(output.batches[0]).flatten(0, -2)
     reader = readers[blocks[1].entry if place.name == block.name else place.name]
     handle = reader.register_forward_pre_hook(lambda _module, args: found.append(args[0].flatten(0, -2)))
-    output, _ = replay(block, hidden, inputs.calls[index], statistic=None)
+    output = runner.output(block, hidden, inputs.calls[index])
     if len(blocks) > 1:
-        replay(blocks[1], output, inputs.calls[index + 1], statistic=None)
+        runner.output(blocks[1], output, inputs.calls[index + 1])
     handle.remove()
     return found[0]
