@@ -38,7 +38,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.block_inputs import Stream
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.common.torch_state import default_device, inference, time_on
 from optimum_neuronal.data.calibration import draw_windows
@@ -108,7 +109,7 @@ def their_alps(model, tokenizer, ids, args) -> None:
     runner = BlockRunner(find_decoder(model), device=model.device)
     with inference(model):
         inputs = runner.capture(ids)
-        hidden = inputs.hidden
+        stream = Stream(inputs.hidden)
         for block, calls in zip(runner.decoder.blocks, inputs.calls):
             linears = [module for module in block.module.modules() if isinstance(module, torch.nn.Linear)]
             solvers = {module: ALPS_prune(module, *ids.shape) for module in linears}
@@ -117,12 +118,12 @@ def their_alps(model, tokenizer, ids, args) -> None:
                 solvers[module].add_batch(received[0], output)
 
             hooks = [module.register_forward_hook(add) for module in linears]
-            replay(block, hidden, calls, statistic=None)
+            runner.output(block, stream, calls)
             for hook in hooks:
                 hook.remove()
             for solver in solvers.values():
                 solver.ALPS_admm(sp=args.sparsity)
-            hidden = replay(block, hidden, calls, statistic=None)[0]
+            stream = runner.output(block, stream, calls)
 
 
 METHODS: dict[str, tuple[Prune, Prune]] = {

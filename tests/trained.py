@@ -5,7 +5,8 @@ from functools import lru_cache
 import authors
 import torch
 
-from optimum_neuronal.blocks.runner import BlockRunner, replay
+from optimum_neuronal.blocks.block_inputs import Stream
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
@@ -34,10 +35,11 @@ def layers(model, ids: torch.Tensor, index: int) -> dict[str, Layer]:
     """The projections of the block of an index, with what they receive in the dense model."""
     with inference(model):
         decoder = find_decoder(model)
-        inputs = BlockRunner(decoder, 4).capture(ids)
-        hidden = inputs.hidden
+        runner = BlockRunner(decoder, 4)
+        inputs = runner.capture(ids)
+        stream = Stream(inputs.hidden)
         for block, calls in zip(decoder.blocks[: index + 1], inputs.calls):
-            hidden, norms = replay(block, hidden, calls, Hessian)
+            stream, norms = runner.replay(block, stream, calls, Hessian)
     return {p.name.removeprefix(f"{block.name}."): (p.weight.clone(), norms[p.name].hessian) for p in block.pruned}
 
 

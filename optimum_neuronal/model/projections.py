@@ -175,20 +175,15 @@ class Decoder:
         return Place(reader.name, reader.shape[1])
 
 
-def stored_names(decoder: Decoder) -> dict[str, list[str]]:
-    """Return kind of projection, see [`kind_of`] -> names of its weights in a checkpoint's files, `*` for every number.
+def stored_names(decoder: Decoder, projection: Projection) -> list[str]:
+    """Return the names of a projection's weight in a checkpoint's files, with `*` for every number.
 
     They differ from the model's where transformers converts weights when it saves, as it does with many experts.
     """
-    names = {id(parameter): name for name, parameter in decoder.model.named_parameters()}
-    by_kind: dict[str, list[str]] = {}
-    for block, projection in every_projection(decoder):
-        kind = kind_of(block, projection)
-        if kind not in by_kind and projection.pruned:
-            stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = hf_private.as_stored(decoder.model, {names[id(projection.owner)]: stand_in})
-            by_kind[kind] = sorted({with_stars(name) for name in stored})
-    return by_kind
+    owner = projection.owner
+    name = next(name for name, parameter in decoder.model.named_parameters() if parameter is owner)
+    stand_in = torch.empty(owner.shape, dtype=owner.dtype, device="meta")
+    return sorted({with_stars(stored) for stored in hf_private.as_stored(decoder.model, {name: stand_in})})
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:

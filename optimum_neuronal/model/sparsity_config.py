@@ -92,7 +92,6 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
 
 def describe_sparsity(decoder: Decoder, found: Sparsity, **how: Any) -> dict[str, Any]:
     """Return the sparsity_config of a sparse model. `how` says how it was made."""
-    weight_names = stored_names(decoder)
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:
@@ -101,7 +100,7 @@ def describe_sparsity(decoder: Decoder, found: Sparsity, **how: Any) -> dict[str
     for kind, pruned in kinds.items():
         zeros = sum(round(found.projections[p.name]["sparsity"] * p.numel) for p in pruned)
         numel = sum(p.numel for p in pruned)
-        entries[kind] = {"sparsity": zeros / numel, "numel": numel, "weights": weight_names[kind]}
+        entries[kind] = {"sparsity": zeros / numel, "numel": numel, "weights": stored_names(decoder, pruned[0])}
         if pruned[0].transposed:
             entries[kind]["transposed"] = True
     return {

@@ -14,7 +14,6 @@ from ..model.projections import Decoder, Projection, patterns_of
 from ..model.sparsity_config import read_sparsity_config
 from ..model.zeros import SPARSE, measure_sparsity
 from ..saliency.plan import ColumnPattern
-from ..topup import TopUp
 
 
 BFLOAT16_WIDTH = 512  # hidden size from which a CPU runs a block about twice as fast with bfloat16 products
@@ -27,7 +26,12 @@ def check_prune(model: PreTrainedModel, config: NeuronALConfig, loaded: bool = T
     """
     check_prunable(model, further)
     decoder = find_decoder(model, config.targets, config.ignore)
-    _check_topup(decoder, config.methods.topup)
+    topup = config.methods.topup
+    if topup.compares_outputs and not decoder.predicts_next_token:
+        raise ValueError(
+            f"The top-up {topup.name!r} compares next-token distributions, but {type(model).__name__} has no causal "
+            "language-model head. Choose 'neuronal', which compares activations."
+        )
     _check_pattern(decoder.projections, config.methods.pattern)
     if config.methods.needs_calibration:
         resolve_seq_length(model.config, config.seq_length)
@@ -61,14 +65,6 @@ def check_prunable(model: PreTrainedModel, further: bool = False) -> None:
     check_kind(type(model), model.config)
     if not further and read_sparsity_config(model.config) is not None:
         raise _already_sparse(model, "its config has a sparsity_config")
-
-
-def _check_topup(decoder: Decoder, topup: TopUp) -> None:
-    if topup.compares_outputs and not decoder.predicts_next_token:
-        raise ValueError(
-            f"The top-up {topup.name!r} compares next-token distributions, but {type(decoder.model).__name__} has no "
-            "causal language-model head. Choose 'neuronal', which compares activations."
-        )
 
 
 def _check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:

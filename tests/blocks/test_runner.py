@@ -11,7 +11,7 @@ from torch import nn
 from trial_helpers import state, unchanged
 
 from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream
-from optimum_neuronal.blocks.runner import BlockRunner, output_with, replay
+from optimum_neuronal.blocks.runner import BlockRunner, output_with
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.common import progress
 from optimum_neuronal.common.torch_state import inference
@@ -93,7 +93,7 @@ def test_forwards_are_counted_by_sequence(llama, ids):
         assert runner.block_forwards == 12 and output.sequences == 12
         norms = runner.inputs_of(block, stream, calls)
         assert runner.block_forwards == 24 and norms.keys() == block.projections.keys()
-        expected = replay(block, inputs.hidden, calls)[1]
+        expected = runner.replay(block, stream, calls)[1]
     assert all(torch.equal(norms[name].value, expected[name].value) for name in expected), "down_proj did not run"
 
 
@@ -161,9 +161,11 @@ STATES = [torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 0.0]]])]  # two bat
 CALLS = [Call((10.0,), {}), Call((), {"added": 20.0})]
 
 
-def run_block(*arguments, **options):
+def run_block(block, hidden, calls, *arguments, **options):
+    runner = BlockRunner(SimpleNamespace(blocks=[block]))
     with torch.no_grad():
-        return replay(*arguments, **options)
+        output, recorded = runner.replay(block, Stream(hidden), calls, *arguments, **options)
+    return output.batches, recorded
 
 
 def test_every_batch_by_its_own_call_and_inputs_are_recorded_over_all(block):
@@ -205,10 +207,11 @@ def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
     model, norms = make_model(family), {}
     with inference(model):
         decoder = find_decoder(model)
-        inputs = BlockRunner(decoder, 5).capture(ids)
-        hidden = inputs.hidden
+        runner = BlockRunner(decoder, 5)
+        inputs = runner.capture(ids)
+        stream = Stream(inputs.hidden)
         for block, calls in zip(decoder.blocks, inputs.calls):
-            hidden, recorded = replay(block, hidden, calls)
+            stream, recorded = runner.replay(block, stream, calls)
             norms.update(recorded)
     tokens = token_counts(model, ids, decoder.projections)
     for name, expected in squared_norms(model, ids, decoder.projections).items():
