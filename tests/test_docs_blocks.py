@@ -86,8 +86,8 @@ def cheap(monkeypatch):
         return made.to_iterable_dataset() if kwargs.get("streaming") else made
 
     monkeypatch.setattr(NeuronALConfig, "__post_init__", little)
-    small = {"steps": 8, "tokens": None, "minutes": None, "seq_length": 16, "learning_rate": 0.03}
-    small["bf16"] = False  # accelerate allows one precision in a process
+    # Accelerate allows one precision in a process.
+    small = {"steps": 8, "tokens": None, "minutes": None, "seq_length": 16, "learning_rate": 0.03, "bf16": False}
     monkeypatch.setattr(FinetuneConfig, "__post_init__", lambda config: vars(config).update(small))
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(KnownDataset, "download", lambda *_: "hub.json")

@@ -1,13 +1,11 @@
 import math
 import re
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
 
-from optimum_neuronal.common.registry import Registry
-from optimum_neuronal.common.validation import check_count, check_number, hyper
+from optimum_neuronal.common.validation import check_count, check_field, check_number, hyper
 
 
 def test_counts():
@@ -35,7 +33,6 @@ def test_numbers():
 
 @dataclass(frozen=True)
 class Made:
-    variant: ClassVar[str] = "only"
     count: int | None = hyper(None, 2)
     rate: float = hyper(0.5, 0, 1, above=True)
     widths: tuple[float, ...] = hyper((0.1,), 0, 1)
@@ -46,9 +43,10 @@ class Made:
 
 def test_hyper_parameters_are_checked_by_the_bounds_beside_their_fields():
     given = {"count": None, "rate": 1, "widths": [0, 1], "by": "nll", "on": False, "free": 7}
-    registry = Registry("thing", "optimum_neuronal.saliency")
-    registry.register("one")(Made)
-    assert registry.make("one", "args", given) == Made(None, 1, (0.0, 1.0), "nll", False, 7)
+    known = {entry.name: entry for entry in fields(Made)}
+    assert Made(**{name: check_field(known[name], value) for name, value in given.items()}) == Made(
+        None, 1, (0.0, 1.0), "nll", False, 7
+    )
     for given, error, message in (
         ({"count": 1}, ValueError, "count is 1: expected a whole number of at least 2"),
         ({"rate": 0}, ValueError, "rate is 0: expected a number above 0, at most 1"),
@@ -57,4 +55,4 @@ def test_hyper_parameters_are_checked_by_the_bounds_beside_their_fields():
         ({"on": 1}, TypeError, "on is 1: expected True or False"),
     ):
         with pytest.raises(error, match=re.escape(message)):
-            registry.make("one", "args", given)
+            [check_field(known[name], value) for name, value in given.items()]
