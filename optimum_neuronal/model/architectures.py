@@ -50,6 +50,7 @@ _NAMES: dict[str | None, tuple[str, ...]] = {
     None: (
         "router", "gate", "gate.wg", "shared_expert_gate",  # routers of experts, see `experts`
         "per_layer_input_gate", "per_layer_projection",  # embeddings that every block adds
+        "self_attn.g_proj",  # a gate of each head
         "A_log", "x_proj", "dt_proj", "in_proj_a", "in_proj_b", "in_proj_ba",  # parameters of a state space
     ),
 }  # fmt: skip

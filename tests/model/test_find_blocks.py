@@ -100,6 +100,7 @@ def test_roles_prefer_the_longest_name():
     assert find_architecture("llama").find_role("self_attn.q_proj") == (True, "query")
     assert find_architecture("llama").find_role("self_attn.rotary") == (False, None)
     assert find_architecture("mixtral").find_role("mlp.gate") == (True, None), "known, and never pruned"
+    assert find_architecture("lfm3").find_role("self_attn.g_proj") == (True, None), "a gate, not a projection"
 
 
 def test_parallel_may_depend_on_the_config():
