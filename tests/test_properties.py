@@ -124,7 +124,7 @@ class Interrupted(Exception):
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """For every method the weights that a prune leads to, and how often it runs a block."""
+    """For every method the weights that a pruning run leads to, and how often it runs a block."""
     found = {}
     for method in METHODS:
         with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ def _read(block: Block) -> Weights:
 
 
 def _put_in_place(weights: Weights, stack: ExitStack) -> None:
-    """Give modules their weights until the stack closes. Their hooks read none meanwhile, whoever calls them."""
+    """Give modules their weights until the stack closes. Meanwhile their hooks read nothing."""
     for module, tensors in weights:
         hook = hf_private.offload_hook(module)
         stack.callback(setattr, hook, "offload", hook.offload)

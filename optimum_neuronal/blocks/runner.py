@@ -145,7 +145,7 @@ class BlockRunner:
         """Visit all blocks in order, and return every stream after the last one.
 
         Each stream starts with the hidden states of `inputs`, which are dropped from it if `release` is True. Without a
-        `label` there is no progress bar.
+        `label`, no progress bar is shown.
         """
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:

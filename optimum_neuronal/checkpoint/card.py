@@ -63,9 +63,9 @@ def make_card(
     written = [
         [*command, "--format", str(options.format), "--output", name] for command, name in zip(commands, outputs)
     ]
-    answers = [report.answers, *(run["answers"].get("after") for run in report.training)]
-    answered = next(filter(None, reversed(answers)), {"examples": [{}]})["examples"][0]
-    example = [[name, escaped(" ".join(text.split()))] for name, text in answered.items()]
+    answers = [*filter(None, [report.answers, *(run["answers"].get("after") for run in report.training)])]
+    latest = answers[-1]["examples"][0] if answers else {}
+    example = [[name, escaped(" ".join(text.split()))] for name, text in latest.items()]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
@@ -103,8 +103,8 @@ def _methods(report: PruningReport) -> dict[str, Any]:
     classes = {}
     for kind, registry in (("topup", TOPUPS), ("saliency", SALIENCIES)):
         name, chosen = report.config[kind], report.config[f"{kind}_args"].get("variant")
-        variants = registry.variants(name) if name in registry.names() else {None: None}
-        classes[name] = variants.get(chosen, next(iter(variants.values())))  # the first one is the default
+        known = name in registry.names()
+        classes[name] = registry.variants(name).get(chosen, registry.get(name)) if known else None
     return classes
 
 

@@ -130,7 +130,7 @@ def push_pruned(
 
     Raises:
         `FileExistsError`: the branch holds files.
-        `OSError`, `RuntimeError`: there is no token or connection, the temporary disk is full, or the Hub refuses the upload.
+        `OSError`, `RuntimeError`: no token or connection, a full temporary disk, or an upload that the Hub refuses.
             The branch is unchanged.
     """
     options = check_saveable(model, SaveOptions(format, dtype))

@@ -21,7 +21,7 @@ TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory
 
 
 def default_device() -> torch.device:
-    """Return the accelerator, or the CPU if there is none."""
+    """Return the accelerator, or else the CPU."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 

@@ -31,7 +31,7 @@ class Result:
     row_lambda: float | None = None
     decisions: dict[str, Any] = field(default_factory=dict)  # candidates and decisions of the top-up
     config: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None  # why there are no figures
+    error: str | None = None  # why it failed
     bits_per_weight: float | None = None  # storage of the pruned projections in the packed format
     setting: dict[str, Any] = field(default_factory=dict)  # values of swept fields of the config
 
@@ -167,7 +167,7 @@ def _saliencies(entries: Sequence[_Entry]) -> list[str]:
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:
-    """Return the geometric mean of numbers of at least 0, which may be infinite; `default` if there are none."""
+    """Return the geometric mean of numbers of at least 0, which may be infinite; `default` without any."""
     if not values:
         return default
     return math.exp(sum(math.log(value) if value > 0 else -math.inf for value in values) / len(values))

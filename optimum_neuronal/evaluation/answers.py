@@ -73,7 +73,7 @@ def compare_answers(
         max_new_tokens (`int`): tokens in an answer, at most.
 
     Raises:
-        `ValueError`: there are no prompts, the chat template raises, or the vocabularies differ.
+        `ValueError`: the list of prompts is empty, the chat template raises, or the vocabularies differ.
     """
     return DenseAnswers(dense, tokenizer, prompts, max_new_tokens).compare(sparse)
 

@@ -31,7 +31,7 @@ class Output:
     """A directory to write, checked by [`check_output`]."""
 
     path: Path  # absolute
-    replaced: State = frozenset()  # the model's directory that is replaced; empty: there is none
+    replaced: State = frozenset()  # the model's directory that is replaced; empty if nothing is
 
 
 def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[str | Path | None] = ()) -> Output:

@@ -86,7 +86,7 @@ def _load(path: Path) -> dict[str, Kernel]:
 
 @lru_cache(maxsize=1)
 def compiled_kernels() -> dict[str, Kernel] | BuildError:
-    """Return the kernels of the installation or the user's cache by name, or the error that says why there are none."""
+    """Return the kernels of the installation or the user's cache by name, or the error that explains why it has none."""
     with suppress(OSError):  # missing, or compiled for another system
         return _load(installed_library())
     try:

@@ -47,7 +47,7 @@ class ATP(TopUp):
 
 
 def beta_grid(blocks: int, sparsity: float, candidates: int) -> list[float]:
-    """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; only 0 if there is none."""
+    """Return evenly spaced betas from 0 to the largest that keeps sparsities in [0.01, 0.99]; without one, only 0."""
     margin = min(sparsity - LEAST_SPARSITY, MOST_SPARSITY - sparsity)
     if blocks < 2 or margin <= 0:
         return [0.0]

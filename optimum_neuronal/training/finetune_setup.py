@@ -118,9 +118,9 @@ def prepare_training(
         vocab_size=student.get_input_embeddings().weight.shape[0],
         bos=resolve_bos(student.config, tokenizer, config.add_bos),
     )
-    tokens, steps = config.batch_size * config.seq_length, config.steps  # tokens of a step
+    steps = config.steps
     if config.minutes is None:
-        steps = steps or math.ceil((config.tokens or TOKENS) / tokens)
+        steps = steps or math.ceil((config.tokens or TOKENS) / (config.batch_size * config.seq_length))
     # Unusable data and models should raise before anything is recorded.
     text = draw(steps * config.batch_size if steps else 1)
     _check_losses(student, teacher, text.held_out)

@@ -19,7 +19,7 @@ from .plan_evaluator import Measurement, PlanEvaluator
 class BlockScores(Measurement):
     """The score of every block with pruned projections, from its dense weights and their activations, (in,) each: JSON values.
 
-    The activations are of all calibration sequences, or there are none unless the score `needs_inputs`. `label` is the
+    The activations are of all calibration sequences, and are left out unless the score `needs_inputs`. `label` is the
     record's key, and the progress bar's: use one per score function.
     """
 

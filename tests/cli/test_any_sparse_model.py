@@ -1,4 +1,4 @@
-"""A model with zeros is a sparse model, whoever pruned it. Formats that are not read are named."""
+"""A model with zeros is a sparse model, no matter which tool pruned it. Formats that are not read are named."""
 
 import os
 

@@ -148,7 +148,7 @@ def test_a_model_is_replaced_only_on_request(run, dense, tmp_path):
 
 
 def test_conversations(run, dense, tmp_path, monkeypatch):
-    """A dry run, a prune and an evaluation render them. Without a chat template, an error says so before the work.
+    """A dry run, a pruning run and an evaluation render them. Without a chat template, an error says so before the work.
 
     Text in another file makes up a quarter of the calibration sequences.
     """

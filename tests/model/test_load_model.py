@@ -70,7 +70,7 @@ def test_on_an_accelerator_only_the_blocks_stay_on_disk(tmp_path):
     for family, blocks in lists.items():
         model = make_model(family)
         model.base_model.image_newline = torch.nn.Parameter(torch.ones(2))  # as Llava's
-        model.get_submodule(blocks)[0].novel = torch.nn.Linear(2, 2)  # which the config of a prune may ignore
+        model.get_submodule(blocks)[0].novel = torch.nn.Linear(2, 2)  # which the config of a pruning run may ignore
         placed = streamed_device_map(model, device)
         assert [name for name, place in placed.items() if place == "disk"] == [blocks]
         for name, _ in model.named_parameters():

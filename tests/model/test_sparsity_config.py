@@ -17,7 +17,7 @@ def pruned(family="llama", sparsity=0.7, fields=None, **overrides):
 
 @pytest.fixture(scope="module")
 def written():
-    """What a prune writes, through JSON."""
+    """What a pruning run writes, through JSON."""
     return json.loads(json.dumps(pruned().config.sparsity_config))
 
 

@@ -1,4 +1,4 @@
-"""What a prune finds: against masks and weights by hand, on disk, whatever the batch."""
+"""What a pruning run finds: against masks and weights by hand, on disk, whatever the batch."""
 
 from itertools import product
 
