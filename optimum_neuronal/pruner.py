@@ -10,11 +10,10 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.hub import push_pruned
-from .checkpoint.save_options import SaveOptions
 from .checkpoint.saving import check_saveable, save_pruned
-from .common.notes import get_logger
+from .checkpoint.writing import SaveOptions
+from .common.notes import announce, get_logger
 from .common.processes import Processes
-from .common.progress import announce
 from .common.torch_state import MemoryLimits, default_device
 from .config.neuronal_config import NeuronALConfig
 from .evaluation.answers import DenseAnswers
@@ -24,7 +23,7 @@ from .files.records import remove_records, work_directory
 from .model.load_model import check_unquantized, checkpoint_dtype, load_model, load_streamed
 from .model.origin import find_tokenizer
 from .model.sources import locate
-from .model.sparsity_config import KEY
+from .model.sparsity import KEY
 from .pruning.prepare import PruneContext, prepare
 from .pruning.prune import prune_model
 from .report import PruningReport

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from ..common.progress import progress
+from ..common.notes import progress
 from ..compat.hf_private import execution_device, is_offloaded
 from ..model.experts import ObservedExperts
 from ..model.projections import Block, Decoder, Projection, patterns_of

@@ -14,13 +14,13 @@ from ..common.display import escaped, fold_rows, format_markdown
 from ..common.notes import get_logger
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
-from ..model.sparsity_config import read_sparsity_config
+from ..model.sparsity import read_sparsity_config
 from ..report import PruningReport
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
 from .packed_files import read_json
-from .save_options import SaveOptions
+from .writing import SaveOptions
 
 
 logger = get_logger(__name__)

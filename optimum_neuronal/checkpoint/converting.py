@@ -15,9 +15,8 @@ from .carrying import carry_over
 from .hub import find_checkpoint
 from .names import CONFIG, MODEL_CARD, TOKENIZER_FILES
 from .packed_files import is_packed, map_tensors, read_headers, read_json, stored_dtypes, weight_files
-from .save_options import SHARD_SIZE, SaveOptions
 from .saving import check_saveable
-from .writing import write_model
+from .writing import SHARD_SIZE, SaveOptions, write_model
 
 
 def convert_checkpoint(

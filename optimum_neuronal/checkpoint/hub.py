@@ -17,11 +17,11 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.connection import is_connected
-from ..files.output import Output, describe_model
+from ..files.output import Output
 from ..report import PruningReport
-from .names import CARRIED, CONFIG, TOKENIZER_FILES, WEIGHT_FILES
-from .save_options import SaveOptions
+from .names import CARRIED, TOKENIZER_FILES, WEIGHT_FILES
 from .saving import check_saveable, save_pruned
+from .writing import SaveOptions
 
 
 GIT_ATTRIBUTES = ".gitattributes"  # the Hub writes it into new repositories
@@ -89,12 +89,9 @@ def _check_repository(api: HfApi, repo_id: str, revision: str | None, overwrite:
     except RevisionNotFoundError:  # a new branch
         return
     if files and not overwrite:
-        model = (
-            describe_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))) if CONFIG in files else ""
-        )
         raise FileExistsError(
-            f"The repository {repo_id!r} holds {len(files):,} files{model and f', {model}'}: choose a new one, or pass --overwrite "
-            "(overwrite=True) to replace all files in it."
+            f"The repository {repo_id!r} holds {len(files):,} files: choose a new one, or pass --overwrite (overwrite=True) "
+            "to replace all files in it."
         )
 
 

@@ -14,9 +14,8 @@ from ..compat import hf_private
 from ..model.load_model import first_names, load_skeleton
 from ..model.projections import with_stars
 from ..model.sources import check_directory
-from ..model.sparsity_config import PrunedWeights, StoredProjection, natural_order, read_sparsity_config
+from ..model.sparsity import PrunedWeights, StoredProjection, is_zero, natural_order, read_sparsity_config
 from ..model.unread_formats import check_formats, quantization_of
-from ..model.zeros import is_zero
 from ..packed.packed_weight import PackedWeight, swapped
 from ..report import calibration_text
 from .hub import find_checkpoint

@@ -18,8 +18,7 @@ from ..packed.packed_weight import PREFIX
 from ..report import PruningReport
 from .card import write_card
 from .carrying import carry_over
-from .save_options import SHARD_SIZE, SaveOptions
-from .writing import find_extra, write_configs, write_model
+from .writing import SHARD_SIZE, SaveOptions, find_extra, write_configs, write_model
 
 
 logger = get_logger(__name__)

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.utils.hub import convert_file_size_to_int
 
+from ..common.validation import check_choice
 from ..compat import hf_private
 from ..model.load_model import first_names, skeleton_of
-from ..model.sparsity_config import put_sparsity_config
-from ..model.zeros import find_sparsity_config
+from ..model.sparsity import find_sparsity_config, put_sparsity_config
 from ..packed.packed_module import dense_state, describe_weight, packed_modules
 from ..packed.packed_weight import DTYPES, PREFIX
 from ..packed.replacing import find_packable
 from ..packed.sparsify import pack_weight
-from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN
+from .names import CONFIG, DENSE_INDEX, DENSE_PATTERN, FORMATS
 from .packed_files import (
     QUANTIZATION_CONFIG,
     is_packed,
@@ -34,9 +35,9 @@ from .packed_files import (
     write_json,
     write_packed,
 )
-from .save_options import SaveOptions
 
 
+SHARD_SIZE = "50GB"  # as in transformers
 OFFLOADED_SHARD = 10**9  # bytes of an offloaded model that are in memory at a time
 
 EXTRA_BLOCKS = re.compile("num.*(mtp|nextn).*|(mtp|nextn).*num.*")  # keys of configs
@@ -46,6 +47,36 @@ TWO_THETAS = ("gemma3_text", "gemma3n_text")  # families of transformers 4 in wh
 
 Tensors = Mapping[str, torch.Tensor]
 Convert = Callable[[str, torch.Tensor], torch.Tensor]  # a tensor's name and value -> what is written
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """How a model is written. Checked when made.
+
+    Args:
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
+        dtype (`torch.dtype`, *optional*): of the files. None: the model's.
+        max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
+
+    Raises:
+        `TypeError`, `ValueError`: the format is unknown or does not support the dtype.
+    """
+
+    format: str | None = None
+    dtype: torch.dtype | None = None
+    max_shard_size: int | str = SHARD_SIZE
+
+    def __post_init__(self) -> None:
+        if self.format is not None:
+            check_choice("format", self.format, FORMATS)
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise TypeError(
+                f"The dtype to save in is {self.dtype!r}: expected a floating-point one, such as torch.bfloat16."
+            )
+        if self.format == "packed" and self.dtype not in (None, *DTYPES):
+            raise ValueError(
+                f"The packed format does not support {self.dtype}: expected one of {', '.join(map(str, DTYPES))}."
+            )
 
 
 def write_model(model: PreTrainedModel, folder: Path, options: SaveOptions) -> None:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import torch
 
-from ..checkpoint.save_options import SaveOptions
+from ..checkpoint.writing import SaveOptions
 from ..common.processes import Processes
 from ..common.torch_state import MemoryLimits, default_device
 from ..config.config_fields import ConfigFields, value_type

@@ -14,10 +14,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..blocks.offload import changed_weights
-from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import check_saveable, save_pruned
-from ..common.notes import get_logger
-from ..common.progress import progress
+from ..checkpoint.writing import SaveOptions
+from ..common.notes import get_logger, progress
 from ..common.torch_state import UNLIMITED, MemoryLimits
 from ..data.token_windows import TokenWindows
 from ..evaluation.perplexity import as_model, load_tests, measure, report_tests
@@ -26,7 +25,7 @@ from ..files.output import check_output, write_atomically
 from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
-from ..model.sparsity_config import KEY
+from ..model.sparsity import KEY
 from ..pruning.checks import check_prune
 from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import find_changes

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..common.registry import title_of
-from ..common.validation import check_choice, check_field, check_patterns, check_sparsity, did_you_mean
+from ..common.validation import check_choice, check_field, check_patterns, check_sparsity
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
@@ -175,10 +175,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if method != cls.quant_method:
             raise ValueError(f"This config is for {method!r}: expected one for {cls.quant_method!r}.")
         for key in values:
-            if key not in known:
-                raise ValueError(
-                    f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}."
-                )
+            check_choice("a field of NeuronALConfig", key, known)
         if "sparsity" not in values:
             raise TypeError("The config has no sparsity: expected a share of zeros, such as 0.7.")
         return cls(**values)

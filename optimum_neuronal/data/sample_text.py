@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..common.progress import progress
+from ..common.notes import progress
 from ..common.torch_state import inference, preserve_rng_state
 from ..common.validation import check_count, check_number
 from ..compat.hf_private import execution_device

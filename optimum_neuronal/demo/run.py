@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import save_pruned
+from ..checkpoint.writing import SaveOptions
 from ..config.neuronal_config import NeuronALConfig
 from ..evaluation.answers import answer
 from ..evaluation.perplexity import evaluate_perplexity

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.display import format_table
-from ..common.progress import progress
+from ..common.notes import progress
 from ..common.torch_state import inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.display import display_name
-from ..common.progress import progress
+from ..common.notes import progress
 from ..common.torch_state import default_batch_size, inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device

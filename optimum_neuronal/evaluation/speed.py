@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..common.display import format_bytes, format_table
-from ..common.progress import progress
+from ..common.notes import progress
 from ..common.torch_state import inference, time_on
 from ..common.validation import check_count
 from ..data.token_windows import resolve_seq_length

@@ -5,7 +5,6 @@ model's directory is replaced with all that is in it.
 """
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -17,11 +16,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from ..common.display import escaped
-
 
 CONFIG = "config.json"  # a directory without it is not a model
-LONGEST = 200  # characters of a text in config.json that an error shows
 
 State = frozenset[tuple[Path, int, int]]  # path, inode and last change of a directory and all that is in it
 
@@ -63,8 +59,8 @@ def check_output(directory: str | Path, overwrite: bool = False, kept: Iterable[
         raise FileExistsError(f"{holds}, and is not a model's directory: choose a new directory.")
     if not overwrite:
         raise FileExistsError(
-            f"{holds}, {describe_model(path / CONFIG)}: choose a new directory, or pass --overwrite (overwrite=True) to "
-            "replace it with all that is in it."
+            f"{holds} of a model: choose a new directory, or pass --overwrite (overwrite=True) to replace it with all "
+            "that is in it."
         )
     return Output(path, found)
 
@@ -143,17 +139,6 @@ def leads_out(file: Path, folder: Path) -> bool:
     """Return True if a file of a checkpoint is a link to one outside its folder. The Hub's cache keeps them in `blobs`."""
     real, home = file.resolve(), folder.resolve()
     return not (real.is_relative_to(home) or real.is_relative_to(home.parent.parent / "blobs"))
-
-
-def describe_model(config: Path) -> str:
-    """Return whose model a config.json belongs to, for an error."""
-    try:
-        values = json.loads(config.read_bytes())
-        kind, about = values.get("model_type", "unknown"), values.get("sparsity_config") or {}
-        pruned = f" pruned with {about['method']} to {about['sparsity']:.0%}" if "method" in about else ""
-    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError):
-        return "a model whose config.json is damaged"
-    return escaped(f"a model of type {kind}{pruned}", LONGEST)
 
 
 def _publish(staging: Path, output: Output) -> None:

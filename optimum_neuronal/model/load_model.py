@@ -20,7 +20,7 @@ from .auto_classes import find_loader
 from .find_blocks import block_list, check_kind
 from .origin import TOKENIZER_KWARGS
 from .sources import Source, locate
-from .sparsity_config import read_sparsity_config
+from .sparsity import read_sparsity_config
 from .unread_formats import check_formats, quantization_of
 
 

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sources import Source, locate
-from .sparsity_config import read_sparsity_config
+from .sparsity import read_sparsity_config
 
 
 # A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION

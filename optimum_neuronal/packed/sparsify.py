@@ -13,8 +13,7 @@ from ..common.torch_state import trim_heap
 from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from ..model.change import packed_bytes
-from ..model.sparsity_config import record_sparsity
-from ..model.zeros import find_sparsity_config, is_zero
+from ..model.sparsity import find_sparsity_config, is_zero, record_sparsity
 from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept
 from .replacing import find_packable, put_packed, take_packed

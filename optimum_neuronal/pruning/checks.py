@@ -11,8 +11,7 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_seq_length
 from ..model.find_blocks import check_kind, count_packed, find_decoder
 from ..model.projections import Decoder, Projection, patterns_of
-from ..model.sparsity_config import read_sparsity_config
-from ..model.zeros import SPARSE, measure_sparsity
+from ..model.sparsity import SPARSE, measure_sparsity, read_sparsity_config
 from ..saliency.plan import ColumnPattern
 
 

@@ -18,7 +18,7 @@ from ..compat.hf_private import is_offloaded
 from ..files.records import Finding
 from ..model.change import Change, NewWeight, PackedChange
 from ..model.projections import Block, Decoder, trial_weights
-from ..model.sparsity_config import record_sparsity
+from ..model.sparsity import record_sparsity
 from ..report import PruningReport
 from ..saliency import Inputs
 from ..saliency.base import check_finite

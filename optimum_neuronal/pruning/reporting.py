@@ -11,8 +11,7 @@ from ..files.records import versions
 from ..model.change import Change, packed_bytes
 from ..model.origin import hub_id
 from ..model.projections import Decoder, Projection, by_owner
-from ..model.sparsity_config import Sparsity, describe_sparsity
-from ..model.zeros import measure_sparsity
+from ..model.sparsity import Sparsity, describe_sparsity, measure_sparsity
 from ..report import PruningReport
 from ..topup import Allocation
 from .prepare import PruneContext

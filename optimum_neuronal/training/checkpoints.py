@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerState
 
-from ..common.notes import get_logger
+from ..common.notes import announce, get_logger
 from ..common.processes import Processes
-from ..common.progress import announce
 from ..evaluation.perplexity import as_perplexity
 from ..files.output import write_atomically
 

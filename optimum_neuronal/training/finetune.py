@@ -11,11 +11,10 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback
 
 from ..checkpoint.hub import find_checkpoint
-from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import save_pruned
+from ..checkpoint.writing import SaveOptions
 from ..common.display import display_name
-from ..common.notes import get_logger
-from ..common.progress import announce
+from ..common.notes import announce, get_logger
 from ..common.torch_state import default_device, preserve_rng_state
 from ..common.validation import require_extra
 from ..compat import hf_private

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils.logging import is_progress_bar_enabled
 
-from ..checkpoint.save_options import SaveOptions
 from ..checkpoint.saving import check_saveable
+from ..checkpoint.writing import SaveOptions
 from ..common.notes import get_logger
 from ..common.processes import Processes
 from ..common.torch_state import multiplies_bfloat16, time_on
@@ -33,7 +33,7 @@ from ..files.records import Records, checksum, versions
 from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
 from ..model.origin import find_tokenizer
-from ..model.zeros import SPARSE, measure_sparsity
+from ..model.sparsity import SPARSE, measure_sparsity
 from ..packed.sparsify import densify
 from ..pruning.prepare import identity
 from .finetune_config import TOKENS, FinetuneConfig

@@ -15,8 +15,7 @@ from ..common.notes import get_logger
 from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
-from ..model.sparsity_config import KEY, read_sparsity_config, record_sparsity
-from ..model.zeros import measure_sparsity
+from ..model.sparsity import KEY, measure_sparsity, read_sparsity_config, record_sparsity
 from ..pruning.checks import check_prune
 from ..pruning.prepare import prepare
 from ..pruning.prune import prune_model

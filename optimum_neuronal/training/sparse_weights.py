@@ -12,8 +12,7 @@ from ..compat import hf_private, peft
 from ..model.change import PackedMask
 from ..model.find_blocks import count_packed, find_all_projections
 from ..model.projections import Block, Decoder, Projection
-from ..model.sparsity_config import read_sparsity_config
-from ..model.zeros import SPARSE
+from ..model.sparsity import SPARSE, read_sparsity_config
 from ..packed.packed_weight import INTEGERS
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
 from optimum_neuronal.checkpoint.card import make_card
-from optimum_neuronal.checkpoint.save_options import SaveOptions
+from optimum_neuronal.checkpoint.writing import SaveOptions
 from optimum_neuronal.cli.neuronal_command import main
 
 

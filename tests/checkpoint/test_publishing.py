@@ -68,12 +68,12 @@ def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub, tmp_path):
 def test_nothing_is_replaced_unasked(hub):
     pruner, model = pruned()
     pruner.push_to_hub(model, "me/model")
-    before, found = dict(hub.files("me/model")), "'me/model' holds 8 files, a model of type llama pruned with"
-    said = rf"{found} magnitude.* choose a new one, or pass --overwrite \(overwrite=True\)"
+    before = dict(hub.files("me/model"))
+    said = r"'me/model' holds 8 files: choose a new one, or pass --overwrite \(overwrite=True\)"
     for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
         with pytest.raises(FileExistsError, match=said):
             attempt()
-    with pytest.raises(FileExistsError, match="'me/dense-llama' holds 3 files, .*: choose"):
+    with pytest.raises(FileExistsError, match="'me/dense-llama' holds 3 files: choose"):
         check_push("me/dense-llama")
     check_push("me/model", overwrite=True)
     assert hub.files("me/model") == before and hub.commits == ["Upload pruned model"]

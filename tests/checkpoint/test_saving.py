@@ -282,7 +282,7 @@ def test_a_model_is_replaced_only_on_request_and_then_as_a_whole(writer, tmp_pat
     save_pruned(old, "gpt2", make_tokenizer(chat_template={"default": "{{ messages }}", "tool": "{{ tools }}"}))
     (old / "notes.txt").write_text("mine")
     before = all_files(old)
-    said = r"a model of type gpt2 pruned with magnitude.*--overwrite \(overwrite=True\)"
+    said = r"files of a model: .*--overwrite \(overwrite=True\)"
     with pytest.raises(FileExistsError, match=said):
         write(old)
     assert all_files(old) == before

@@ -31,7 +31,7 @@ def test_convert_there_and_back(run, sparse, tmp_path):
     for _ in range(2):
         shown = run("convert", sparse, "--format", "packed", "--output", tmp_path / "p", "--overwrite")
         assert re.search(r"packed: 1\d\d\.\d\d kB became \d\d\.\d\d kB\.", shown)
-    with pytest.raises(SystemExit, match="p holds 6 files, a model of type llama pruned with .*--overwrite"):
+    with pytest.raises(SystemExit, match="p holds 6 files of a model: .*--overwrite"):
         run("convert", "gone", "--format", "packed", "--output", tmp_path / "p")
     with pytest.raises(SystemExit, match="sparse, which is read: choose a new directory"):
         run("convert", sparse, "--format", "packed", "--output", sparse, "--overwrite")

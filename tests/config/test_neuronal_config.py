@@ -90,8 +90,8 @@ def test_it_survives_json(given, tmp_path):
 @pytest.mark.parametrize(
     ("stored", "given", "message"),
     [
-        ({"xyz": 0.7}, {}, "no field 'xyz'. Known: sparsity, saliency, "),
-        ({"sparsity": 0.7}, {"salency": "wanda"}, "no field 'salency'. Did you mean 'saliency'"),
+        ({"xyz": 0.7}, {}, "a field of NeuronALConfig is 'xyz': expected one of 'sparsity', 'saliency', "),
+        ({"sparsity": 0.7}, {"salency": "wanda"}, "field of NeuronALConfig is 'salency': .* Did you mean 'saliency'"),
         ({"sparsity": 0.7, "quant_method": "gptq"}, {}, "config is for 'gptq'"),
     ],
 )
