@@ -11,6 +11,7 @@ def test_the_table_has_the_forwards_and_the_seconds_of_each_stage(monkeypatch, c
     sizes = ["--num-samples", SAMPLES, "--seq-length", 32, "--num-alignment-samples", 2]
     text = ["--dataset", TINY_MODEL / "calibration.txt"]
     methods = ["wanda", "wanda+neuronal:block_lambdas=[0.1,0.2]", "wanda+owl", "alps:iterations=9"]
+    monkeypatch.setattr(prune_speed, "ROWS", 128)
     monkeypatch.setattr("sys.argv", ["prune_speed", *map(str, [TINY_MODEL, *methods, *text, *sizes])])
     prune_speed.main()
     _, _, *lines = capsys.readouterr().out.splitlines()

@@ -13,7 +13,7 @@ from trial_helpers import state, unchanged
 from optimum_neuronal.blocks.block_inputs import BlockInputs, Call, Stream
 from optimum_neuronal.blocks.runner import BlockRunner, output_with
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
-from optimum_neuronal.common import progress
+from optimum_neuronal.common import notes
 from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
@@ -72,8 +72,8 @@ def test_quarters_of_a_step_in_a_log(monkeypatch):
     """With a clock that a block takes ten minutes of, but for the first one."""
     shown, seconds = io.StringIO(), iter([0, 5, 605, 1205, 1805])
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(seconds))
-    assert list(progress.progress(range(4), "pruning", "block")) == [0, 1, 2, 3]
+    monkeypatch.setattr(notes.time, "perf_counter", lambda: next(seconds))
+    assert list(notes.progress(range(4), "pruning", "block")) == [0, 1, 2, 3]
     assert shown.getvalue().split("\n") == [
         "pruning",
         "pruning: 50% after 10.1 minutes, 10.1 minutes left",

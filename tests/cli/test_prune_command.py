@@ -141,7 +141,7 @@ def test_a_dry_run_writes_nothing_and_refuses_the_test_sets_that_a_prune_refuses
 def test_a_model_is_replaced_only_on_request(run, dense, tmp_path):
     given = ("prune", "--model", dense, *PLAIN, "--output", tmp_path / "sparse", "--sparsity")
     run(*given, 0.5)
-    with pytest.raises(SystemExit, match="holds 8 files of a model: .*--overwrite"):
+    with pytest.raises(SystemExit, match=r"holds \d files of a model: .*--overwrite"):
         run(*given, 0.7)
     run(*given, 0.7, "--overwrite")
     assert "70.00%, 69.9" in run("inspect", tmp_path / "sparse")

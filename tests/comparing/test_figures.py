@@ -77,15 +77,16 @@ def test_over_one_saliency_the_seconds_are_the_top_ups(drawn):
         assert label in drawn([result(), result("owl"), *others])["perplexity-by-seconds"]
 
 
-def test_the_best_eight_lines_and_what_was_asked_for(drawn):
-    ways = [result("owl", f"s{i}", 0.5 + s / 10, (20.0 + i, 20.0 + i)) for i in range(12) for s in range(3)]
+def test_the_best_lines_and_what_was_asked_for(drawn, monkeypatch):
+    monkeypatch.setattr(figures, "MOST_LINES", 3)
+    ways = [result("owl", f"s{i}", 0.5 + s / 10, (20.0 + i, 20.0 + i)) for i in range(4) for s in range(3)]
     ways.append(result("owl", "best_at_one", 0.5, (1.0, 1.0)))
-    for asked, last in (((), 8), (["s11+owl"], 7)):
+    for asked, last in (((), 3), (["s3+owl"], 2)):
         written = drawn(ways, asked=asked)
         names = {f"s{i} + owl" for i in range(last)} | {f"{text.partition('+')[0]} + owl" for text in asked}
         for figure in ("perplexity-by-sparsity", "perplexity-by-seconds"):
-            assert set(lines_of(drawn.figures[figure])) == names and len(names) == 8
-            assert any(text.endswith("on c4, wikitext2 (8 of 13 lines)") for text in written[figure])
+            assert set(lines_of(drawn.figures[figure])) == names and len(names) == 3
+            assert any(text.endswith("on c4, wikitext2 (3 of 5 lines)") for text in written[figure])
     with pytest.raises(ValueError, match="line is 'alpha': expected one of 'best_at_one'"):
         drawn(ways, asked=["alpha"])
     drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "wanda+alpha_pruning"])
