@@ -25,11 +25,10 @@ from ..files.output import check_output, write_atomically
 from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
-from ..model.sparsity import KEY
+from ..model.sparsity import KEY, packed_size
 from ..pruning.checks import check_prune
 from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
-from ..pruning.prune import find_changes
-from ..pruning.reporting import make_report, make_sparsity_config, packed_size
+from ..pruning.prune import find_changes, make_report, make_sparsity_config
 from ..report import PruningReport
 from ..trials import Cache
 from .comparison import Comparison, check_tables_directory

@@ -2,7 +2,7 @@
 
 import copy
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..common.display import escaped
 from ..common.notes import get_logger
 from ..compat import hf_private
-from .change import Change
+from .change import Change, packed_bytes
 from .find_blocks import count_packed, find_all_projections
 from .projections import Decoder, Projection, by_owner, every_projection, kind_of, stored_names, with_stars
 
@@ -69,6 +69,31 @@ def measure_sparsity(decoder: Decoder, changes: Mapping[str, Change] | None = No
                 zeros[block.name] = zeros.get(block.name, 0) + int(counts.sum())
     blocks = {block.name: zeros[block.name] / block.numel for block in decoder.blocks if block.pruned}
     return Sparsity(sum(zeros.values()) / sum(block.numel for block in decoder.blocks), blocks, projections)
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """Bytes of pruned weights. A weight that is not smaller when packed counts as dense."""
+
+    dense: int
+    saved: int  # in the packed format
+    weights: int  # number of weights
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per weight in the packed format: mask and values."""
+        return 8 * self.saved / self.weights
+
+
+def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedSize:
+    """Return the size of a decoder's pruned weights, which may be on the meta device. `zeros` counts a projection's."""
+    dense = saved = weights = 0
+    for projections in by_owner(decoder.projections.values()):
+        owner = projections[0].owner  # packed in its own layout
+        size = owner.numel() * owner.element_size()
+        packed = packed_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
+        dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
+    return PackedSize(dense, saved, weights)
 
 
 class _SparsityConfig(TypedDict, total=False):

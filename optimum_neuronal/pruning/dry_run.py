@@ -11,9 +11,9 @@ from ..model.load_model import check_unquantized, load_skeleton
 from ..model.origin import find_tokenizer
 from ..model.projections import Decoder
 from ..model.sources import Source, locate
+from ..model.sparsity import PackedSize, packed_size
 from .checks import check_prune, find_refit_dtype
 from .prepare import draw_calibration
-from .reporting import PackedSize, packed_size
 
 
 @dataclass(frozen=True, repr=False)

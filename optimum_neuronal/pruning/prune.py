@@ -1,24 +1,28 @@
 """One pruning run: the top-up's plan, the blocks one by one, the report; at the very end the weights change."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from ..blocks.block_inputs import BlockInputs, Call, Stream, Streams, limited
 from ..blocks.offload import change_offloaded
 from ..blocks.statistics import SquaredNorms
+from ..common.display import display_name
 from ..common.notes import get_logger
-from ..common.torch_state import inference
+from ..common.torch_state import inference, peak_memory
 from ..compat.hf_private import is_offloaded
-from ..files.records import Finding
+from ..files.records import Finding, versions
 from ..model.change import Change, NewWeight, PackedChange
+from ..model.origin import hub_id
 from ..model.projections import Block, Decoder, trial_weights
-from ..model.sparsity import record_sparsity
+from ..model.sparsity import Sparsity, describe_sparsity, measure_sparsity, packed_size, record_sparsity
 from ..report import PruningReport
 from ..saliency import Inputs
 from ..saliency.base import check_finite
@@ -29,13 +33,23 @@ from ..trials.output_errors import compare_outputs
 from .importance import feature_importance
 from .prepare import Clock, PruneContext
 from .refit import RUNS, Refit, first_zeros
-from .reporting import PruneOutcome, make_report, make_sparsity_config
 
 
 logger = get_logger(__name__)
 
 PROGRESS = "pruning, block by block"
 COMPARED = 2  # held-out sequences on which the pruned model is compared with the dense one
+
+
+@dataclass(frozen=True)
+class PruneOutcome:
+    """The top-up's allocation and the change of each projection's weight, by name."""
+
+    allocation: Allocation
+    changes: dict[str, Change]
+    block_forwards: int
+    starved_experts: list[str]
+    divergence: dict[str, float]
 
 
 def prune_model(context: PruneContext) -> PruningReport:
@@ -175,6 +189,56 @@ def prune_block(
     for p in block.pruned:
         tensors |= PackedChange.pack(changes[p.name], p.weight).tensors(p.name)
     return {"starved": list(inputs.starved)}, tensors
+
+
+def make_report(context: PruneContext, outcome: PruneOutcome) -> PruningReport:
+    """Return the report of a pruning run whose model has still dense weights."""
+    decoder, config = context.decoder, context.config
+    achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
+    decisions = outcome.allocation.decisions
+    values = config.to_dict() | {"refit_dtype": context.refit_dtype}
+    passed = [context.dataset] if isinstance(context.dataset, str | os.PathLike) else []  # other data have no name
+    names = [display_name(os.fspath(one)) for one in (config.dataset_names if context.dataset is None else passed)]
+    values["dataset"] = names[0] if len(names) == 1 else names or None
+    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel))
+    return PruningReport(
+        config=values,
+        method=context.methods.title,
+        requested_sparsity=config.sparsity,
+        achieved_sparsity=achieved,
+        blocks=blocks,
+        projections=projections,
+        block_lambda=decisions.get("block", {}).get("lambda"),
+        row_lambda=decisions.get("row", {}).get("lambda"),
+        decisions=decisions,
+        calibration={} if context.calibration is None else context.calibration.to_dict(),
+        seconds=dict(context.clock.seconds),
+        block_forwards=outcome.block_forwards,
+        starved_experts=outcome.starved_experts,
+        divergence=outcome.divergence,
+        resumed=context.evaluator.records.resumed,
+        peak_memory=peak_memory(),
+        versions=versions(),
+        bits_per_weight=size.bits_per_weight,
+        gguf_file=getattr(decoder.model, "gguf_file", None),
+        dtype=str(context.model.dtype).removeprefix("torch."),
+    )
+
+
+def make_sparsity_config(decoder: Decoder, report: PruningReport) -> dict[str, Any]:
+    """Return what a pruned model's config keeps of the report."""
+    return describe_sparsity(
+        decoder,
+        Sparsity(report.achieved_sparsity, report.blocks, report.projections),
+        base_model=hub_id(decoder.model),
+        method=report.method,
+        sparsity=report.requested_sparsity,
+        block_lambda=report.block_lambda,
+        row_lambda=report.row_lambda,
+        calibration=report.calibration,
+        config=report.config,
+        versions=report.versions,
+    )
 
 
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:

@@ -14,7 +14,7 @@ from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.change import packed_bytes
 from optimum_neuronal.packed.packed_weight import PackedWeight
 from optimum_neuronal.pruning.prepare import Clock
-from optimum_neuronal.pruning.reporting import PruneOutcome, make_report
+from optimum_neuronal.pruning.prune import PruneOutcome, make_report
 from optimum_neuronal.saliency.plan import Plan
 from optimum_neuronal.topup import Allocation
 
