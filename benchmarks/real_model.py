@@ -10,9 +10,9 @@ access to the Hub, skip it and measure an original instead of the folder, such a
 
 A method is SALIENCY, SALIENCY+TOPUP, or SALIENCY+TOPUP+FIELD=VALUE with fields of NeuronALConfig, such as seed=1. Run it
 again to continue. Excess is ln(perplexity / dense perplexity) on the head of WikiText-2's test text. A row also has the
-error of each block's output, weighted as the refit does, on the test text, the calibration text and unused calibration text, and the greedy answers to
-three prompts, if the model has a chat template. Every sequence that Gemma reads starts with BOS, as anywhere in this
-package.
+error of each block's output, weighted as the refit does, on the test text, the calibration text and unused calibration
+text. If the model has a chat template, it has greedy answers to three prompts. Every sequence that Gemma reads starts with
+BOS, as anywhere in this package.
 """
 
 import argparse

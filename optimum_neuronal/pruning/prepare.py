@@ -119,16 +119,7 @@ def prepare(
     cache = cache or Cache()
     device = hf_private.execution_device(model.get_input_embeddings())
     if calibration is not None:
-        with inference(model):
-            called, _ = called_blocks(decoder, device)
-        skipped = [block.name for block in decoder.blocks if block not in called]
-        if skipped:
-            named = f"{len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)})"
-            text = f"Text skips {named}: their projections are not pruned."
-            cache.once("text skips blocks", partial(logger.warning, text))
-        decoder = replace(decoder, blocks=called)
-        if not decoder.projections:
-            raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
+        decoder = without_skipped_blocks(decoder, device, cache)
     processes, ids = Processes.current(), ids_of(calibration)
     values = config.to_dict() | {"refit_dtype": refit_dtype}
     started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}
@@ -152,6 +143,21 @@ def prepare(
     )
     passed = None if isinstance(dataset, TokenWindows) else dataset
     return PruneContext(evaluator, config, calibration, tokenizer, clock, passed, refit_dtype)
+
+
+def without_skipped_blocks(decoder: Decoder, device: torch.device, cache: Cache) -> Decoder:
+    """Return a decoder without the blocks that text does not run through, with a warning, once for a cache."""
+    with inference(decoder.model):
+        called, _ = called_blocks(decoder, device)
+    skipped = [block.name for block in decoder.blocks if block not in called]
+    if skipped:
+        named = f"{len(skipped)} of {len(decoder.blocks)} blocks ({', '.join(skipped)})"
+        text = f"Text skips {named}: their projections are not pruned."
+        cache.once("text skips blocks", partial(logger.warning, text))
+    decoder = replace(decoder, blocks=called)
+    if not decoder.projections:
+        raise ValueError("No projection is left to prune: text skips all blocks that targets and ignore allow.")
+    return decoder
 
 
 def ids_of(calibration: TokenWindows | None) -> torch.Tensor:
