@@ -47,8 +47,9 @@ class PruningReport:
         gguf_file (`str`, *optional*): GGUF file that the dense model was read from. Its weights had been quantized before.
         training (`list[dict]`):
             Fine-tunes after pruning, the first one first: the `FinetuneConfig`, `teacher`, `source` of the text and its
-            `sha256`, `steps`, `tokens`, `seconds` and whether it was `resumed`, `evaluation`, dataset -> perplexities `before` and `after`,
-            and `answers`, likewise.
+            `sha256`, `tokens` in all and of each dataset, `steps` and the `best_step`, `learning_rate`, what was `frozen`,
+            `seconds`, and whether it was `resumed`. Perplexities `before` and `after`: on the `held_out` text, and by
+            dataset in `evaluation`; `answers` likewise.
         version (`int`): of this format.
     """
 
@@ -137,12 +138,12 @@ class PruningReport:
         for run in self.training:
             took = format_duration(run["seconds"]) + (" since it was resumed" if run["resumed"] else "")
             yield ["fine-tuned", f"{training_text(run)}, {took}"]
+            yield ["perplexity, held-out text", before_and_after(run["held_out"])]
             if compared := run["answers"]:
                 shown = ", ".join(f"{answers_text(values)} ({when})" for when, values in compared.items())
                 yield ["dense model's answers", shown]
             for dataset, values in run["evaluation"].items():
-                shown = f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
-                yield [f"perplexity, {dataset}, {window_text(values)}", shown]
+                yield [f"perplexity, {dataset}, {window_text(values)}", before_and_after(values)]
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:
@@ -166,6 +167,10 @@ def training_text(run: Mapping[str, Any]) -> str:
     part = "" if config["kl_weight"] == 1 else f" ({config['kl_weight']:g} of the loss)"
     taught = f", teacher {teacher}{part}" if teacher else ""
     return f"{run['tokens']:,} tokens of {run['source']}{taught}, {weights}, learning rate {run['learning_rate']:g}"
+
+
+def before_and_after(values: Mapping[str, float]) -> str:
+    return f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
 
 
 def window_text(values: Mapping[str, Any]) -> str:

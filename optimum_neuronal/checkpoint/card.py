@@ -64,8 +64,8 @@ def make_card(
         [*command, "--format", str(options.format), "--output", name] for command, name in zip(commands, outputs)
     ]
     answers = [*filter(None, [report.answers, *(run["answers"].get("after") for run in report.training)])]
-    latest = answers[-1]["examples"][0] if answers else {}
-    example = [[name, escaped(" ".join(text.split()))] for name, text in latest.items()]
+    examples = answers[-1]["examples"] if answers else []
+    said = [[escaped(" ".join(text.split())) for text in one.values()] for one in examples]
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(loader),
@@ -89,7 +89,7 @@ def make_card(
         local=shlex.quote(folder),
         blocks=format_markdown(["block", "sparsity"], blocks),
         table=format_markdown(["", "pruned model"], [*report.rows()]),
-        example=format_markdown(["", "answer"], example) if example else None,
+        examples=format_markdown([*examples[0]], said) if said else None,
         commands=[*map(shlex.join, written)],
         summary=" ".join(method.summary for method in reversed(methods) if method.summary),
         papers=[method.paper for method in methods if method.paper],

@@ -154,7 +154,7 @@ def add_window_flags(parser: Flags, most: int = 0) -> None:
 def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
     add_window_flags(parser)
-    tasks = "zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
+    tasks = "tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)"
     parser.add_argument("--tasks", nargs="*", help=tasks)
     parser.add_argument("--limit", type=int, help="ask only the first N questions of each task (default: all)")
     parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")

@@ -69,14 +69,16 @@ def mix(datasets: Sequence[Any], count: int, held_out: int, draw: Callable[[Any,
     others = [() if part.held_out is None else part.held_out for part in parts]
     others = [others[index][n] for index, n in turns(held_out) if n < len(others[index])]
     labels = [f"{part.source} ({share:.0%})" if share < 1 else part.source for part, share in zip(parts, shares)]
-    tokens = [counts[index] * part.ids.shape[1] for index, part in enumerate(parts)]
+    tokens: Counter = Counter()  # two files may have one name
+    for index, part in enumerate(parts):
+        tokens[labels[index]] += counts[index] * part.ids.shape[1]
     return replace(
         parts[0],
         ids=torch.stack([parts[index].ids[n % len(parts[index].ids)] for index, n in turns(count)]),
         source=" and ".join(labels),
         drawn_from=" and ".join(dict.fromkeys(part.drawn_from for part in parts)),
         held_out=torch.stack(others) if others else None,
-        dataset_tokens=dict(zip(labels, tokens)),
+        dataset_tokens=dict(tokens),
     )
 
 

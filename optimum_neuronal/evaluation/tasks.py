@@ -33,7 +33,7 @@ class TaskResult:
         samples (`int`): number of questions asked.
         metric (`str`): `"acc"`, or the first metric that the task names.
         mean_length (`float`, *optional*): tokens in a generated answer, up to the text that ends it.
-        cut_off (`float`, *optional*): share of generated answers that reached the task's limit of tokens, in [0, 1].
+        cut_off (`float`, *optional*): share of generated answers with as many tokens as the task allows, in [0, 1].
     """
 
     score: float
@@ -174,9 +174,10 @@ def _result(name: str, task: Any, results: dict, harness: Any) -> TaskResult:
         # a response is (log-likelihood, True if greedy decoding gives this answer)
         if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):
             raise ValueError(f"A log-likelihood in the task {name!r} is NaN: load the model in bfloat16 or float32.")
-    metric = ACCURACY if ACCURACY in task.aggregation() else next(iter(task.aggregation()))
     # Values are called "acc,none" and "acc_stderr,none", where "none" is the first filter of the answers.
     values = {key.partition(",")[0]: value for key, value in reversed(results["results"][name].items())}
+    # A metric may have other names in the results: pass_at_k is there as pass@1.
+    metric = ACCURACY if ACCURACY in values else next(key for key in task.aggregation() if key in values)
     score, samples = float(values[metric]), results["n-samples"][name]["effective"]
     is_mean = task.aggregation()[metric].__name__ == "mean"
     stderr = float(values[f"{metric}_stderr"]) if is_mean and samples > 1 else None

@@ -6,6 +6,7 @@ from conftest import make_tokenizer
 from texts import draw
 from transformers import LlamaConfig, ProcessorMixin
 
+from optimum_neuronal.data.conversations import render
 from optimum_neuronal.data.documents import load_documents
 from optimum_neuronal.evaluation.perplexity import load_windows
 
@@ -142,6 +143,10 @@ def test_a_file_a_dataset_and_a_list_of_tool_calls_give_the_same_text(chat_token
     assert "The chat template leaves out 4 turns or lists of tools of a list of 2 conversations" in caplog.text
 
 
+def test_no_tools_may_be_empty_text(chat_tokenizer):
+    assert render({"messages": CHAT[0], "tools": " "}, chat_tokenizer, "it") == render(CHAT[0], chat_tokenizer, "it")
+
+
 def test_templates_that_need_tools_or_have_names(chat_tokenizer):
     chat_tokenizer.chat_template = "{% for tool in tools %}{{ tool.name }}{% endfor %}"
     assert list(load_documents(TOOL_ROWS[:1], "test", chat_tokenizer)) == ["fg"]
@@ -165,6 +170,10 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
         (IMAGE, "^Message 0 of document 1 .* expected a role and content, both text"),
         ("w1", r"^Expected a list of messages, such as .*, but document 1 of a list of 2 conversations is 'w1'\.$"),
         ([{"role": "system", "content": "w1"}], "does not accept document 1 of .* .No system messages"),
+        (
+            {"messages": CHAT[0], "tools": "[f]"},
+            "The tools of document 1 of a list of .* are not valid JSON: Expecting",
+        ),
     ],
 )
 def test_malformed_conversations(second, message, chat_tokenizer):

@@ -40,6 +40,7 @@ def test_windows_of_several_datasets_take_turns_by_their_shares():
     found = mix(["a:0.8", "b:.2"], 10, 2, draw)
     assert found.ids[:, 0].tolist() == [0, 2, 100, 4, 6, 8, 0, 100, 2, 4]
     assert found.to_dict()["dataset_tokens"] == {"a (80%)": 16, "b (20%)": 4} and torch.equal(found.held_out, long[3:])
+    assert mix(["a", "a"], 5, 2, draw).dataset_tokens == {"a (50%)": 10}, "two files of one name"
     for wrong in (["a:0.8", "b:0.3"], ["a:0.8", "b"], ["a:0.5"], ["a:0.5", ["a text"]]):
         with pytest.raises(ValueError, match="do not sum to 1: expected one after each name"):
             mix(wrong, 10, 2, draw)

@@ -145,7 +145,13 @@ def test_generated_answers(harness, tokenizer, tmp_path):
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
     (tmp_path / "next.yaml").write_text(yaml.safe_dump(task))
-    (found,) = evaluate_tasks(model, tokenizer, "neuronal_next", include_path=tmp_path).values()
+    metric = "metric_list: [{metric: !function own.pass_at_k, aggregation: mean, higher_is_better: true}]"
+    task |= {"task": "neuronal_code"}
+    del task["metric_list"]
+    (tmp_path / "code.yaml").write_text(yaml.safe_dump(task) + metric)
+    (tmp_path / "own.py").write_text("def pass_at_k(references, predictions): return {'pass@1': 0.25}")
+    code, found = evaluate_tasks(model, tokenizer, ["neuronal_code", "neuronal_next"], include_path=tmp_path).values()
+    assert (code.metric, code.score, code.stderr) == ("pass@1", 0.25, 0.0), "as humaneval names its metric"
     assert found.metric == "exact_match" and found.samples == len(QUESTIONS) and found.stderr is not None
     assert found.mean_length == sum(lengths) / len(lengths) and found.cut_off == lengths.count(4) / len(lengths) < 1
     assert found.score == sum(words[:2] == [first, end] for words in said) / len(said) > 0

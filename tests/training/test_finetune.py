@@ -81,7 +81,7 @@ class TestResult:
         assert state(folders / "tuned") == before
 
     def test_report_and_card_say_both(self, folders):
-        _, report = tuned(folders, answers=["w1 w2 w3"])
+        _, report = tuned(folders, answers=["w1 w2 w3", "w4", "w5"])
         saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
         (entry,) = saved["training"]
@@ -94,6 +94,9 @@ class TestResult:
         before, after = (entry["answers"][when] for when in ("before", "after"))
         assert after["kl"] < before["kl"] and f"KL divergence {after['kl']:.3f}" in card and "(after)" in repr(report)
         assert before["examples"][0]["dense"] == after["examples"][0]["dense"]
+        rows = ["| " + " | ".join(one.values()) for one in after["examples"]]
+        assert len(rows) == 3 and all(row in re.sub(" +", " ", card) for row in rows)
+        assert f"{entry['held_out']['after']:.2f} (after)" in repr(report)
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights but embeddings, learning rate 0.005" in card
         assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
