@@ -89,9 +89,9 @@ class PruningReport:
         return asdict(self)
 
     def save(self, directory: str | Path) -> Path:
-        """Write `neuronal_report.json` and return its path."""
+        """Write a new `neuronal_report.json` and return its path."""
         path = Path(directory) / REPORT_NAME
-        write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode(), is_new=True)
         return path
 
     @classmethod

@@ -31,6 +31,9 @@ def test_what_is_saved_is_what_was_found(tmp_path):
     assert path == tmp_path / "neuronal_report.json" and list(tmp_path.iterdir()) == [path]
     text = path.read_text(encoding="utf-8")
     assert json.loads(text) == report(block_lambda=0.1).to_dict() and json.loads(text)["version"] == 1
+    with pytest.raises(FileExistsError, match="neuronal_report.json"):
+        report().save(tmp_path)
+    assert path.read_text(encoding="utf-8") == text
 
 
 CALIBRATION = {"num_samples": 8, "seq_length": 16, "source": "c4", "seed": 3}

@@ -26,8 +26,7 @@ from ..files.records import versions
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import own_tokenizer, public_name
 from ..model.sparsity import KEY, packed_size
-from ..pruning.checks import check_prune
-from ..pruning.prepare import PruneContext, draw_calibration, identity, ids_of, prepare
+from ..pruning.prepare import PruneContext, check_prune, draw_calibration, identity, ids_of, prepare
 from ..pruning.prune import find_changes, make_report, make_sparsity_config
 from ..report import PruningReport
 from ..trials import Cache

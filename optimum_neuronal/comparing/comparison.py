@@ -157,5 +157,5 @@ def merge(directories: Sequence[str | Path], output: str | Path) -> str:
     notes = [f"{one.model}: {' '.join(one.notes())}" for one in comparisons]
     text = "\n\n".join([*notes, aggregate_caption(means), format_markdown(*aggregate_table(means))])
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode())
+    write_atomically(page, f"# {', '.join(one.model for one in comparisons)}\n\n{text}\n".encode(), is_new=True)
     return text

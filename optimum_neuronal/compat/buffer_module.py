@@ -1,8 +1,9 @@
-"""A module that derives something from its buffers: private methods of torch's modules say when buffers change."""
+"""A module that derives something from its buffers, by private methods of torch's modules, and what models read of it."""
 
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,6 +50,20 @@ class BufferModule(nn.Module):
                 self.check()
             except ValueError as error:
                 errors.append(f"{prefix.removesuffix('.')}: {error}")
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """What models read of a weight, without its elements."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad = False
+    _is_hf_initialized = True  # transformers does not initialize it
+
+    def size(self) -> torch.Size:  # `resize_token_embeddings` calls it
+        return self.shape
 
 
 HOOKS = [name for name in vars(nn.Module()) if "hook" in name]

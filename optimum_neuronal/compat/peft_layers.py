@@ -10,6 +10,8 @@ from peft.tuners.lora.layer import Linear, LoraVariant
 from torch import nn
 from torch.nn import functional as F
 
+from .buffer_module import BufferModule
+
 
 OF_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # beginnings of `init_lora_weights` that change the adapted weights
 
@@ -80,7 +82,7 @@ class PackedLora(Linear):
         super().__init__(base_layer, adapter_name, config=config, **kwargs)
 
     def _is_packed(self) -> bool:
-        return hasattr(self.get_base_layer(), "passes_gradients")
+        return isinstance(self.get_base_layer(), BufferModule)
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
         return module.in_features, module.out_features

@@ -101,7 +101,7 @@ def conversation_of(entry: Any, document: str) -> tuple[list[dict[str, Any]], di
     if messages and not any("content" in message or "tool_calls" in message for message in messages):
         raise ValueError(f"Expected {MESSAGES}, but no message of {document} has content.")
     try:
-        tools = _without_nulls(json.loads(tools) if isinstance(tools, str) and tools.strip() else tools or None)
+        tools = _without_nulls(json.loads(tools.strip() or "null") if isinstance(tools, str) else tools)
     except ValueError as error:
         raise ValueError(f"The {TOOLS} of {document} are not valid JSON: {error}") from error
     return [{"content": "", **message} for message in messages], {TOOLS: tools} if tools else {}

@@ -1,14 +1,13 @@
 """Modules with packed weights, whose buffers are named as the tensors in a packed file: their base, and linear layers."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..compat.buffer_module import BufferModule, inherit_hooks
+from ..compat.buffer_module import BufferModule, WeightInfo, inherit_hooks
 from ..model.find_blocks import HoldsPackedWeight
 from .grouped_weight import GroupedWeight, find_kernels
 from .ops import ADVICE, sparse_linear
@@ -116,7 +115,7 @@ class PackedModule(HoldsPackedWeight, BufferModule):
         return self.held[VALUES].device
 
     @property
-    def weight(self) -> "WeightInfo":
+    def weight(self) -> WeightInfo:
         """Shape, dtype and device of the dense weight, which models read."""
         return WeightInfo(torch.Size(self.dense_shape), self.dtype, self.device)
 
@@ -141,20 +140,6 @@ class PackedModule(HoldsPackedWeight, BufferModule):
 
     def extra_repr(self) -> str:
         return f"dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
-
-
-@dataclass(frozen=True)
-class WeightInfo:
-    """What models read of a weight, without its elements."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad = False
-    _is_hf_initialized = True  # transformers does not initialize it
-
-    def size(self) -> torch.Size:  # `resize_token_embeddings` calls it
-        return self.shape
 
 
 def is_linear(kind: type) -> bool:

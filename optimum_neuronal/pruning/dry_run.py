@@ -12,8 +12,7 @@ from ..model.origin import find_tokenizer
 from ..model.projections import Decoder
 from ..model.sources import Source, locate
 from ..model.sparsity import PackedSize, packed_size
-from .checks import check_prune, find_refit_dtype
-from .prepare import draw_calibration
+from .prepare import check_prune, draw_calibration, find_refit_dtype
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,8 +16,7 @@ from ..common.torch_state import preserve_rng_state
 from ..config.neuronal_config import NeuronALConfig
 from ..data.token_windows import resolve_bos, resolve_seq_length, with_bos
 from ..model.sparsity import KEY, measure_sparsity, read_sparsity_config, record_sparsity
-from ..pruning.checks import check_prune
-from ..pruning.prepare import prepare
+from ..pruning.prepare import check_prune, prepare
 from ..pruning.prune import make_sparsity_config, prune_model
 from .keeping import SparsityCallback, SparsityKeeper
 from .sparse_weights import SparseWeight, unwrap

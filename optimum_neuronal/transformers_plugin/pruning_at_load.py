@@ -41,8 +41,7 @@ class PruningQuantizer(hf_private.PlainQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Find errors before weights are read, and draw the calibration sequences."""
-        from ..pruning.checks import check_prune
-        from ..pruning.prepare import draw_calibration
+        from ..pruning.prepare import check_prune, draw_calibration
 
         hf_private.forget_quantization(model)
         check_prune(model, self.quantization_config, loaded=False)

@@ -14,7 +14,7 @@ from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.checks import check_prunable, check_prune, check_weights
+from optimum_neuronal.pruning.prepare import check_prunable, check_prune, check_weights
 
 
 def skeleton():

@@ -15,7 +15,7 @@ from optimum_neuronal.common.torch_state import inference
 from optimum_neuronal.model.change import NewWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
-from optimum_neuronal.pruning import checks
+from optimum_neuronal.pruning import prepare as preparing
 from optimum_neuronal.pruning import refit as module
 from optimum_neuronal.pruning.refit import Refit, _product, _Weights, column_steps, first_zeros, relative_error
 from optimum_neuronal.saliency.plan import Plan, row_counts
@@ -249,11 +249,11 @@ class TestDtype:
     def test_it_is_bfloat16_where_the_cpu_multiplies_it_faster(self, llama, ids, monkeypatch):
         def chosen(model=llama, **fields):
             decoder = find_decoder(model)
-            return checks.find_refit_dtype(config(**fields), decoder)
+            return preparing.find_refit_dtype(config(**fields), decoder)
 
-        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda device: True)
+        monkeypatch.setattr(preparing, "multiplies_bfloat16", lambda device: True)
         assert chosen() == "float32", "a narrow model would gain little"
-        monkeypatch.setattr(checks, "BFLOAT16_WIDTH", 32)
+        monkeypatch.setattr(preparing, "BFLOAT16_WIDTH", 32)
         assert chosen() == "bfloat16" and chosen(refit_dtype="float32") == "float32"
         report = prune(make_model("llama"), ids)
         assert report.config["refit_dtype"] == "bfloat16", "so that another machine repeats the prune"
@@ -261,7 +261,7 @@ class TestDtype:
         assert chosen(half) is None and chosen(half, refit_dtype="bfloat16") is None, "without autocast"
         with pytest.raises(ValueError, match="refit_dtype is 'float32', but the weights are bfloat16: leave it out"):
             chosen(half, refit_dtype="float32")
-        monkeypatch.setattr(checks, "multiplies_bfloat16", lambda device: False)
+        monkeypatch.setattr(preparing, "multiplies_bfloat16", lambda device: False)
         assert chosen() == "float32" and chosen(refit_dtype="bfloat16") == "bfloat16"
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
